@@ -1,0 +1,58 @@
+"""The one tree of exceptions. Each class has a stable code; each instance says what happened and what to do.
+
+A service turns any ShoalError into JSON `{code, message, hint}`, the command line into one sentence. Anything that is not
+a ShoalError is a bug and keeps its traceback.
+"""
+
+
+class ShoalError(Exception):
+    """Base of every error that a user or another role may see."""
+
+    code = "error"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+
+class ConfigError(ShoalError):
+    """A run file, a flag or a value that cannot be used."""
+
+    code = "config"
+
+
+class KeyFileError(ShoalError):
+    """A key file that is missing, unreadable or not a key."""
+
+    code = "key_file"
+
+
+class SignatureError(ShoalError):
+    """A signature that does not belong to the bytes and the key it is shown with."""
+
+    code = "bad_signature"
+
+
+class IntegrityError(ShoalError):
+    """Bytes whose digest is not the promised one, or that break the limits of their format."""
+
+    code = "integrity"
+
+
+class UnavailableError(ShoalError):
+    """Somebody did not answer before the deadline; the message names whom and how long."""
+
+    code = "unavailable"
+
+
+class RefusedError(ShoalError):
+    """The other side answered with a refusal; `code` and `status` are its own."""
+
+    def __init__(self, code: str, message: str, *, hint: str = "", status: int = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.status = status

@@ -1,0 +1,109 @@
+"""Who said it: Ed25519 keys, signatures, and signed envelopes.
+
+A public key is 64 hex digits, a signature 128. An envelope carries the exact payload text that was signed, so nobody has
+to agree on a canonical JSON; its kind is signed too, so that a manifest can never be shown as a head.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from shoal.errors import IntegrityError, KeyFileError, SignatureError
+from shoal.files import write_atomic
+
+
+class Keypair:
+    """A private key that never leaves its file and this object."""
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        self._private = private
+        self.public = private.public_key().public_bytes_raw().hex()
+
+    @classmethod
+    def generate(cls) -> "Keypair":
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> "Keypair":
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    @classmethod
+    def load(cls, path: Path) -> "Keypair":
+        try:
+            seed = bytes.fromhex(path.read_text().strip())
+        except FileNotFoundError:
+            raise KeyFileError(f"There is no key file at {path}.", hint="Check the path, or let shoal make one.") from None
+        except OSError as error:
+            raise KeyFileError(f"The key file {path} cannot be read: {error.strerror}.", hint="Check its owner and mode.") from None
+        except ValueError:
+            seed = b""
+        if len(seed) != 32:
+            raise KeyFileError(f"{path} is not a Shoal key.", hint="A key file holds 64 hex digits; name another file.")
+        return cls.from_seed(seed)
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> "Keypair":
+        if os.path.lexists(path):
+            return cls.load(path)
+        keypair = cls.generate()
+        try:
+            write_atomic(path, keypair._private.private_bytes_raw().hex().encode() + b"\n", mode=0o600)
+        except OSError as error:
+            raise KeyFileError(f"No key can be written to {path}: {error.strerror}.", hint="Name another file.") from None
+        return keypair
+
+    def sign(self, message: bytes) -> str:
+        return self._private.sign(message).hex()
+
+
+def verify_signature(public: str, message: bytes, signature: str) -> None:
+    try:
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
+        key.verify(bytes.fromhex(signature), message)
+    except (ValueError, InvalidSignature):
+        raise SignatureError(f"The signature is not one of key {public[:12]}….") from None
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A payload with the signature of whoever vouches for it."""
+
+    kind: str
+    payload: str
+    key: str
+    signature: str
+
+    @classmethod
+    def seal(cls, kind: str, payload: str, keypair: Keypair) -> "Envelope":
+        return cls(kind, payload, keypair.public, keypair.sign(_signed_bytes(kind, payload)))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Envelope":
+        try:
+            fields = json.loads(data)
+            envelope = cls(**{name: fields[name] for name in ("kind", "payload", "key", "signature")})
+        except (ValueError, KeyError, TypeError):
+            raise IntegrityError("These bytes are not a signed envelope.") from None
+        if not all(isinstance(value, str) for value in (envelope.kind, envelope.payload, envelope.key, envelope.signature)):
+            raise IntegrityError("A signed envelope holds text fields only.")
+        return envelope
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(self.__dict__).encode()
+
+    def open(self, kind: str, trusted_key: str) -> str:
+        """The payload, if it is of this kind and vouched for by this key."""
+        if self.kind != kind:
+            raise SignatureError(f"Expected a signed {kind}, got a signed {self.kind}.")
+        if self.key != trusted_key:
+            raise SignatureError(f"The {kind} is signed by {self.key[:12]}…, not by the trusted key {trusted_key[:12]}….")
+        verify_signature(self.key, _signed_bytes(kind, self.payload), self.signature)
+        return self.payload
+
+
+def _signed_bytes(kind: str, payload: str) -> bytes:
+    return f"shoal-envelope/1\n{kind}\n".encode() + payload.encode()

@@ -1,0 +1,43 @@
+"""Counters and events that every room may emit; one JSON line each, in the order they happened.
+
+A role makes one `Metrics` and hands it down. Without a path it only counts, which is what tests and libraries want.
+"""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+
+class Metrics:
+    def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
+        self.counters: Counter[str] = Counter()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._file: IO[str] | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", buffering=1)
+
+    def count(self, name: str, amount: int | float = 1) -> None:
+        with self._lock:
+            self.counters[name] += amount  # type: ignore[assignment]  # Counter adds floats too
+
+    def event(self, name: str, **fields: object) -> None:
+        self.count(name)
+        if self._file is not None:
+            line = json.dumps({"at": round(self._clock(), 3), "event": name, **fields})
+            with self._lock:
+                self._file.write(line + "\n")
+
+    def snapshot(self) -> dict[str, float]:
+        with self._lock:
+            return dict(self.counters)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
