@@ -36,9 +36,13 @@ class Keypair:
         try:
             seed = bytes.fromhex(path.read_text().strip())
         except FileNotFoundError:
-            raise KeyFileError(f"There is no key file at {path}.", hint="Check the path, or let shoal make one.") from None
+            raise KeyFileError(
+                f"There is no key file at {path}.", hint="Check the path, or let shoal make one."
+            ) from None
         except OSError as error:
-            raise KeyFileError(f"The key file {path} cannot be read: {error.strerror}.", hint="Check its owner and mode.") from None
+            raise KeyFileError(
+                f"The key file {path} cannot be read: {error.strerror}.", hint="Check its owner and mode."
+            ) from None
         except ValueError:
             seed = b""
         if len(seed) != 32:
@@ -53,7 +57,9 @@ class Keypair:
         try:
             write_atomic(path, keypair._private.private_bytes_raw().hex().encode() + b"\n", mode=0o600)
         except OSError as error:
-            raise KeyFileError(f"No key can be written to {path}: {error.strerror}.", hint="Name another file.") from None
+            raise KeyFileError(
+                f"No key can be written to {path}: {error.strerror}.", hint="Name another file."
+            ) from None
         return keypair
 
     def sign(self, message: bytes) -> str:
@@ -88,7 +94,9 @@ class Envelope:
             envelope = cls(**{name: fields[name] for name in ("kind", "payload", "key", "signature")})
         except (ValueError, KeyError, TypeError):
             raise IntegrityError("These bytes are not a signed envelope.") from None
-        if not all(isinstance(value, str) for value in (envelope.kind, envelope.payload, envelope.key, envelope.signature)):
+        if not all(
+            isinstance(value, str) for value in (envelope.kind, envelope.payload, envelope.key, envelope.signature)
+        ):
             raise IntegrityError("A signed envelope holds text fields only.")
         return envelope
 
@@ -100,7 +108,9 @@ class Envelope:
         if self.kind != kind:
             raise SignatureError(f"Expected a signed {kind}, got a signed {self.kind}.")
         if self.key != trusted_key:
-            raise SignatureError(f"The {kind} is signed by {self.key[:12]}…, not by the trusted key {trusted_key[:12]}….")
+            raise SignatureError(
+                f"The {kind} is signed by {self.key[:12]}…, not by the trusted key {trusted_key[:12]}…."
+            )
         verify_signature(self.key, _signed_bytes(kind, self.payload), self.signature)
         return self.payload
 

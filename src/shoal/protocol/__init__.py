@@ -1,0 +1,41 @@
+"""What roles say to each other: run descriptor, assignment, rollout file, API bodies, signed HTTP."""
+
+from shoal.protocol.assignment import TaskAssignment, assign, secret_commitment, slot_seed, step_secret
+from shoal.protocol.client import CoordinatorClient, fetch_descriptor
+from shoal.protocol.descriptor import PROTOCOL_VERSION, FileReference, RunDescriptor, open_descriptor
+from shoal.protocol.rollouts import (
+    Rollout,
+    RolloutFileError,
+    RolloutHeader,
+    RolloutLimits,
+    read_header,
+    read_rollouts,
+    write_rollouts,
+)
+from shoal.protocol.verdicts import REASONS, Reason, Weight, heaviest, weight
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "REASONS",
+    "CoordinatorClient",
+    "FileReference",
+    "Reason",
+    "Rollout",
+    "RolloutFileError",
+    "RolloutHeader",
+    "RolloutLimits",
+    "RunDescriptor",
+    "TaskAssignment",
+    "Weight",
+    "assign",
+    "fetch_descriptor",
+    "heaviest",
+    "open_descriptor",
+    "read_header",
+    "read_rollouts",
+    "secret_commitment",
+    "slot_seed",
+    "step_secret",
+    "weight",
+    "write_rollouts",
+]

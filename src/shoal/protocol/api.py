@@ -1,0 +1,290 @@
+"""The typed bodies of the coordinator's HTTP API; the OpenAPI page is made from them.
+
+Requests forbid unknown fields and bound every length. Answers tolerate unknown fields, so that an older worker can talk to
+a newer coordinator of the same protocol version.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shoal.protocol.verdicts import Reason
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+PublicKey = Digest
+ClientId = Annotated[str, Field(pattern=r"^[0-9a-zA-Z_-]{8,64}$")]
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+ShortText = Annotated[str, Field(max_length=200)]
+WorkerState = Literal["probation", "active", "suspect", "quarantined", "gone", "banned"]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Refusal(Answer):
+    code: str
+    message: str
+    hint: str = ""
+
+
+class RegisterBody(Body):
+    name: ShortText
+    engine: ShortText
+    numerics_class: ShortText
+    tokens_per_s: Annotated[float, Field(gt=0, lt=1e9)]
+
+
+class WorkerView(Answer):
+    key: str
+    name: str
+    state: WorkerState
+    reason: str = ""
+    credit_held: int = 0
+    credit_released: int = 0
+    submissions_accepted: int = 0
+    submissions_rejected: int = 0
+    last_seen_s: float = 0.0
+    activity: str = ""
+    tokens_per_s: float = 0.0
+    audit_rate: float = 1.0
+    banned_at_s: float | None = None
+    """Seconds since the run began."""
+
+
+class HeartbeatBody(Body):
+    activity: ShortText
+    tokens_generated: Count = 0
+    bytes_received: Count = 0
+
+
+class HeartbeatAnswer(Answer):
+    server_time: float
+    worker: WorkerView
+    run_state: str
+    relay_urls: list[str]
+
+
+class LeaseBody(Body):
+    request_id: ClientId
+    held_versions: Annotated[list[Count], Field(max_length=64)]
+
+
+class Lease(Answer):
+    lease_id: str
+    step: int
+    slot: int
+    slot_seed: str
+    policy_version: int
+    manifest_digest: str
+    expires_at: float
+
+
+class LeaseAnswer(Answer):
+    lease: Lease | None = None
+    reason: Literal["granted", "no_work", "need_weights", "waiting_for_trainer", "paused", "finished"] = "granted"
+    retry_after_s: float = 0.5
+    wanted_version: int = 0
+    wanted_manifest: str = ""
+    server_time: float = 0.0
+
+
+class SubmissionAnswer(Answer):
+    submission_id: str
+    state: str
+
+
+class ClaimBody(Body):
+    request_id: ClientId
+    wait_s: Annotated[float, Field(ge=0, le=30)] = 20
+
+
+class Claim(Answer):
+    claim_id: str
+    submission_id: str
+    worker_key: str
+    digest: str
+    lease: Lease
+    audit: bool
+
+
+class ClaimAnswer(Answer):
+    claim: Claim | None = None
+    run_state: str
+
+
+class GroupVerdict(Body):
+    group: Count
+    task_id: ShortText
+    useful: bool
+    tokens: Count
+    rewards: Annotated[list[float], Field(max_length=1024)]
+    task_rewards: Annotated[list[float], Field(max_length=1024)]
+
+
+class AuditFigures(Body):
+    """What an audit measured; the evidence behind its verdict."""
+
+    tokens: Count = 0
+    margin_max: float = 0.0
+    margin_sum: float = 0.0
+    margins_lost: Count = 0
+    exponent_mismatches_max: Count = 0
+    mantissa_mean_max: float = 0.0
+    logprob_error_max: float = 0.0
+
+
+class VerdictBody(Body):
+    claim_id: ClientId
+    submission_id: ClientId
+    accepted: bool
+    reasons: Annotated[list[Reason], Field(max_length=16)]
+    detail: Annotated[str, Field(max_length=2000)] = ""
+    audited: bool
+    logprobs_verified: bool = False
+    groups: Annotated[list[GroupVerdict], Field(max_length=4096)] = []
+    figures: AuditFigures = AuditFigures()
+    seconds: Annotated[float, Field(ge=0)] = 0.0
+
+
+class VerdictAnswer(Answer):
+    recorded: bool
+
+
+class BatchGroup(Answer):
+    group_id: str
+    submission_id: str
+    digest: str
+    group: int
+    policy_version: int
+    rewards: list[float]
+    task_rewards: list[float]
+    logprobs_verified: bool
+
+
+class BatchRecord(Answer):
+    step: int
+    groups: list[BatchGroup]
+    dropped: dict[str, int]
+    """Groups of this step that the batch does not hold, by reason."""
+    generated_groups: int
+    formed_at: float
+
+
+class BatchAnswer(Answer):
+    batch: BatchRecord | None = None
+    waiting_for: str = ""
+
+
+class VersionBody(Body):
+    version: Count
+    manifest_digest: Digest
+    weights_digest: Digest
+    bytes_total: Count
+    report: dict[str, float | int | str | None] = {}
+    """Metrics of the training step that made this version."""
+
+
+class VersionAnswer(Answer):
+    ledger_head: str
+    run_state: str
+
+
+class EvaluationBody(Body):
+    version: Count
+    accuracy: Annotated[float, Field(ge=0, le=1)]
+    problems: Count
+    samples: Count
+    mean_tokens: float
+    seconds: float
+
+
+class EvaluationAnswer(Answer):
+    recorded: bool
+
+
+class RelayBody(Body):
+    url: Annotated[str, Field(pattern=r"^https?://[^\s]{1,200}$")]
+    newest_version: int = -1
+    bytes_sent: Count = 0
+    bytes_received: Count = 0
+
+
+class RelayView(Answer):
+    key: str
+    url: str
+    newest_version: int
+    bytes_sent: int
+    bytes_received: int
+    last_seen_s: float
+
+
+class RelaysAnswer(Answer):
+    relays: list[RelayView]
+    origin_url: str
+
+
+class VersionView(Answer):
+    version: int
+    manifest_digest: str
+    published_s: float
+    report: dict[str, float | int | str | None]
+
+
+class EvaluationView(EvaluationBody):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    at_s: float
+
+
+class VerdictView(Answer):
+    at_s: float
+    worker: str
+    step: int
+    slot: int
+    accepted: bool
+    audited: bool
+    reasons: list[str]
+    detail: str
+
+
+class StatusView(Answer):
+    run_id: str
+    run_state: str
+    uptime_s: float
+    step: int
+    steps: int
+    async_level: int
+    newest_version: int
+    useful_groups: int
+    groups_needed: int
+    slots_open: int
+    submissions_pending: int
+    workers: list[WorkerView]
+    relays: list[RelayView]
+    verdicts: dict[str, int]
+    recent_verdicts: list[VerdictView]
+    age_histogram: dict[int, int]
+    """Consumed groups by step − policy version."""
+    ledger_entries: int
+    ledger_head: str
+
+
+class HistoryView(Answer):
+    versions: list[VersionView]
+    evaluations: list[EvaluationView]
+    batches: list[dict[str, float | int]]
+    bans: list[WorkerView]
+
+
+class LedgerEntryView(Answer):
+    seq: int
+    at: float
+    kind: str
+    body: str
+    previous: str
+    hash: str
+    signature: str

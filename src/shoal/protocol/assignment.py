@@ -1,0 +1,72 @@
+"""What a slot means: the worker chooses nothing, and every side derives the same work from the slot seed.
+
+run secret → step secret → slot seed → tasks, target lengths and one 64-bit sampling seed per sample. The hash of the run
+secret stands in the descriptor; a step's secret is published once its batch is formed, so anyone can re-check the past and
+nobody can foresee the future.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+SECRET_BYTES = 32
+
+
+@dataclass(frozen=True)
+class TaskAssignment:
+    """One group of a slot: G samples of one task."""
+
+    group: int
+    task_index: int
+    target_length: int
+    sampling_seeds: tuple[int, ...]
+
+
+def secret_commitment(run_secret: bytes) -> str:
+    return blake3(run_secret, derive_key_context="shoal/1 commitment of the run secret").hexdigest()
+
+
+def step_secret(run_secret: bytes, step: int) -> bytes:
+    return blake3(b"step" + step.to_bytes(8, "big"), key=run_secret).digest()
+
+
+def slot_seed(secret_of_step: bytes, slot: int) -> bytes:
+    return blake3(secret_of_step + slot.to_bytes(8, "big")).digest()
+
+
+def assign(
+    seed: bytes, *, task_count: int, tasks_per_slot: int, group_size: int, target_lengths: Sequence[int]
+) -> tuple[TaskAssignment, ...]:
+    """The groups of a slot. Tasks are distinct inside a slot as long as there are enough of them."""
+    draws = _Draws(seed)
+    tasks: list[int] = []
+    while len(tasks) < tasks_per_slot:
+        index = draws.below(task_count)
+        if index not in tasks or len(tasks) >= task_count:
+            tasks.append(index)
+    return tuple(
+        TaskAssignment(
+            group=group,
+            task_index=index,
+            target_length=target_lengths[draws.below(len(target_lengths))] if target_lengths else 0,
+            sampling_seeds=tuple(draws.uint64() for _ in range(group_size)),
+        )
+        for group, index in enumerate(tasks)
+    )
+
+
+class _Draws:
+    """An endless stream of integers from the extendable output of BLAKE3."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._hasher = blake3(seed, derive_key_context="shoal/1 draws of a slot")
+        self._offset = 0
+
+    def uint64(self) -> int:
+        value = int.from_bytes(self._hasher.digest(length=8, seek=self._offset), "big")
+        self._offset += 8
+        return value
+
+    def below(self, bound: int) -> int:
+        return self.uint64() % bound

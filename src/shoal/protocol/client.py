@@ -1,0 +1,236 @@
+"""The signed HTTP client that every role uses to speak to the coordinator.
+
+Each call is idempotent by a client-made id, so a lost answer is simply asked for again until the deadline; then
+UnavailableError names the coordinator and how long it was waited for. A refusal becomes RefusedError with the server's code.
+The server's clock counts: its time is learned from every answer, so a wrong local clock does not matter.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+import httpx
+from pydantic import BaseModel
+
+from shoal.errors import IntegrityError, RefusedError, UnavailableError
+from shoal.files import digest_bytes
+from shoal.identity import Keypair
+from shoal.protocol import api
+from shoal.protocol.descriptor import MAX_DESCRIPTOR_BYTES, RunDescriptor, open_descriptor
+from shoal.protocol.signing import TIME_HEADER, stamp_request, submission_message
+
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
+
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 60.0
+FIRST_BACKOFF_S = 0.1
+LAST_BACKOFF_S = 3.0
+SUBMISSION_SIGNATURE_HEADER = "x-shoal-submission-signature"
+RETRIED_STATUS = {502, 503, 504}
+
+
+def fetch_descriptor(
+    url: str, run_key: str | None, *, deadline_s: float = 30.0, http: httpx.Client | None = None
+) -> tuple[bytes, RunDescriptor]:
+    """The signed descriptor served at this address, its signature checked."""
+    with CoordinatorClient(url, None, deadline_s=deadline_s, http=http) as client:
+        data = client.raw("GET", "/v1/descriptor").content
+    if len(data) > MAX_DESCRIPTOR_BYTES:
+        raise IntegrityError("The run descriptor is larger than 1 MiB.")
+    return data, open_descriptor(data, run_key)
+
+
+class CoordinatorClient:
+    def __init__(
+        self,
+        url: str,
+        keypair: Keypair | None,
+        *,
+        run_id: str = "",
+        audience: str = "",
+        deadline_s: float = 60.0,
+        http: httpx.Client | None = None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.keypair = keypair
+        self.deadline_s = deadline_s
+        self._run_id, self._audience = run_id, audience
+        self._owns_http = http is None
+        self._http = http or httpx.Client(timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S))
+        self._clock, self._monotonic, self._sleep = clock, monotonic, sleep
+        self._clock_offset_s = 0.0
+
+    @classmethod
+    def for_run(
+        cls, descriptor: RunDescriptor, keypair: Keypair, url: str = "", **options: object
+    ) -> "CoordinatorClient":
+        return cls(
+            url or descriptor.coordinator_url,
+            keypair,
+            run_id=descriptor.run_id,
+            audience=descriptor.coordinator_key,
+            **options,  # type: ignore[arg-type]  # checked by the constructor
+        )
+
+    def __enter__(self) -> "CoordinatorClient":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._owns_http:
+            self._http.close()
+
+    def server_time(self) -> float:
+        return self._clock() + self._clock_offset_s
+
+    # Workers
+
+    def register(self, body: api.RegisterBody) -> api.WorkerView:
+        return self._post("/v1/workers", body, api.WorkerView)
+
+    def heartbeat(self, body: api.HeartbeatBody) -> api.HeartbeatAnswer:
+        return self._post("/v1/heartbeat", body, api.HeartbeatAnswer)
+
+    def lease(self, body: api.LeaseBody) -> api.LeaseAnswer:
+        return self._post("/v1/leases", body, api.LeaseAnswer)
+
+    def give_back(self, lease_id: str) -> None:
+        self.raw("DELETE", f"/v1/leases/{lease_id}")
+
+    def submit(self, lease_id: str, data: bytes) -> api.SubmissionAnswer:
+        assert self.keypair is not None
+        evidence = self.keypair.sign(submission_message(self._run_id, lease_id, digest_bytes(data)))
+        headers = {SUBMISSION_SIGNATURE_HEADER: evidence, "content-type": "application/vnd.apache.parquet"}
+        answer = self.raw("PUT", f"/v1/submissions/{lease_id}", content=data, headers=headers)
+        return _parse(answer, api.SubmissionAnswer)
+
+    # Relays
+
+    def announce_relay(self, body: api.RelayBody) -> api.RelaysAnswer:
+        return self._post("/v1/relays", body, api.RelaysAnswer)
+
+    def relays(self) -> api.RelaysAnswer:
+        return self._get("/v1/relays", api.RelaysAnswer)
+
+    # The owner's roles
+
+    def claim(self, body: api.ClaimBody) -> api.ClaimAnswer:
+        return self._post("/v1/claims", body, api.ClaimAnswer)
+
+    def verdict(self, body: api.VerdictBody) -> api.VerdictAnswer:
+        return self._post("/v1/verdicts", body, api.VerdictAnswer)
+
+    def submission_file(self, submission_id: str, digest: str) -> bytes:
+        data = self.raw("GET", f"/v1/submissions/{submission_id}/file").content
+        if digest_bytes(data) != digest:
+            raise IntegrityError(f"The stored bytes of submission {submission_id} are not those that were signed.")
+        return data
+
+    def batch(self, step: int, wait_s: float = 20.0) -> api.BatchAnswer:
+        return self._get(f"/v1/batches/{step}?wait_s={wait_s:g}", api.BatchAnswer)
+
+    def publish(self, body: api.VersionBody) -> api.VersionAnswer:
+        return self._post("/v1/versions", body, api.VersionAnswer)
+
+    def report_evaluation(self, body: api.EvaluationBody) -> api.EvaluationAnswer:
+        return self._post("/v1/evaluations", body, api.EvaluationAnswer)
+
+    # Everybody
+
+    def status(self) -> api.StatusView:
+        return self._get("/v1/status", api.StatusView)
+
+    def history(self) -> api.HistoryView:
+        return self._get("/v1/history", api.HistoryView)
+
+    def ledger_export(self) -> bytes:
+        return self.raw("GET", "/v1/ledger").content
+
+    def raw(
+        self, method: str, target: str, *, content: bytes = b"", headers: dict[str, str] | None = None
+    ) -> httpx.Response:
+        """One request, signed afresh for every try, repeated until it is answered or the deadline has passed."""
+        started, backoff_s = self._monotonic(), FIRST_BACKOFF_S
+        while True:
+            problem = ""
+            try:
+                response = self._http.request(
+                    method, self.url + target, content=content, headers=self._headers(method, target, content, headers)
+                )
+            except httpx.TransportError as error:
+                problem = str(error) or type(error).__name__
+            else:
+                self._learn_clock(response)
+                if response.is_success:
+                    return response
+                if response.status_code not in RETRIED_STATUS:
+                    refusal = _refusal(response)
+                    if refusal.code != "clock" or self._monotonic() - started > self.deadline_s:
+                        raise refusal
+                problem = f"it answered {response.status_code}"
+            if self._monotonic() - started + backoff_s > self.deadline_s:
+                raise UnavailableError(
+                    f"The coordinator at {self.url} did not answer for {self.deadline_s:.0f} s ({problem}).",
+                    hint="Check the address and that it is running; this command can simply be started again.",
+                )
+            self._sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+
+    def _headers(self, method: str, target: str, content: bytes, extra: dict[str, str] | None) -> dict[str, str]:
+        headers = dict(extra or {})
+        if content:
+            headers.setdefault("content-type", "application/json")
+        if self.keypair is not None:
+            path, _, query = target.partition("?")
+            stamp = stamp_request(
+                self.keypair,
+                self._run_id,
+                self._audience,
+                method,
+                path,
+                query,
+                digest_bytes(content),
+                self.server_time(),
+            )
+            headers |= stamp.headers()
+        return headers
+
+    def _learn_clock(self, response: httpx.Response) -> None:
+        try:
+            self._clock_offset_s = float(response.headers[TIME_HEADER]) - self._clock()
+        except (KeyError, ValueError):
+            return  # a proxy answered, not the coordinator
+
+    def _post(self, path: str, body: BaseModel, answer: type[AnswerT]) -> AnswerT:
+        return _parse(self.raw("POST", path, content=body.model_dump_json().encode()), answer)
+
+    def _get(self, target: str, answer: type[AnswerT]) -> AnswerT:
+        return _parse(self.raw("GET", target), answer)
+
+
+def _parse(response: httpx.Response, answer: type[AnswerT]) -> AnswerT:
+    try:
+        return answer.model_validate_json(response.content)
+    except ValueError:
+        message = f"{response.request.url} answered something that is not a {answer.__name__}."
+        raise IntegrityError(message, hint="Is this the address of a Shoal coordinator?") from None
+
+
+def _refusal(response: httpx.Response) -> RefusedError:
+    try:
+        refusal = api.Refusal.model_validate_json(response.content)
+    except ValueError:
+        message = f"{response.request.url} answered {response.status_code}."
+        return RefusedError(
+            "http", message, hint="Is this the address of a Shoal coordinator?", status=response.status_code
+        )
+    return RefusedError(refusal.code, refusal.message, hint=refusal.hint, status=response.status_code)

@@ -1,0 +1,70 @@
+"""The run descriptor: what everybody who joins must know, signed by the run key, fetched once.
+
+Worker and validator build everything from it; nothing is assumed. A protocol version that this release does not speak is
+refused with an upgrade hint.
+"""
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from shoal.config import RewardConfig, RolloutConfig, TasksConfig
+from shoal.errors import IntegrityError, ShoalError, SignatureError
+from shoal.identity import Envelope, Keypair
+
+PROTOCOL_VERSION = 1
+DESCRIPTOR_KIND = "descriptor"
+MAX_DESCRIPTOR_BYTES = 1 << 20
+
+
+class ProtocolVersionError(ShoalError):
+    code = "protocol_version"
+
+
+class FileReference(BaseModel):
+    model_config = ConfigDict(frozen=True)
+    digest: str
+    bytes: int
+
+
+class RunDescriptor(BaseModel):
+    model_config = ConfigDict(frozen=True)
+    run_id: str
+    protocol: int
+    run_key: str
+    coordinator_key: str
+    coordinator_url: str
+    relay_urls: tuple[str, ...]
+    model_files: dict[str, FileReference]
+    """Config and tokenizer files of the base model, served like shards."""
+    tasks: TasksConfig
+    task_set_digest: str
+    task_count: int
+    rollouts: RolloutConfig
+    reward: RewardConfig
+    async_level: int
+    chunk_tokens: int
+    top_k: int
+    numerics_classes: tuple[str, ...]
+    secret_commitment: str
+
+    def seal(self, run_key: Keypair) -> Envelope:
+        return Envelope.seal(DESCRIPTOR_KIND, self.model_dump_json(), run_key)
+
+
+def open_descriptor(data: bytes, run_key: str | None = None) -> RunDescriptor:
+    """The descriptor in these bytes; with no key given, the key it names itself, for the caller to pin."""
+    if len(data) > MAX_DESCRIPTOR_BYTES:
+        raise IntegrityError("The run descriptor is larger than 1 MiB.")
+    envelope = Envelope.from_bytes(data)
+    payload = envelope.open(DESCRIPTOR_KIND, run_key or envelope.key)
+    try:
+        descriptor = RunDescriptor.model_validate_json(payload)
+    except ValidationError as error:
+        raise IntegrityError(f"The run descriptor is malformed: {error.errors()[0]['msg']}.") from None
+    if descriptor.protocol != PROTOCOL_VERSION:
+        raise ProtocolVersionError(
+            f"The run speaks protocol {descriptor.protocol}, this release speaks {PROTOCOL_VERSION}.",
+            hint="Install the release of Shoal that the run's owner names.",
+        )
+    if descriptor.run_key != envelope.key:
+        raise SignatureError("The run descriptor is not signed by the run key that it names.")
+    return descriptor

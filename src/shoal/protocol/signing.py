@@ -1,0 +1,73 @@
+"""Signed requests: key, time, nonce and an Ed25519 signature over everything the server will act on.
+
+The run id and the audience (the coordinator's key) are part of the message, so that a request cannot be shown to another run
+or another server; the nonce is single-use inside the clock window.
+"""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.errors import SignatureError
+from shoal.identity import Keypair, verify_signature
+
+KEY_HEADER = "x-shoal-key"
+TIME_HEADER = "x-shoal-time"
+NONCE_HEADER = "x-shoal-nonce"
+SIGNATURE_HEADER = "x-shoal-signature"
+
+
+@dataclass(frozen=True)
+class RequestStamp:
+    """The headers of a signed request."""
+
+    key: str
+    time: str
+    nonce: str
+    signature: str
+
+    @classmethod
+    def from_headers(cls, headers: Mapping[str, str]) -> "RequestStamp":
+        try:
+            stamp = cls(*(headers[name] for name in (KEY_HEADER, TIME_HEADER, NONCE_HEADER, SIGNATURE_HEADER)))
+            float(stamp.time)
+        except (KeyError, ValueError):
+            raise SignatureError("This request must be signed.", hint="Use the shoal client of this release.") from None
+        if len(stamp.key) != 64 or not 16 <= len(stamp.nonce) <= 64:
+            raise SignatureError("The key or the nonce of this request is malformed.")
+        return stamp
+
+    def headers(self) -> dict[str, str]:
+        return {
+            KEY_HEADER: self.key,
+            TIME_HEADER: self.time,
+            NONCE_HEADER: self.nonce,
+            SIGNATURE_HEADER: self.signature,
+        }
+
+
+def request_message(
+    run_id: str, audience: str, method: str, path: str, query: str, body_digest: str, time: str, nonce: str
+) -> bytes:
+    fields = ("shoal-request/1", run_id, audience, method.upper(), path, query, body_digest, time, nonce)
+    return "\n".join(fields).encode()
+
+
+def stamp_request(
+    keypair: Keypair, run_id: str, audience: str, method: str, path: str, query: str, body_digest: str, now: float
+) -> RequestStamp:
+    time, nonce = f"{now:.3f}", secrets.token_hex(16)
+    message = request_message(run_id, audience, method, path, query, body_digest, time, nonce)
+    return RequestStamp(keypair.public, time, nonce, keypair.sign(message))
+
+
+def check_stamp(
+    stamp: RequestStamp, run_id: str, audience: str, method: str, path: str, query: str, body_digest: str
+) -> None:
+    message = request_message(run_id, audience, method, path, query, body_digest, stamp.time, stamp.nonce)
+    verify_signature(stamp.key, message, stamp.signature)
+
+
+def submission_message(run_id: str, lease_id: str, file_digest: str) -> bytes:
+    """What a worker signs about its file; kept as evidence with the verdict."""
+    return f"shoal-submission/1\n{run_id}\n{lease_id}\n{file_digest}".encode()
