@@ -1,0 +1,43 @@
+"""The policy in memory: model loading, publication of its weights, and the engines that generate and score."""
+
+from shoal.policy.engine import (
+    Completion,
+    Engine,
+    GenerationRequest,
+    RequestError,
+    Scored,
+    ScoreRequest,
+    WeightsNotLoadedError,
+)
+from shoal.policy.memory import MemoryPlanError
+from shoal.policy.models import (
+    ArchitectureError,
+    ModelError,
+    build_empty_model,
+    build_model,
+    bundled_directory,
+    load_weights,
+    resolve_model,
+    wire_tensors,
+)
+from shoal.policy.torch_engine import TorchEngine
+
+__all__ = [
+    "ArchitectureError",
+    "Completion",
+    "Engine",
+    "GenerationRequest",
+    "MemoryPlanError",
+    "ModelError",
+    "RequestError",
+    "ScoreRequest",
+    "Scored",
+    "TorchEngine",
+    "WeightsNotLoadedError",
+    "build_empty_model",
+    "build_model",
+    "bundled_directory",
+    "load_weights",
+    "resolve_model",
+    "wire_tensors",
+]

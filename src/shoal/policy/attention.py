@@ -1,0 +1,129 @@
+"""The attention function that the engine registers with Transformers: any model that uses its attention interface can run.
+
+The model is called without a cache of its own; keys and values pass through here. A `PrefillStep` attends causally inside
+right-padded prompts (padding comes last, so no mask is needed) and can keep what the cache needs; a `DecodeStep` appends one position per
+row to the cache and attends to it. Features that these two do not compute are refused, never ignored.
+
+Shapes: B sequences, S positions, R rows, H query heads, K key-value heads, G = H/K, L cached positions, d head size.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from shoal.policy.kv_cache import KeyValueCache
+from shoal.policy.models import ArchitectureError
+
+ATTENTION_NAME = "shoal"
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+
+
+class Step(Protocol):
+    """One pass through the model."""
+
+    def attend(
+        self, layer: int, query_BHSd: Tensor, key_BKSd: Tensor, value_BKSd: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        """The attended values as [B, S, H, d]."""
+        ...
+
+
+_current_step: ContextVar[Step] = ContextVar("shoal_attention_step")
+
+
+@contextmanager
+def attending(step: Step) -> Iterator[None]:
+    """Model calls inside this block attend as `step` says."""
+    token = _current_step.set(step)
+    try:
+        yield
+    finally:
+        _current_step.reset(token)
+
+
+class PrefillStep:
+    """Whole sequences, right-padded; `entries` collects keys and values alternately, layer by layer, if they are kept."""
+
+    def __init__(self, *, keep: bool) -> None:
+        self.keep = keep
+        self.entries: list[Tensor] = []
+
+    def attend(
+        self, layer: int, query_BHSd: Tensor, key_BKSd: Tensor, value_BKSd: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        if self.keep:
+            assert layer == len(self.entries) // 2, "layers run in order"
+            self.entries += [key_BKSd.transpose(1, 2), value_BKSd.transpose(1, 2)]
+        length = query_BHSd.shape[2]
+        mask = None if window is None or length <= window else _window_mask(length, window, query_BHSd.device)
+        attended_BHSd = F.scaled_dot_product_attention(
+            query_BHSd, key_BKSd, value_BKSd, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
+        return attended_BHSd.transpose(1, 2)
+
+
+class DecodeStep:
+    """One new position for each of the first R rows of the cache."""
+
+    def __init__(self, cache: KeyValueCache, positions_R: Tensor, longest: int) -> None:
+        self.cache, self.longest = cache, longest
+        self.rows = positions_R.shape[0]
+        self.positions_R = positions_R
+        self.targets_R = torch.arange(self.rows, device=positions_R.device) * cache.capacity + positions_R
+        self._masks: dict[int | None, Tensor] = {}
+
+    def attend(
+        self, layer: int, query_BHSd: Tensor, key_BKSd: Tensor, value_BKSd: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        keys_RKLd = self._append(2 * layer, key_BKSd)
+        values_RKLd = self._append(2 * layer + 1, value_BKSd)
+        rows, heads, _, size = query_BHSd.shape
+        # The G queries that share a key-value head become its query sequence, so nothing is repeated.
+        query_RKGd = query_BHSd.reshape(rows, keys_RKLd.shape[1], -1, size)
+        attended_RKGd = F.scaled_dot_product_attention(
+            query_RKGd, keys_RKLd, values_RKLd, attn_mask=self._mask(window, query_BHSd.dtype), scale=scale
+        )
+        return attended_RKGd.reshape(rows, 1, heads, -1)
+
+    def _append(self, plane: int, entries_RK1d: Tensor) -> Tensor:
+        plane_RCKd = self.cache.planes[plane]
+        plane_RCKd.view(-1, *plane_RCKd.shape[2:]).index_copy_(0, self.targets_R, entries_RK1d.squeeze(2))
+        return plane_RCKd[: self.rows, : self.longest].transpose(1, 2)
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        if window not in self._masks:
+            columns_L = torch.arange(self.longest, device=self.positions_R.device)
+            hidden_RL = columns_L > self.positions_R[:, None]
+            if window is not None:
+                hidden_RL |= columns_L <= self.positions_R[:, None] - window
+            mask_RL = torch.zeros(hidden_RL.shape, dtype=dtype, device=hidden_RL.device)
+            self._masks[window] = mask_RL.masked_fill_(hidden_RL, float("-inf"))[:, None, None]
+        return self._masks[window]
+
+
+def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
+    """True where query i may see key j: i − window < j ≤ i."""
+    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
+    return (distance >= 0) & (distance < window)
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    unsupported = [name for name in _UNSUPPORTED if options.get(name) is not None]
+    if unsupported or getattr(module, "is_causal", True) is False:
+        what = ", ".join(unsupported) or "attention that is not causal"
+        raise ArchitectureError(f"The embedded engine does not compute {what}, which this model uses.")
+    scale = options.get("scaling")
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    layer: int = module.layer_idx  # type: ignore[assignment]  # an int, but modules type attributes as tensors
+    return _current_step.get().attend(layer, query, key, value, scale, options.get("sliding_window")), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention)

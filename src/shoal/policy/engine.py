@@ -1,0 +1,133 @@
+"""What worker and validator ask of an engine, whichever one runs the policy.
+
+In: token requests, each with its own sampling seed. Out: completions with log-probabilities and commitments, or the
+judgement of given tokens. Answers keep the order of the requests; the same seed gives the same tokens whatever else is in
+the batch, up to rounding ties. A request that cannot be served is refused before any work starts.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from shoal.errors import ShoalError
+
+FinishReason = Literal["stop", "length"]
+SEED_LIMIT = 1 << 64
+
+
+class RequestError(ShoalError):
+    """A request that no engine can serve; the message says which one and why."""
+
+    code = "engine_request"
+
+
+class WeightsNotLoadedError(ShoalError):
+    """An engine was asked to work before it got weights."""
+
+    code = "no_weights"
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    prompt_tokens: tuple[int, ...]
+    seed: int  # unsigned, 64 bits
+    max_new_tokens: int
+
+
+@dataclass
+class Completion:
+    tokens: list[int] = field(default_factory=list)
+    """An end-of-sequence token, if one was sampled, is the last entry."""
+    logprobs: list[float] = field(default_factory=list)
+    """log_softmax(logits / T) of each token, without the noise."""
+    finish_reason: FinishReason = "length"
+    proofs: list[bytes] = field(default_factory=list)
+    """One commitment per started chunk of states."""
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    prompt_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...]
+    seed: int
+
+
+@dataclass
+class Scored:
+    margins: Tensor  # [n] fp32, by how much each token lost; 0 for the winner
+    logprobs: Tensor  # [n] fp32
+    states: Tensor  # [n, D] bf16, the inputs of the LM head
+
+
+class Engine(Protocol):
+    numerics_class: str
+    """Engine, compute dtype and device class, such as `torch/float32/cpu`: what a calibration is made for."""
+
+    def load(self, directory: Path) -> None:
+        """Replace the weights in place by those of `directory`/model.safetensors; on refusal the old ones stay."""
+        ...
+
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        *,
+        temperature: float,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> list[Completion]:
+        """Sample every request; `on_progress` hears, now and then, how many tokens this call has made so far."""
+        ...
+
+    def score(self, requests: Sequence[ScoreRequest], *, temperature: float) -> list[Scored]:
+        """Judge given tokens with one prefill each."""
+        ...
+
+
+def check_generation(requests: Sequence[GenerationRequest], *, vocab_size: int, max_tokens: int) -> None:
+    for index, request in enumerate(requests):
+        _check_tokens(f"Request {index}", request.prompt_tokens, vocab_size)
+        _check_seed(index, request.seed)
+        if request.max_new_tokens < 1:
+            raise RequestError(f"Request {index} asks for {request.max_new_tokens} new tokens; at least 1 is needed.")
+        _check_length(index, len(request.prompt_tokens) + request.max_new_tokens, max_tokens)
+
+
+def check_scoring(requests: Sequence[ScoreRequest], *, vocab_size: int, max_tokens: int) -> None:
+    for index, request in enumerate(requests):
+        _check_tokens(f"Request {index}", request.prompt_tokens, vocab_size)
+        _check_tokens(f"The output of request {index}", request.output_tokens, vocab_size)
+        _check_seed(index, request.seed)
+        _check_length(index, len(request.prompt_tokens) + len(request.output_tokens), max_tokens)
+
+
+def check_temperature(temperature: float) -> None:
+    if not 0 < temperature < float("inf"):
+        raise RequestError(f"Temperature {temperature} is not a positive number.")
+
+
+def signed_seed(seed: int) -> int:
+    """The two's complement of an unsigned 64-bit seed: torch has signed integers only."""
+    return seed - SEED_LIMIT if seed >= SEED_LIMIT // 2 else seed
+
+
+def _check_tokens(what: str, tokens: Sequence[int], vocab_size: int) -> None:
+    if not tokens:
+        raise RequestError(f"{what} has no tokens.")
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise RequestError(f"{what} has token {wrong}; the vocabulary ends at {vocab_size - 1}.")
+
+
+def _check_seed(index: int, seed: int) -> None:
+    if not 0 <= seed < SEED_LIMIT:
+        raise RequestError(f"Request {index} has seed {seed}, which is not an unsigned 64-bit number.")
+
+
+def _check_length(index: int, tokens: int, max_tokens: int) -> None:
+    if tokens > max_tokens:
+        raise RequestError(
+            f"Request {index} needs {tokens} positions; the model has {max_tokens}.",
+            hint="Shorten the prompt or lower max_new_tokens.",
+        )

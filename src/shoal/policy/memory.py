@@ -1,0 +1,70 @@
+"""What an engine needs and what there is, decided before anything is allocated.
+
+A plan that does not fit is refused with all its figures, so that the reader sees which knob to turn. Staging is the one copy
+of the largest tensor that a weight swap reads beside the live weights.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from shoal.errors import ShoalError
+
+# Activations, logits and the rest of the process live in what the cache leaves over.
+_CACHE_SHARE = 0.7
+
+
+class MemoryPlanError(ShoalError):
+    """Weights and cache do not fit."""
+
+    code = "memory"
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    weights_bytes: int
+    row_bytes: int
+    """Cache of one sequence of the longest length."""
+    available_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"weights {_mib(self.weights_bytes)}, cache {_mib(self.row_bytes)} per sequence, "
+            f"available {_mib(self.available_bytes)}"
+        )
+
+
+def cache_rows(plan: MemoryPlan, wanted: int) -> int:
+    """How many sequences fit beside the weights, which are already there; at least one must."""
+    fitting = int(plan.available_bytes * _CACHE_SHARE) // plan.row_bytes
+    if fitting < 1:
+        raise MemoryPlanError(
+            f"Not enough memory to generate ({plan}).", hint="Lower max_new_tokens or use a smaller model or dtype."
+        )
+    return min(wanted, fitting)
+
+
+def check_weights(weights_bytes: int, staging_bytes: int, available_bytes: int, what: str) -> None:
+    if weights_bytes + staging_bytes > available_bytes:
+        raise MemoryPlanError(
+            f"Not enough memory for {what} (weights {_mib(weights_bytes)}, staging {_mib(staging_bytes)}, "
+            f"cache on top of that, available {_mib(available_bytes)}).",
+            hint="Use a smaller model or dtype, or another machine.",
+        )
+
+
+def available_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    entry = next(line for line in lines if line.startswith("MemAvailable:"))
+    return int(entry.split()[1]) * 1024
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):,.0f} MiB"

@@ -1,0 +1,103 @@
+"""A causal LM as three functions: prompts to states, one more token per row to states, states to logits.
+
+A state is the input of the LM head after the final norm. Before the first use the runner compares itself with the model's own forward
+pass on a few tokens, so an architecture that keeps anything besides keys and values is refused instead of running wrong.
+
+Shapes: B sequences, S positions, R rows, N states, D hidden size, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.policy.attention import ATTENTION_NAME, DecodeStep, PrefillStep, attending
+from shoal.policy.kv_cache import KeyValueCache, PlaneShape
+from shoal.policy.models import ArchitectureError
+
+_PROBE_TOKENS = 6
+_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+class ModelRunner:
+    def __init__(self, model: nn.Module) -> None:
+        self.model: Any = model
+        self.config: Any = self.model.config.get_text_config()
+        self.vocab_size: int = self.config.vocab_size
+        self.hidden_size: int = self.config.hidden_size
+        self.max_tokens: int = getattr(self.config, "max_position_embeddings", None) or 1 << 30
+        self.planes: list[PlaneShape] = []
+        self._body = self.model.base_model
+        self._head = self.model.get_output_embeddings()
+        if self._head is None or self._body is self.model:
+            raise ArchitectureError(
+                f"{type(model).__name__} has no separate LM head, so its states cannot be committed."
+            )
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    def prefill(self, ids_BS: Tensor, *, keep: bool) -> tuple[Tensor, list[Tensor]]:
+        """States at every position of right-padded sequences, and their cache entries as [B, S, heads, size] if kept."""
+        positions_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device).expand_as(ids_BS)
+        step = PrefillStep(keep=keep)
+        with attending(step):
+            states_BSD = self._run_body(ids_BS, positions_BS)
+        return states_BSD, step.entries
+
+    def decode(self, tokens_R: Tensor, positions_R: Tensor, cache: KeyValueCache, longest: int) -> Tensor:
+        """States after one more token per row; `longest` is the number of positions of the longest row, this one included."""
+        with attending(DecodeStep(cache, positions_R, longest)):
+            return self._run_body(tokens_R[:, None], positions_R[:, None])[:, 0]
+
+    def logits(self, states_ND: Tensor) -> Tensor:
+        """As the model's own forward pass makes them, scaling and capping included."""
+        logits_NV: Tensor = self._head(states_ND)[:, : self.vocab_size]
+        if scale := getattr(self.config, "logit_scale", None):
+            logits_NV = logits_NV * scale
+        if divisor := getattr(self.config, "logits_scaling", None):
+            logits_NV = logits_NV / divisor
+        if cap := getattr(self.config, "final_logit_softcapping", None):
+            logits_NV = torch.tanh(logits_NV / cap) * cap
+        return logits_NV
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Take over attention, learn the shapes of the cache, and prove the result against the model's own forward pass."""
+        ids_1S = (torch.arange(_PROBE_TOKENS, device=self.device) * 7 % self.vocab_size)[None]
+        reference_V = self.model(input_ids=ids_1S, use_cache=False).logits[0, -1, : self.vocab_size]
+        self.model.set_attn_implementation(ATTENTION_NAME)
+        if self.model.config._attn_implementation != ATTENTION_NAME:
+            raise self._refusal("does not use the attention interface of Transformers")
+        _, entries = self.prefill(ids_1S[:, :-1], keep=True)
+        self.planes = [PlaneShape(*entry.shape[2:]) for entry in entries]
+        if len(self.planes) != 2 * self.config.num_hidden_layers:
+            raise self._refusal("has layers without attention")
+        own_V = self._probe_decode(ids_1S[0], entries)
+        error = (own_V - reference_V).abs().max() / reference_V.abs().max().clamp_min(1e-6)
+        if not error <= _TOLERANCES[self.dtype]:
+            raise self._refusal(f"disagrees with its own forward pass by {float(error):.1e}")
+
+    def _probe_decode(self, ids_S: Tensor, entries: list[Tensor]) -> Tensor:
+        cache = KeyValueCache(self.planes, 1, _PROBE_TOKENS, dtype=self.dtype, device=self.device)
+        row = torch.zeros(1, dtype=torch.int64, device=self.device)
+        for plane, entry in enumerate(entries):
+            cache.write_prompts(plane, 0, row, entry)
+        states_1D = self.decode(ids_S[-1:], row + _PROBE_TOKENS - 1, cache, _PROBE_TOKENS)
+        return self.logits(states_1D)[0]
+
+    def _run_body(self, ids_BS: Tensor, positions_BS: Tensor) -> Tensor:
+        states: Tensor = self._body(input_ids=ids_BS, position_ids=positions_BS, use_cache=False).last_hidden_state
+        return states
+
+    def _refusal(self, why: str) -> ArchitectureError:
+        return ArchitectureError(
+            f"The embedded engine cannot run {type(self.model).__name__}: it {why}.", hint="Use the vLLM engine."
+        )
