@@ -83,6 +83,8 @@ class TrainingConfig(Section):
     """At most this many times P groups are generated for one step; then it trains on what there is."""
     minibatches: Positive = 2
     """Disjoint parts of a batch, one optimiser step each."""
+    epochs: Positive = 1
+    """Passes over a batch; more than one leans on the clip, since the policy moves away from the data."""
     learning_rate: Annotated[float, Field(gt=0)] = 3e-7
     """AdamW step size after warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 25
@@ -93,16 +95,47 @@ class TrainingConfig(Section):
     """Decoupled weight decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.1
     """Hard gradient clipping delays the entropy collapse seen in long runs."""
+    advantage: str = "grpo"
+    """`grpo`, `dr_grpo`, `rloo`, `batch_normalised`, or your own as `module:function`."""
+    loss: str = "two_sided_grpo"
+    """`two_sided_grpo`, `dapo`, `cispo`, `gspo`, or your own as `module:function`."""
+    loss_weighting: Literal["token", "sequence"] = "token"
+    """`token`: every trained token counts the same; `sequence`: every completion does (what GSPO wants)."""
     clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """ε of the trust region 1−ε … 1+ε."""
+    clip_epsilon_high: Annotated[float, Field(ge=0)] = 0.0
+    """Upper ε where it differs (0.28 in DAPO); 0 means the same as `clip_epsilon`."""
     clip_delta: Annotated[float, Field(gt=1)] = 4.0
-    """δ bounds the ratio where the advantage is negative (two-sided clip)."""
+    """δ bounds the ratio where the advantage is negative (two-sided clip), and is the weight cap of CISPO."""
+    correction: str = "none"
+    """Lag correction where validated behaviour log-probabilities exist: `none`, `truncated_token`, `truncated_sequence`,
+    `masked`, `decoupled`, or your own as `module:function`."""
+    correction_cap: Annotated[float, Field(ge=1)] = 5.0
+    """Cap of the lag correction; 2 to 5 are usual."""
+    overlong: Literal["keep", "mask", "penalise"] = "keep"
+    """Truncated completions: trained like others, left out of the loss, or all long ones lose reward smoothly (DAPO)."""
+    overlong_buffer: Positive = 1024
+    """Tokens before the limit over which `penalise` takes the reward down from 0 to −1."""
     kl_beta: Annotated[float, Field(ge=0)] = 0.001
     """β of the KL term to the base model; 0 does not even load the reference model."""
     entropy_eta: Annotated[float, Field(ge=0)] = 1e-4
     """η of the entropy bonus."""
+    kl_limit: Annotated[float, Field(gt=0)] = 1.0
+    """The run stops when a step moves the policy, or the swarm lags behind it, by more than this KL per token."""
     micro_batch_tokens: Positive = 4096
     """Length of one packed bin; bounds activation memory."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the trainer computes; `auto` takes a GPU if there is one."""
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Matrix products; parameters and optimiser are fp32 always. `auto` is bfloat16 on GPU, float32 on CPU."""
+    activation_checkpointing: bool = False
+    """Recomputes layers in the backward pass: about a third more compute for a fraction of the activation memory."""
+    checkpoint_every: Positive = 1
+    """Steps between two checkpoints."""
+    keep_checkpoints: Positive = 2
+    """Checkpoints that stay on disk."""
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where step metrics go besides the JSON lines that are always written."""
 
 
 class BroadcastConfig(Section):
@@ -144,6 +177,10 @@ class TrustConfig(Section):
     """Clean audited submissions before a key is active."""
     audit_floor: Fraction = 0.1
     """Share of submissions of a proven key that is still audited."""
+    stake_tokens: Positive = 50_000
+    """Verified tokens whose credit is held back as stake; what exceeds them is released."""
+    detection_power: Fraction = 0.99
+    """Share of cheated submissions that an audit finds; measured by calibration, used by the expected-loss rule."""
     key_share: Fraction = 0.5
     """Largest share of one step that one key may fill while others work."""
     probation_share: Fraction = 0.5

@@ -1,0 +1,78 @@
+"""Which groups make the batch of a step: a pure decision over what was accepted so far.
+
+Groups enter in slot order, because order of arrival favours short answers. A slot that is being worked on for the first time
+therefore holds back later ones; a slot that was dropped once holds back nobody. A batch is formed when P useful groups are at
+hand, or when the oversampling cap is reached and nothing is outstanding; groups that are too old expire.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.config import TrainingConfig
+
+
+@dataclass(frozen=True, order=True)
+class GroupView:
+    """An accepted group that no batch holds yet, ordered by its place in the run."""
+
+    step: int
+    slot: int
+    number: int
+    group_id: str
+    policy_version: int
+    useful: bool
+
+
+@dataclass(frozen=True)
+class StepView:
+    """What is known about the current step."""
+
+    step: int
+    waiting: Sequence[GroupView]
+    """Accepted groups, also of earlier steps, that are not in a batch."""
+    blocking_slots: Sequence[int]
+    """Slots of this step on their first lease or in validation."""
+    outstanding_groups: int
+    """Groups that leased or submitted slots of this step will bring."""
+    judged_groups: int
+    """Groups of this step that were accepted, useful or not."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Either a batch (group ids in order), or how many more groups should be generated."""
+
+    batch: tuple[str, ...] | None
+    expired: tuple[str, ...]
+    no_signal: tuple[str, ...]
+    groups_wanted: int = 0
+
+
+SLACK = 1.25
+"""Expected useful groups in flight over those needed: hides the tail of the slowest slot."""
+PRIOR_GROUPS = 8
+"""Weight of the prior useful share of one half, so that the first verdicts do not swing the estimate."""
+
+
+def decide(view: StepView, config: TrainingConfig) -> Decision:
+    expired = [group for group in view.waiting if group.policy_version < view.step - config.async_level]
+    young = sorted(group for group in view.waiting if group.policy_version >= view.step - config.async_level)
+    useful = [group for group in young if group.useful]
+    silent = tuple(group.group_id for group in young if not group.useful)
+    expired_ids = tuple(group.group_id for group in expired)
+
+    barrier = (view.step, min(view.blocking_slots, default=math.inf))
+    ready = [group for group in useful if (group.step, group.slot) < barrier]
+    cap = math.ceil(config.oversampling * config.groups_per_step)
+    if len(ready) >= config.groups_per_step:
+        return Decision(tuple(group.group_id for group in ready[: config.groups_per_step]), expired_ids, silent)
+    if view.outstanding_groups == 0 and view.judged_groups >= cap:
+        return Decision(tuple(group.group_id for group in ready), expired_ids, silent)
+
+    useful_of_step = sum(group.step == view.step for group in useful)
+    share = (PRIOR_GROUPS / 2 + useful_of_step) / (PRIOR_GROUPS + view.judged_groups)
+    missing = SLACK * config.groups_per_step - len(useful) - share * view.outstanding_groups
+    wanted = math.ceil(missing / share) if missing > 0 else 0
+    room = cap - view.judged_groups - view.outstanding_groups
+    return Decision(None, expired_ids, silent, max(0, min(wanted, room)))

@@ -1,0 +1,116 @@
+"""The ledger: append-only, hash-chained, signed by the coordinator.
+
+hash_n = BLAKE3(hash_{n−1} ‖ seq ‖ time ‖ kind ‖ body). An export ends with a signed (count, head), so that truncation and
+rewriting show; the head also stands in every signed head.json, so the coordinator cannot quietly start over.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from shoal.errors import IntegrityError, SignatureError
+from shoal.files import digest_bytes
+from shoal.identity import Envelope, Keypair, verify_signature
+
+GENESIS = "0" * 64
+SEAL_KIND = "ledger-seal"
+
+
+class LedgerError(IntegrityError):
+    code = "ledger"
+
+
+@dataclass(frozen=True)
+class Entry:
+    seq: int
+    at: float
+    kind: str
+    body: str
+    previous: str
+    hash: str
+    signature: str
+
+
+def append(connection: sqlite3.Connection, keypair: Keypair, at: float, kind: str, **body: object) -> str:
+    """Adds one entry inside the caller's transaction; returns the new head."""
+    count, previous = head(connection)
+    text = json.dumps(body, separators=(",", ":"))
+    entry_hash = _entry_hash(count, at, kind, text, previous)
+    connection.execute(
+        "INSERT INTO ledger VALUES (?,?,?,?,?,?,?)",
+        (count, at, kind, text, previous, entry_hash, keypair.sign(bytes.fromhex(entry_hash))),
+    )
+    return entry_hash
+
+
+def head(connection: sqlite3.Connection) -> tuple[int, str]:
+    """Number of entries and hash of the last one."""
+    row = connection.execute("SELECT seq, hash FROM ledger ORDER BY seq DESC LIMIT 1").fetchone()
+    return (row["seq"] + 1, row["hash"]) if row else (0, GENESIS)
+
+
+def export(connection: sqlite3.Connection, keypair: Keypair, run_id: str) -> Iterator[bytes]:
+    """One JSON line per entry, then the signed seal."""
+    count, last = head(connection)
+    rows = connection.execute("SELECT * FROM ledger WHERE seq < ? ORDER BY seq", (count,))
+    for row in rows:
+        yield json.dumps(dict(row)).encode() + b"\n"
+    seal = json.dumps({"run_id": run_id, "count": count, "head": last})
+    yield Envelope.seal(SEAL_KIND, seal, keypair).to_bytes() + b"\n"
+
+
+def verify_export(lines: Iterable[bytes], coordinator_key: str) -> tuple[list[Entry], str]:
+    """Every entry and the run id, or LedgerError that names the first line which does not hold."""
+    numbered = [line for line in lines if line.strip()]
+    if not numbered:
+        raise LedgerError("The ledger export is empty.")
+    entries: list[Entry] = []
+    previous = GENESIS
+    for number, line in enumerate(numbered[:-1]):
+        entry = _parse_entry(number, line)
+        if (entry.seq, entry.previous) != (number, previous) or entry.hash != _entry_hash(
+            number, entry.at, entry.kind, entry.body, previous
+        ):
+            raise LedgerError(f"Line {number + 1}: the entry does not continue the chain.")
+        try:
+            verify_signature(coordinator_key, bytes.fromhex(entry.hash), entry.signature)
+        except SignatureError:
+            raise LedgerError(f"Line {number + 1}: the entry is not signed by the coordinator.") from None
+        entries.append(entry)
+        previous = entry.hash
+    return entries, _check_seal(numbered[-1], coordinator_key, len(entries), previous)
+
+
+def balances(entries: Iterable[Entry]) -> dict[str, dict[str, int]]:
+    """Held, released and slashed credit per key, derived from the entries alone."""
+    result: dict[str, dict[str, int]] = {}
+    for entry in entries:
+        if entry.kind not in ("credit", "slash"):
+            continue
+        body = json.loads(entry.body)
+        account = result.setdefault(body["worker"], {"held": 0, "released": 0, "slashed": 0})
+        for name in account:
+            account[name] += int(body.get(name, 0))
+    return result
+
+
+def _entry_hash(seq: int, at: float, kind: str, body: str, previous: str) -> str:
+    return digest_bytes("\n".join((previous, str(seq), repr(at), kind, body)).encode())
+
+
+def _parse_entry(number: int, line: bytes) -> Entry:
+    try:
+        return Entry(**json.loads(line))
+    except (ValueError, TypeError):
+        raise LedgerError(f"Line {number + 1} is not a ledger entry.") from None
+
+
+def _check_seal(line: bytes, coordinator_key: str, count: int, last: str) -> str:
+    try:
+        seal = json.loads(Envelope.from_bytes(line).open(SEAL_KIND, coordinator_key))
+    except (IntegrityError, SignatureError):
+        raise LedgerError("The export does not end with the coordinator's seal: it is truncated or forged.") from None
+    if (seal["count"], seal["head"]) != (count, last):
+        raise LedgerError(f"The seal speaks of {seal['count']} entries, the export has {count}.")
+    return str(seal["run_id"])

@@ -1,0 +1,108 @@
+"""Starts the coordinator of a run directory and serves it until it is told to stop."""
+
+import logging
+import socket
+import sqlite3
+from collections.abc import Callable
+
+import uvicorn
+
+from shoal.coordinator import ledger, trust
+from shoal.coordinator.app import create_app
+from shoal.coordinator.context import Context, Presence
+from shoal.coordinator.store import Store
+from shoal.errors import ConfigError, ShoalError
+from shoal.files import TEMPORARY_PREFIX
+from shoal.rundir import RunDirectory
+
+log = logging.getLogger(__name__)
+
+
+class PortTakenError(ShoalError):
+    code = "port_taken"
+
+
+def run_coordinator(directory: RunDirectory, *, on_ready: Callable[[str], None] | None = None) -> None:
+    context = build_context(directory)
+    listener = bind(context.config.coordinator.host, context.config.coordinator.port, "coordinator.port")
+    store = Store(directory.store)
+    store.write(lambda connection: _begin(connection, context))
+    collect_leftovers(store, context)
+    log.info("expected-loss rule: %s", loss_rule(context))
+    app = create_app(store, context, directory.descriptor_file.read_bytes())
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
+    if on_ready is not None:
+        on_ready(context.config.coordinator_url)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        store.close()
+
+
+def build_context(directory: RunDirectory) -> Context:
+    config = directory.config()
+    context = Context(
+        config=config,
+        descriptor=directory.descriptor(),
+        keypair=directory.existing_key("coordinator"),
+        secret=directory.secret(),
+        role_keys=directory.role_keys(),
+        submissions=directory.submissions,
+    )
+    rule = loss_rule(context)
+    if not rule.holds:
+        raise ConfigError(
+            f"With these settings cheating would pay: {rule}.",
+            hint=f"Raise trust.stake_tokens to {rule.smallest_stake()} or more, or trust.audit_floor.",
+        )
+    context.submissions.mkdir(parents=True, exist_ok=True)
+    return context
+
+
+def loss_rule(context: Context) -> trust.LossRule:
+    settings = context.config.trust
+    return trust.LossRule(settings.audit_floor, settings.detection_power, settings.stake_tokens, context.slot_tokens)
+
+
+def bind(host: str, port: int, setting: str) -> socket.socket:
+    """A listening socket, or one sentence about who has the port."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise PortTakenError(
+            f"Cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}.",
+            hint=f"Stop the other program or choose another port with --{setting}.",
+        ) from None
+    return listener
+
+
+def _begin(connection: sqlite3.Connection, context: Context) -> None:
+    """First start: the ledger begins. Any start: everybody who was known counts as just seen."""
+    now = context.clock()
+    if connection.execute("SELECT 1 FROM meta WHERE name='started_at'").fetchone() is None:
+        connection.execute("INSERT INTO meta VALUES ('started_at', ?)", (repr(now),))
+        ledger.append(
+            connection,
+            context.keypair,
+            now,
+            "run",
+            run_id=context.descriptor.run_id,
+            run_key=context.descriptor.run_key,
+            secret_commitment=context.descriptor.secret_commitment,
+        )
+    for row in connection.execute("SELECT key FROM workers WHERE state NOT IN ('gone','banned')").fetchall():
+        context.presence[row["key"]] = Presence(now)
+
+
+def collect_leftovers(store: Store, context: Context) -> None:
+    """Removes uploads that a kill cut off before their transaction."""
+    known = store.read(
+        lambda connection: {row[0] for row in connection.execute("SELECT submission_id FROM submissions")}
+    )
+    for path in context.submissions.iterdir():
+        if path.name.startswith(TEMPORARY_PREFIX) or path.stem not in known:
+            path.unlink()

@@ -1,0 +1,145 @@
+"""How an HTTP request becomes an operation on the store: authentication, nonces, bounded bodies, waiting for changes."""
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from blake3 import blake3
+from fastapi import Request
+
+from shoal.coordinator.context import Context
+from shoal.coordinator.store import Store
+from shoal.errors import RefusedError
+from shoal.files import TEMPORARY_PREFIX, digest_bytes
+from shoal.protocol.signing import RequestStamp, check_stamp
+
+Result = TypeVar("Result")
+MAX_JSON_BYTES = 4 << 20
+
+
+class Bell:
+    """Wakes whoever waits for a change. A ticket taken before looking makes sure that no change is missed in between."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ticket(self) -> asyncio.Event:
+        return self._event
+
+    def ring(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+
+async def until_changed(ticket: asyncio.Event, timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(ticket.wait(), timeout_s)
+
+
+@dataclass(frozen=True)
+class Signed:
+    """Who asks; `spend` uses the request's nonce up inside the operation's transaction."""
+
+    key: str
+    nonce: str
+    expires_at: float
+
+    def spend(self, connection: sqlite3.Connection) -> None:
+        try:
+            connection.execute("INSERT INTO nonces VALUES (?,?,?)", (self.key, self.nonce, self.expires_at))
+        except sqlite3.IntegrityError:
+            raise RefusedError("replay", "This request was already seen.", hint="Sign a new one.", status=409) from None
+
+
+class Service:
+    """Store, context and bell, and the way operations run on them."""
+
+    def __init__(self, store: Store, context: Context) -> None:
+        self.store, self.context, self.bell = store, context, Bell()
+
+    async def write(self, signed: Signed, operation: Callable[[sqlite3.Connection], Result]) -> Result:
+        def work(connection: sqlite3.Connection) -> Result:
+            signed.spend(connection)
+            return operation(connection)
+
+        result = await asyncio.wrap_future(self.store.submit(work))
+        self.bell.ring()
+        return result
+
+    async def maintain(self, operation: Callable[[sqlite3.Connection], bool]) -> None:
+        if await asyncio.wrap_future(self.store.submit(operation)):
+            self.bell.ring()
+
+    async def read(self, operation: Callable[[sqlite3.Connection], Result]) -> Result:
+        return await asyncio.to_thread(self.store.read, operation)
+
+    async def again(self, operation: Callable[[sqlite3.Connection], Result]) -> Result:
+        """Repeats an operation of a request whose nonce is already spent."""
+        return await asyncio.wrap_future(self.store.submit(operation))
+
+    async def caller(self, request: Request) -> Signed:
+        """Who signed this request; a dependency of every route that changes state."""
+        return self.authenticate(request, digest_bytes(await bounded_body(request, MAX_JSON_BYTES)))
+
+    def authenticate(self, request: Request, body_digest: str) -> Signed:
+        stamp = RequestStamp.from_headers(request.headers)
+        window_s, now = self.context.config.coordinator.clock_window_s, self.context.clock()
+        if abs(float(stamp.time) - now) > window_s:
+            hint = "The answer carries the server's time; sign again with it."
+            raise RefusedError("clock", "The request's time is too far from the server's.", hint=hint, status=401)
+        descriptor = self.context.descriptor
+        check_stamp(
+            stamp,
+            descriptor.run_id,
+            descriptor.coordinator_key,
+            request.method,
+            request.url.path,
+            request.url.query,
+            body_digest,
+        )
+        return Signed(stamp.key, stamp.nonce, now + 2 * window_s)
+
+
+async def bounded_body(request: Request, limit: int) -> bytes:
+    _check_length(request, limit)
+    body = await request.body()
+    if len(body) > limit:
+        raise RefusedError("too_large", f"The body is larger than {limit} bytes.", status=413)
+    return body
+
+
+def _check_length(request: Request, limit: int) -> None:
+    length = request.headers.get("content-length", "0")
+    if not length.isdigit() or int(length) > limit:
+        raise RefusedError("too_large", f"The body is larger than {limit} bytes.", status=413)
+
+
+async def stream_to_disk(request: Request, directory: Path, limit: int) -> tuple[Path, str, int]:
+    _check_length(request, limit)
+    path, hasher, size_bytes = directory / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}", blake3(), 0
+    try:
+        with path.open("wb") as file:
+            async for chunk in request.stream():
+                size_bytes += len(chunk)
+                if size_bytes > limit:
+                    raise RefusedError("too_large", f"The upload is larger than {limit} bytes.", status=413)
+                hasher.update(chunk)
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        hint = "The owner must free disk space; your work can be uploaded again."
+        raise RefusedError(
+            "storage", f"The upload cannot be stored: {error.strerror}.", hint=hint, status=503
+        ) from None
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return path, hasher.hexdigest(), size_bytes

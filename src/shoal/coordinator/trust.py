@@ -1,0 +1,114 @@
+"""How far a key is believed: pure rules over its record.
+
+Keys start on probation and are audited in full; clean audits make them active and let the audit rate fall like 1/n to a floor.
+An anomaly makes a key suspect; several quarantine it: its work is judged but not used until clean work leads out. A proof bans
+for good.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from blake3 import blake3
+
+from shoal.config import TrustConfig
+from shoal.protocol.api import WorkerState
+
+TrustEvent = Literal["clean_audit", "clean_pass", "anomaly", "proof", "silent", "returned", "unbanned"]
+
+ANOMALIES_TO_QUARANTINE = 3
+
+
+@dataclass(frozen=True)
+class TrustRecord:
+    state: WorkerState
+    clean_audits: int = 0
+    anomalies: int = 0
+
+
+def after(record: TrustRecord, event: TrustEvent, config: TrustConfig) -> TrustRecord:
+    """The record after one event. Bans stick: only the owner's unban leaves them."""
+    if record.state == "banned":
+        return TrustRecord("probation") if event == "unbanned" else record
+    if event == "proof":
+        return replace(record, state="banned")
+    if event == "anomaly":
+        anomalies = record.anomalies + 1
+        state: WorkerState = "quarantined" if anomalies >= ANOMALIES_TO_QUARANTINE else "suspect"
+        return TrustRecord(state, 0, anomalies)
+    if event == "clean_audit":
+        return _after_clean_audit(record, config)
+    if event == "silent":
+        return replace(record, state="gone")
+    if event == "returned" and record.state == "gone":
+        return replace(record, state=_earned_state(record, config))
+    return record
+
+
+def _after_clean_audit(record: TrustRecord, config: TrustConfig) -> TrustRecord:
+    record = replace(record, clean_audits=record.clean_audits + 1)
+    if record.clean_audits < config.probation_audits or record.state == "gone":
+        return record
+    if record.state in ("suspect", "quarantined"):
+        # A clean run of full length forgives one anomaly at a time.
+        left = record.anomalies - 1
+        return TrustRecord(record.state, 0, left) if left else TrustRecord("active", record.clean_audits, 0)
+    return replace(record, state="active")
+
+
+def _earned_state(record: TrustRecord, config: TrustConfig) -> WorkerState:
+    if record.anomalies >= ANOMALIES_TO_QUARANTINE:
+        return "quarantined"
+    if record.anomalies:
+        return "suspect"
+    return "active" if record.clean_audits >= config.probation_audits else "probation"
+
+
+def audit_rate(record: TrustRecord, config: TrustConfig) -> float:
+    if record.state != "active":
+        return 1.0
+    return max(config.audit_floor, config.probation_audits / max(record.clean_audits, 1))
+
+
+def is_audited(secret: bytes, submission_digest: str, rate: float) -> bool:
+    """A draw that nobody can foresee and that everybody can check once the secret is known."""
+    draw = int.from_bytes(blake3(b"audit" + bytes.fromhex(submission_digest), key=secret).digest(8), "big")
+    return draw < rate * 2.0**64
+
+
+def split_credit(held: int, earned: int, stake_tokens: int) -> tuple[int, int]:
+    """Change of held and of released credit when `earned` tokens were verified: what exceeds the stake is released."""
+    release = max(0, held + earned - stake_tokens)
+    return earned - release, release
+
+
+@dataclass(frozen=True)
+class LossRule:
+    """Cheating must lose in expectation: q·d·stake > (1 − q·d)·gain."""
+
+    audit_rate: float
+    detection_power: float
+    stake_tokens: int
+    gain_tokens: int
+
+    @property
+    def expected_loss(self) -> float:
+        return self.audit_rate * self.detection_power * self.stake_tokens
+
+    @property
+    def expected_gain(self) -> float:
+        return (1 - self.audit_rate * self.detection_power) * self.gain_tokens
+
+    @property
+    def holds(self) -> bool:
+        return self.expected_loss > self.expected_gain
+
+    def smallest_stake(self) -> int:
+        caught = self.audit_rate * self.detection_power
+        return math.floor((1 - caught) / caught * self.gain_tokens) + 1 if caught else 0
+
+    def __str__(self) -> str:
+        return (
+            f"audit rate {self.audit_rate:g} × detection {self.detection_power:g} × stake {self.stake_tokens} tokens"
+            f" = {self.expected_loss:.0f} against a gain of {self.expected_gain:.0f} per cheated submission"
+        )

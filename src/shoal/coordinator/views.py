@@ -1,0 +1,162 @@
+"""What the coordinator shows: status for people and programs, history for reports. Reads only."""
+
+import json
+import sqlite3
+
+from shoal.coordinator import batches, ledger, trust
+from shoal.coordinator.assignments import current_step, newest_version, run_state, step_view, trust_record
+from shoal.coordinator.context import Context
+from shoal.protocol import api
+
+RECENT_VERDICTS = 12
+
+
+def started_at(connection: sqlite3.Connection) -> float:
+    row = connection.execute("SELECT value FROM meta WHERE name='started_at'").fetchone()
+    return float(row["value"]) if row else 0.0
+
+
+def worker_view(connection: sqlite3.Connection, context: Context, row: sqlite3.Row) -> api.WorkerView:
+    presence = context.presence.get(row["key"])
+    return api.WorkerView(
+        key=row["key"],
+        name=row["name"],
+        state=row["state"],
+        reason=row["reason"],
+        credit_held=row["credit_held"],
+        credit_released=row["credit_released"],
+        submissions_accepted=row["accepted"],
+        submissions_rejected=row["rejected"],
+        last_seen_s=round(context.clock() - presence.seen_at, 1) if presence else -1.0,
+        activity=presence.activity if presence else "",
+        tokens_per_s=row["tokens_per_s"],
+        audit_rate=trust.audit_rate(trust_record(row), context.config.trust),
+        banned_at_s=None if row["banned_at"] is None else row["banned_at"] - started_at(connection),
+    )
+
+
+def relay_views(context: Context) -> list[api.RelayView]:
+    return [
+        api.RelayView(
+            key=key,
+            url=relay.body.url,
+            newest_version=relay.body.newest_version,
+            bytes_sent=relay.body.bytes_sent,
+            bytes_received=relay.body.bytes_received,
+            last_seen_s=round(context.clock() - relay.seen_at, 1),
+        )
+        for key, relay in context.relays.items()
+    ]
+
+
+def live_relay_urls(context: Context) -> list[str]:
+    alive = [view for view in relay_views(context) if view.last_seen_s <= context.config.coordinator.gone_after_s]
+    return [view.url for view in alive]
+
+
+def status(connection: sqlite3.Connection, context: Context) -> api.StatusView:
+    step = current_step(connection)
+    begun = started_at(connection)
+    view = step_view(connection, context, step)
+    counts = connection.execute("SELECT state, COUNT(*) AS n FROM submissions GROUP BY state")
+    by_state = {row["state"]: row["n"] for row in counts}
+    workers = connection.execute("SELECT * FROM workers ORDER BY registered_at").fetchall()
+    entries, head = ledger.head(connection)
+    return api.StatusView(
+        run_id=context.descriptor.run_id,
+        run_state=run_state(connection, context),
+        uptime_s=round(context.clock() - begun, 1),
+        step=step,
+        steps=context.config.run.steps,
+        async_level=context.config.training.async_level,
+        newest_version=newest_version(connection),
+        useful_groups=sum(group.useful for group in view.waiting),
+        groups_needed=context.config.training.groups_per_step,
+        slots_open=batches.decide(view, context.config.training).groups_wanted,
+        submissions_pending=by_state.get("pending", 0) + by_state.get("claimed", 0),
+        workers=[worker_view(connection, context, row) for row in workers],
+        relays=relay_views(context),
+        verdicts={
+            "accepted": sum(row["accepted"] for row in workers),
+            "rejected": sum(row["rejected"] for row in workers),
+            "set_aside": by_state.get("set_aside", 0),
+            "void": by_state.get("void", 0),
+        },
+        recent_verdicts=_recent_verdicts(connection, begun),
+        age_histogram=age_histogram(connection),
+        ledger_entries=entries,
+        ledger_head=head,
+    )
+
+
+def _recent_verdicts(connection: sqlite3.Connection, begun: float) -> list[api.VerdictView]:
+    rows = connection.execute(
+        "SELECT submissions.*, leases.step AS step, leases.slot AS slot FROM submissions JOIN leases USING (lease_id)"
+        " WHERE submissions.state='judged' ORDER BY judged_at DESC LIMIT ?",
+        (RECENT_VERDICTS,),
+    )
+    views = []
+    for row in rows:
+        verdict = json.loads(row["verdict"])
+        views.append(
+            api.VerdictView(
+                at_s=round(row["judged_at"] - begun, 1),
+                worker=row["worker"],
+                step=row["step"],
+                slot=row["slot"],
+                accepted=verdict["accepted"],
+                audited=verdict["audited"],
+                reasons=verdict["reasons"],
+                detail=verdict["detail"],
+            )
+        )
+    return views
+
+
+def age_histogram(connection: sqlite3.Connection) -> dict[int, int]:
+    rows = connection.execute(
+        "SELECT batch_step - policy_version AS age, COUNT(*) AS n FROM groups WHERE state='consumed' GROUP BY age ORDER BY age"
+    )
+    return {int(row["age"]): int(row["n"]) for row in rows}
+
+
+def history(connection: sqlite3.Connection, context: Context) -> api.HistoryView:
+    begun = started_at(connection)
+    versions = [
+        api.VersionView(
+            version=row["version"],
+            manifest_digest=row["manifest_digest"],
+            published_s=row["published_at"] - begun,
+            report=json.loads(row["report"]) | {"bytes_total": row["bytes_total"]},
+        )
+        for row in connection.execute("SELECT * FROM versions ORDER BY version")
+    ]
+    evaluations = [
+        api.EvaluationView(**json.loads(row["body"]), at_s=row["at"] - begun)
+        for row in connection.execute("SELECT * FROM evaluations ORDER BY version")
+    ]
+    banned = connection.execute("SELECT * FROM workers WHERE banned_at IS NOT NULL ORDER BY banned_at").fetchall()
+    return api.HistoryView(
+        versions=versions,
+        evaluations=evaluations,
+        batches=_batches(connection, begun),
+        bans=[worker_view(connection, context, row) for row in banned],
+    )
+
+
+def _batches(connection: sqlite3.Connection, begun: float) -> list[dict[str, float | int]]:
+    rows = connection.execute(
+        "SELECT batches.*, MAX(batches.step - groups.policy_version) AS oldest FROM batches"
+        " LEFT JOIN groups ON groups.batch_step = batches.step GROUP BY batches.step ORDER BY batches.step"
+    )
+    return [
+        {
+            "step": row["step"],
+            "formed_s": row["formed_at"] - begun,
+            "groups": row["groups"],
+            "generated_groups": row["generated"],
+            "max_age": row["oldest"] or 0,
+            **{f"dropped_{reason}": count for reason, count in json.loads(row["dropped"]).items()},
+        }
+        for row in rows
+    ]
