@@ -1,0 +1,145 @@
+"""Text to tokens and back, without torch: a Hugging Face tokenizer file and a sandboxed chat template.
+
+The one place where chat template, system prompt, target-length instruction and think tag come together, so that worker,
+validator and trainer see exactly the same prompt tokens. Built from bytes, as they come with a run descriptor.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from shoal.errors import ConfigError
+from shoal.tasks.model import Task
+from shoal.tasks.verifiers import THINK_OPEN
+
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+GENERATION_CONFIG_FILE = "generation_config.json"
+CODEC_FILES = (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, TEMPLATE_FILE, GENERATION_CONFIG_FILE)
+
+
+class TextCodec:
+    def __init__(
+        self, tokenizer: Tokenizer, template: Template, names: Mapping[str, str], eos_token_ids: tuple[int, ...]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._names = names
+        self.eos_token_ids = eos_token_ids
+        self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> "TextCodec":
+        """From the bytes of tokenizer.json, tokenizer_config.json and, if they exist, the template and generation config."""
+        for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
+            if name not in files:
+                raise ConfigError(f"The model has no {name}.", hint="A fast Hugging Face tokenizer is needed.")
+        tokenizer = _parse_tokenizer(files[TOKENIZER_FILE])
+        settings = _parse_json(files[TOKENIZER_CONFIG_FILE], TOKENIZER_CONFIG_FILE)
+        generation = _parse_json(files.get(GENERATION_CONFIG_FILE, b"{}"), GENERATION_CONFIG_FILE)
+        names = _special_names(settings)
+        return cls(tokenizer, _compile(_template_text(files, settings)), names, _eos_ids(tokenizer, names, generation))
+
+    @classmethod
+    def from_directory(cls, path: Path) -> "TextCodec":
+        return cls.from_files({name: (path / name).read_bytes() for name in CODEC_FILES if (path / name).is_file()})
+
+    def prompt_tokens(
+        self, task: Task, target_length: int, *, system_prompt: str, length_instruction: str
+    ) -> list[int]:
+        """The chat up to and including the opened think tag; a target length of 0 leaves the instruction out."""
+        request = task.prompt
+        if target_length:
+            request = f"{request} {length_instruction.replace('{target}', str(target_length))}"
+        messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        return self.encode(self._render([*messages, {"role": "user", "content": request}]))
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text that already holds its special tokens."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of output tokens: think tags stay visible, end-of-sequence tokens are dropped."""
+        kept = [token for token in tokens if token not in self.eos_token_ids]
+        return str(self._tokenizer.decode(kept, skip_special_tokens=False))
+
+    def _render(self, messages: list[dict[str, str]]) -> str:
+        try:
+            text = self._template.render(messages=messages, add_generation_prompt=True, **self._names)
+        except TemplateError as error:
+            raise ConfigError(f"The chat template cannot render the prompt: {error}.") from None
+        return text if text.rstrip().endswith(THINK_OPEN) else text + THINK_OPEN
+
+
+def _parse_tokenizer(data: bytes) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(data.decode())
+    except Exception as error:  # the library raises bare Exception for every malformed file
+        raise ConfigError(f"{TOKENIZER_FILE} is not a tokenizer: {error}.") from None
+
+
+def _parse_json(data: bytes, name: str) -> dict[str, Any]:
+    try:
+        tree = json.loads(data)
+    except ValueError as error:
+        raise ConfigError(f"{name} is not JSON: {error}.") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{name} is not a JSON object.")
+    return tree
+
+
+def _special_names(settings: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token`, `eos_token` and the like, as templates use them; older files nest the text in an object."""
+    names = {key: value.get("content") if isinstance(value, dict) else value for key, value in settings.items()}
+    return {key: value for key, value in names.items() if key.endswith("_token") and isinstance(value, str)}
+
+
+def _template_text(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> str:
+    if TEMPLATE_FILE in files:
+        return files[TEMPLATE_FILE].decode()
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    if not isinstance(template, str):
+        raise ConfigError("The model has no chat template.", hint=f"Put a {TEMPLATE_FILE} beside its tokenizer.")
+    return template
+
+
+def _compile(text: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _fixed_date
+    try:
+        return environment.from_string(text)
+    except TemplateError as error:
+        raise ConfigError(f"The chat template is malformed: {error}.") from None
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _fixed_date(form: str) -> str:
+    # Templates that print today's date would give worker and validator different prompts around midnight.
+    return datetime(2025, 1, 1).strftime(form)
+
+
+def _eos_ids(tokenizer: Tokenizer, names: Mapping[str, str], generation: Mapping[str, Any]) -> tuple[int, ...]:
+    declared = generation.get("eos_token_id", [])
+    ids = set(declared if isinstance(declared, list) else [declared])
+    if "eos_token" in names:
+        ids.add(tokenizer.token_to_id(names["eos_token"]))
+    ids.discard(None)
+    if not ids:
+        raise ConfigError(
+            "The model names no end-of-sequence token.", hint=f"Set eos_token in {TOKENIZER_CONFIG_FILE}."
+        )
+    return tuple(sorted(ids))

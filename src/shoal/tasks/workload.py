@@ -1,0 +1,105 @@
+"""From a slot seed to prompts, and from tokens to rewards: the code that worker and validator share.
+
+Built from the run descriptor alone. A worker uses it to know what to do, a validator to know what should have been done; if the
+two ever differed, honest work would be refused, so there is one implementation.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal.errors import ConfigError
+from shoal.protocol.assignment import assign
+from shoal.protocol.descriptor import RunDescriptor
+from shoal.protocol.rollouts import RolloutLimits
+from shoal.tasks.codec import TextCodec
+from shoal.tasks.model import Task, TaskSets
+from shoal.tasks.rewards import length_penalty
+from shoal.tasks.sources import load_tasks
+from shoal.tasks.verifiers import score
+
+PROOF_HEADER_BYTES = 2
+PROOF_VALUE_BYTES = 2
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """One sample that a slot asks for."""
+
+    group: int
+    sample: int
+    task: Task
+    target_length: int
+    prompt_tokens: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Reward:
+    task_reward: float
+    length_penalty: float
+    total: float
+    why: str
+    exact: bool
+
+
+class Workload:
+    def __init__(self, descriptor: RunDescriptor, codec: TextCodec, tasks: TaskSets) -> None:
+        if tasks.train.digest != descriptor.task_set_digest:
+            raise ConfigError(
+                "The task set made here is not the one of the run.",
+                hint="Install the release that the run's owner uses.",
+            )
+        self.descriptor, self.codec, self.tasks = descriptor, codec, tasks
+
+    @classmethod
+    def build(cls, descriptor: RunDescriptor, files: Mapping[str, bytes]) -> "Workload":
+        return cls(descriptor, TextCodec.from_files(files), load_tasks(descriptor.tasks))
+
+    def items(self, slot_seed: bytes) -> list[WorkItem]:
+        """Every sample of a slot, group by group."""
+        rollouts = self.descriptor.rollouts
+        assignments = assign(
+            slot_seed,
+            task_count=len(self.tasks.train),
+            tasks_per_slot=rollouts.tasks_per_slot,
+            group_size=rollouts.group_size,
+            target_lengths=self.descriptor.reward.target_lengths,
+        )
+        items = []
+        for assignment in assignments:
+            task = self.tasks.train[assignment.task_index]
+            prompt = self.prompt_tokens(task, assignment.target_length)
+            items += [
+                WorkItem(assignment.group, sample, task, assignment.target_length, prompt, seed)
+                for sample, seed in enumerate(assignment.sampling_seeds)
+            ]
+        return items
+
+    def prompt_tokens(self, task: Task, target_length: int) -> tuple[int, ...]:
+        settings = self.descriptor.tasks
+        tokens = self.codec.prompt_tokens(
+            task,
+            target_length,
+            system_prompt=settings.system_prompt,
+            length_instruction=settings.length_instruction,
+        )
+        return tuple(tokens)
+
+    def reward(self, task: Task, target_length: int, output_tokens: Sequence[int]) -> Reward:
+        verdict = score(task, self.codec.decode(output_tokens))
+        penalty = length_penalty(target_length, len(output_tokens), self.descriptor.reward.length_alpha)
+        return Reward(verdict.reward, penalty, verdict.reward - penalty, verdict.why, verdict.exact)
+
+    def chunk_count(self, output_tokens: int) -> int:
+        return -(-output_tokens // self.descriptor.chunk_tokens)
+
+    @property
+    def limits(self) -> RolloutLimits:
+        rollouts = self.descriptor.rollouts
+        proof_bytes = PROOF_HEADER_BYTES + PROOF_VALUE_BYTES * self.descriptor.top_k
+        return RolloutLimits(
+            rows=rollouts.tasks_per_slot * rollouts.group_size,
+            prompt_tokens=rollouts.max_prompt_tokens,
+            output_tokens=rollouts.max_new_tokens,
+            proof_bytes=proof_bytes * self.chunk_count(rollouts.max_new_tokens),
+        )
