@@ -1,0 +1,104 @@
+"""Training state on disk: whole or absent, the last N, readable at any world size.
+
+A checkpoint is a directory `step-00000012` in torch's distributed format with fully qualified names, so that another number
+of ranks can read it, plus `trainer.json`. It is written under a temporary name and renamed when every byte is synced; what
+a killed process left behind under a temporary name is never read and is removed by the next save.
+"""
+
+import json
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+from torch.optim import Optimizer
+
+from shoal.errors import ShoalError
+from shoal.files import TEMPORARY_PREFIX, write_atomic
+from shoal.training.distributed import World
+
+# One process is a normal way to train; torch warns about it on every save and load.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+
+
+class CheckpointError(ShoalError):
+    """A checkpoint that is missing or does not fit."""
+
+    code = "checkpoint"
+
+
+class Checkpoints:
+    def __init__(self, directory: Path, world: World, *, keep: int) -> None:
+        self.directory = directory
+        self._world = world
+        self._keep = keep
+
+    def steps(self) -> list[int]:
+        """Steps that can be resumed, oldest first."""
+        return sorted(int(path.name.removeprefix("step-")) for path in self.directory.glob("step-*"))
+
+    def save(self, step: int, model: nn.Module, optimiser: Optimizer, facts: dict[str, Any]) -> Path:
+        """Write step's state; a step that is already there is left alone, since training is deterministic."""
+        final = self._path(step)
+        if final.exists():
+            return final
+        temporary = self.directory / f"{TEMPORARY_PREFIX}step-{step:08d}"
+        if self._world.is_main:
+            self._remove_leftovers()
+            temporary.mkdir(parents=True)
+            write_atomic(temporary / "trainer.json", json.dumps({"step": step, **facts}, indent=2).encode())
+        self._world.barrier()
+        weights, moments = get_state_dict(model, optimiser)
+        save_distributed(
+            {"model": weights, "optimiser": moments}, checkpoint_id=temporary, no_dist=self._world.size == 1
+        )
+        if self._world.is_main:
+            os.replace(temporary, final)
+            _sync_directory(self.directory)
+            self._prune()
+        self._world.barrier()
+        return final
+
+    def load(self, step: int, model: nn.Module, optimiser: Optimizer) -> dict[str, Any]:
+        """Read step's state into model and optimiser; returns the facts saved with it."""
+        path = self._path(step)
+        try:
+            facts: dict[str, Any] = json.loads((path / "trainer.json").read_bytes())
+        except (OSError, ValueError):
+            known = ", ".join(map(str, self.steps())) or "none"
+            raise CheckpointError(
+                f"There is no checkpoint of step {step} in {self.directory}.", hint=f"There: {known}."
+            ) from None
+        weights, moments = get_state_dict(model, optimiser)
+        state: dict[str, Any] = {"model": weights, "optimiser": moments}
+        load_distributed(state, checkpoint_id=path, no_dist=self._world.size == 1)
+        set_state_dict(model, optimiser, model_state_dict=state["model"], optim_state_dict=state["optimiser"])
+        return facts
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"step-{step:08d}"
+
+    def _remove_leftovers(self) -> None:
+        for leftover in self.directory.glob(f"{TEMPORARY_PREFIX}*"):
+            shutil.rmtree(leftover)
+
+    def _prune(self) -> None:
+        for step in self.steps()[: -self._keep]:
+            path = self._path(step)
+            # Renamed first: a checkpoint that is half removed must not look whole.
+            doomed = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
+            os.replace(path, doomed)
+            shutil.rmtree(doomed)
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,79 @@
+"""The processes that train together: one, or those that torchrun started.
+
+Everything the trainer needs of `torch.distributed` goes through a `World`, whose operations do nothing when it has one
+member. Metric sums and decisions are reduced here, so every rank reports and does the same.
+"""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Thing = TypeVar("Thing")
+
+COLLECTIVE_TIMEOUT_S = 1800
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class World:
+    """One rank's view of all ranks."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = CPU
+
+    @classmethod
+    def join(cls, device: str = "auto") -> "World":
+        """The world torchrun describes in the environment, or the world of one process."""
+        kind = _device_kind(device)
+        size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+        place = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+        if kind == "cuda":
+            torch.cuda.set_device(place)
+        if size > 1 and not dist.is_initialized():
+            backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S))
+        return cls(dist.get_rank() if size > 1 else 0, size, place)
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def max(self, values: Tensor) -> Tensor:
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def share(self, thing: Thing | None) -> Thing:
+        """What rank 0 holds, on every rank."""
+        box: list[Any] = [thing]
+        if self.size > 1:
+            dist.broadcast_object_list(box, src=0)
+        shared: Thing = box[0]
+        return shared
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def leave(self) -> None:
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _reduce(self, values: Tensor, operation: "dist.ReduceOp.RedOpType") -> Tensor:
+        if self.size > 1:
+            values = values.clone()
+            dist.all_reduce(values, operation)
+        return values
+
+
+def _device_kind(device: str) -> str:
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"

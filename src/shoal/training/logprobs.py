@@ -1,0 +1,111 @@
+"""Log-probabilities and entropies of chosen tokens without the logits of the whole bin.
+
+The LM head runs over chunks of tokens; the backward pass recomputes each chunk's logits, so memory is one chunk × vocabulary
+whatever the batch. Shapes: N tokens, D model width, V vocabulary, C tokens of a chunk.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+CHUNK_ELEMENTS = 1 << 24
+"""Logits alive at once: 64 MB in fp32."""
+
+
+def token_logprobs(
+    states_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    *,
+    temperature: float,
+    softcap: float = 0.0,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[Tensor, Tensor]:
+    """log_softmax(logits/T) at the targets, and the entropy −Σ p·log p of the same distribution; both fp32."""
+    chunk = max(1, chunk_elements // weight_VD.shape[0])
+    logprobs_N, entropies_N = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
+        states_ND, weight_VD, bias_V, targets_N, 1.0 / temperature, softcap, chunk
+    )
+    return logprobs_N, entropies_N
+
+
+def _logits(states_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, scale: float, softcap: float) -> Tensor:
+    logits_CV = torch.nn.functional.linear(states_CD, weight_VD, bias_V).float()
+    if softcap:
+        logits_CV = torch.tanh(logits_CV / softcap) * softcap
+    return logits_CV.mul_(scale)
+
+
+class _ChunkedHead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        states_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        scale: float,
+        softcap: float,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs_N = states_ND.new_empty(len(states_ND), dtype=torch.float32)
+        entropies_N = torch.empty_like(logprobs_N)
+        for start in range(0, len(states_ND), chunk):
+            part = slice(start, start + chunk)
+            logits_CV = _logits(states_ND[part], weight_VD, bias_V, scale, softcap)
+            chosen_C = logits_CV.gather(1, targets_N[part, None])[:, 0]
+            logits_CV -= (top_C := logits_CV.amax(1, keepdim=True))
+            exp_CV = logits_CV.exp()
+            total_C = exp_CV.sum(1)
+            entropies_N[part] = total_C.log() - torch.linalg.vecdot(exp_CV, logits_CV) / total_C
+            logprobs_N[part] = chosen_C - top_C[:, 0] - total_C.log()
+        saved = (states_ND, weight_VD, bias_V, targets_N, entropies_N)
+        ctx.save_for_backward(*saved)  # type: ignore[arg-type]  # None is kept as None
+        ctx.set_materialize_grads(False)
+        ctx.settings = (scale, softcap, chunk)  # type: ignore[attr-defined]
+        return logprobs_N, entropies_N
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        states_ND, weight_VD, bias_V, targets_N, entropies_N = ctx.saved_tensors
+        scale, softcap, chunk = ctx.settings
+        grad_states_ND = torch.empty_like(states_ND)
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
+        for start in range(0, len(states_ND), chunk):
+            part = slice(start, start + chunk)
+            logits_CV = _logits(states_ND[part], weight_VD, bias_V, scale, softcap)
+            grads = tuple(None if gradient is None else gradient[part] for gradient in gradients)
+            grad_CV = _grad_scaled_logits(logits_CV, targets_N[part], entropies_N[part], *grads)
+            grad_CV *= scale
+            if softcap:
+                grad_CV *= 1 - (logits_CV / (scale * softcap)) ** 2
+            grad_CV = grad_CV.to(weight_VD.dtype)
+            grad_states_ND[part] = grad_CV @ weight_VD
+            grad_weight_VD += grad_CV.T @ states_ND[part]
+            if grad_bias_V is not None:
+                grad_bias_V += grad_CV.sum(0)
+        grad_bias = None if bias_V is None or grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
+        return grad_states_ND, grad_weight_VD.to(weight_VD.dtype), grad_bias, None, None, None, None
+
+
+def _grad_scaled_logits(
+    logits_CV: Tensor,
+    targets_C: Tensor,
+    entropies_C: Tensor,
+    grad_logprob_C: Tensor | None,
+    grad_entropy_C: Tensor | None,
+) -> Tensor:
+    """∂log p_t/∂z = 1_t − p ;  ∂H/∂z = −p·(log p + H)."""
+    logprobs_CV = torch.log_softmax(logits_CV, dim=1)
+    probs_CV = logprobs_CV.exp()
+    grad_CV = torch.zeros_like(probs_CV)
+    if grad_entropy_C is not None:
+        grad_CV -= probs_CV * (logprobs_CV + entropies_C[:, None]) * grad_entropy_C[:, None]
+    if grad_logprob_C is not None:
+        grad_CV -= probs_CV * grad_logprob_C[:, None]
+        grad_CV.scatter_add_(1, targets_C[:, None], grad_logprob_C[:, None])
+    return grad_CV

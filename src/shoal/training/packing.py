@@ -1,0 +1,112 @@
+"""Which completions share a forward pass: families of one prompt, first-fit-decreasing bins, ranks of equal load.
+
+A family stores its prompt once, however many completions follow it. A bin holds whole families up to a token budget; a
+completion is never cut, so one that exceeds the budget has a bin of its own. Pure integers: no torch, no I/O.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Family:
+    """Completions of one prompt, by their index in the batch."""
+
+    prompt_length: int
+    members: tuple[int, ...]
+    tokens: int
+    """Positions the model computes: the prompt once, and each completion without its last token, which predicts nothing."""
+
+
+def form_families(
+    prompts: Sequence[Sequence[int]], output_lengths: Sequence[int], capacity: int, *, share: bool = True
+) -> list[Family]:
+    """Completions with equal prompts together, split where they would exceed the capacity of a bin."""
+    by_prompt: dict[tuple[object, ...], list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        by_prompt.setdefault(tuple(prompt) if share else (index,), []).append(index)
+    families: list[Family] = []
+    for members in by_prompt.values():
+        families += _split_family(len(prompts[members[0]]), members, output_lengths, capacity)
+    return families
+
+
+def _split_family(
+    prompt_length: int, members: Sequence[int], output_lengths: Sequence[int], capacity: int
+) -> list[Family]:
+    families: list[Family] = []
+    chosen: list[int] = []
+    tokens = prompt_length
+    for member in members:
+        extra = output_lengths[member] - 1
+        if chosen and tokens + extra > capacity:
+            families.append(Family(prompt_length, tuple(chosen), tokens))
+            chosen, tokens = [], prompt_length
+        chosen.append(member)
+        tokens += extra
+    families.append(Family(prompt_length, tuple(chosen), tokens))
+    return families
+
+
+def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
+    """Bins of item indices; never more than 11/9 of the optimum + 1 bins (Johnson 1973). Equal sizes keep their order."""
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for item in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        number = next((number for number, free in enumerate(room) if sizes[item] <= free), len(bins))
+        if number == len(bins):
+            bins.append([])
+            room.append(max(capacity, sizes[item]))
+        bins[number].append(item)
+        room[number] -= sizes[item]
+    return bins
+
+
+def balance(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """Items dealt to parts, largest first to the lightest part: loads differ by at most the largest item."""
+    shares: list[list[int]] = [[] for _ in range(parts)]
+    loads = [0] * parts
+    for item in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        lightest = loads.index(min(loads))
+        shares[lightest].append(item)
+        loads[lightest] += sizes[item]
+    return shares
+
+
+def pack(families: Sequence[Family], capacity: int, *, parts: int = 1) -> list[list[list[Family]]]:
+    """For each part (rank) its bins of families. All parts have equally many bins; a missing one is empty, never a repeat."""
+    sizes = [family.tokens for family in families]
+    packed = []
+    for share in balance(sizes, parts):
+        bins = first_fit_decreasing([sizes[item] for item in share], capacity)
+        packed.append([[families[share[item]] for item in chosen] for chosen in bins])
+    return _equal_counts(packed)
+
+
+def pack_padded(families: Sequence[Family], capacity: int, *, parts: int = 1) -> list[list[list[Family]]]:
+    """As `pack`, for models that need plain rows: a bin holds rows of similar length, and padding counts against its budget."""
+    sizes = [family.tokens for family in families]
+    packed = []
+    for share in balance(sizes, parts):
+        bins: list[list[Family]] = []
+        for item in share:
+            if not bins or (len(bins[-1]) + 1) * bins[-1][0].tokens > capacity:
+                bins.append([])
+            bins[-1].append(families[item])
+        packed.append(bins)
+    return _equal_counts(packed)
+
+
+def _equal_counts(packed: Sequence[list[list[Family]]]) -> list[list[list[Family]]]:
+    most = max(len(bins) for bins in packed)
+    return [bins + [[] for _ in range(most - len(bins))] for bins in packed]
+
+
+def similar_lengths(lengths: Sequence[int], *, tolerance: float = 0.75) -> list[list[int]]:
+    """Rows that may be padded to one length: in each block the shortest has at least `tolerance` of the longest."""
+    blocks: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if not blocks or lengths[row] < tolerance * lengths[blocks[-1][0]]:
+            blocks.append([])
+        blocks[-1].append(row)
+    return blocks

@@ -1,0 +1,150 @@
+"""What a training step says about itself: one flat record, equal on every rank.
+
+Rewards, ages and lengths come from the groups, which every rank holds; token statistics are summed over micro-batches and
+reduced over ranks once per step. A fraction over nothing is 0.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.training.distributed import World
+from shoal.training.losses import TokenLoss, k3_divergence
+from shoal.training.samples import Group
+
+SUMS = (
+    "tokens", "loss", "policy_loss", "ratio", "entropy", "kl_update", "kl_reference", "kl_behaviour", "behaviour_tokens",
+    "correction", "raised_tokens", "raised_clipped", "lowered_tokens", "lowered_clipped",
+)  # fmt: skip
+
+
+@dataclass
+class StepReport:
+    """Metrics of one step; means are per trained token unless the name says otherwise."""
+
+    step: int
+    policy_version: int = 0
+    groups: int = 0
+    samples: int = 0
+    trained_tokens: int = 0
+    reward_mean: float = 0.0
+    reward_std: float = 0.0
+    task_reward_mean: float = 0.0
+    length_term_mean: float = 0.0
+    output_length_mean: float = 0.0
+    truncation_rate: float = 0.0
+    zero_signal_fraction: float = 0.0
+    age_mean: float = 0.0
+    age_histogram: dict[int, int] = field(default_factory=dict)
+    loss: float = 0.0
+    policy_loss: float = 0.0
+    entropy: float = 0.0
+    ratio_mean: float = 0.0
+    ratio_max: float = 0.0
+    clip_fraction_positive: float = 0.0
+    clip_fraction_negative: float = 0.0
+    kl_update: float = 0.0
+    kl_reference: float = 0.0
+    kl_behaviour: float = 0.0
+    behaviour_fraction: float = 0.0
+    correction_mean: float = 0.0
+    grad_norm_mean: float = 0.0
+    grad_norm_max: float = 0.0
+    grad_clip_fraction: float = 0.0
+    learning_rate: float = 0.0
+    optimiser_steps: int = 0
+    tokens_per_s: float = 0.0
+    old_logprobs_s: float = 0.0
+    update_s: float = 0.0
+    step_s: float = 0.0
+    checkpoint_s: float = 0.0
+    wait_rollouts_s: float = 0.0
+    wait_weights_s: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class TokenSums:
+    """Running sums over trained tokens, on the device of the model, so that no micro-batch waits for a copy."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device if device.type != "mps" else "cpu")
+        self._ratio_max = torch.zeros((), dtype=torch.float64, device=self._sums.device)
+
+    @torch.no_grad()
+    def add(self, **values: Tensor) -> None:
+        row = [values[name].sum().double() if name in values else self._sums.new_zeros(()) for name in SUMS]
+        self._sums += torch.stack(row)
+        if values["ratio"].numel():
+            self._ratio_max = torch.maximum(self._ratio_max, values["ratio"].max().double())
+
+    def reduce(self, world: World) -> dict[str, float]:
+        totals = dict(zip(SUMS, world.sum(self._sums).tolist(), strict=True))
+        totals["ratio_max"] = float(world.max(self._ratio_max))
+        return totals
+
+
+def token_statistics(
+    logprobs_N: Tensor, old_N: Tensor, entropies_N: Tensor, advantages_N: Tensor, behaviour_N: Tensor, loss: TokenLoss
+) -> dict[str, Tensor]:
+    """Per-token values to sum, without gradients."""
+    logprobs_N = logprobs_N.detach()
+    known = ~behaviour_N.isnan()
+    raised, lowered = advantages_N > 0, advantages_N < 0
+    return {
+        "tokens": torch.ones_like(logprobs_N),
+        "ratio": torch.exp(logprobs_N - old_N),
+        "entropy": entropies_N.detach(),
+        "kl_update": k3_divergence(old_N, logprobs_N),
+        "kl_behaviour": torch.where(known, k3_divergence(behaviour_N, old_N), 0.0),
+        "behaviour_tokens": known,
+        "raised_tokens": raised,
+        "raised_clipped": raised & loss.clipped_N,
+        "lowered_tokens": lowered,
+        "lowered_clipped": lowered & loss.clipped_N,
+    }
+
+
+def describe_groups(step: int, groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> StepReport:
+    samples = [sample for group in groups for sample in group.samples]
+    rewards = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
+    ages = [step - sample.policy_version for sample in samples]
+    task_reward_mean = fmean(sample.task_reward for sample in samples)
+    return StepReport(
+        step=step,
+        policy_version=step + 1,
+        groups=len(groups),
+        samples=len(samples),
+        reward_mean=float(rewards.mean()),
+        reward_std=float(rewards.std(correction=0)),
+        task_reward_mean=task_reward_mean,
+        length_term_mean=float(rewards.mean()) - task_reward_mean,
+        output_length_mean=fmean(len(sample.output_tokens) for sample in samples),
+        truncation_rate=fmean(sample.truncated for sample in samples),
+        zero_signal_fraction=fmean(not any(values) for values in advantages),
+        age_mean=fmean(ages),
+        age_histogram=dict(sorted(Counter(ages).items())),
+    )
+
+
+def fill_token_means(report: StepReport, totals: dict[str, float]) -> None:
+    tokens = totals["tokens"]
+    for name in ("loss", "policy_loss", "entropy", "kl_update", "kl_reference"):
+        setattr(report, name, _share(totals[name], tokens))
+    report.ratio_mean = _share(totals["ratio"], tokens)
+    report.ratio_max = totals["ratio_max"]
+    report.correction_mean = _share(totals["correction"], tokens)
+    report.kl_behaviour = _share(totals["kl_behaviour"], totals["behaviour_tokens"])
+    report.behaviour_fraction = _share(totals["behaviour_tokens"], tokens)
+    report.clip_fraction_positive = _share(totals["raised_clipped"], totals["raised_tokens"])
+    report.clip_fraction_negative = _share(totals["lowered_clipped"], totals["lowered_tokens"])
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

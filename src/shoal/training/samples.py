@@ -1,0 +1,53 @@
+"""What the trainer consumes: groups of validated completions of one task.
+
+Rewards come from the validator; advantages are computed here and never accepted from outside. Behaviour log-probabilities
+are present only where a validator computed them; `None` means that nobody trusted has seen them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shoal.errors import ShoalError
+
+
+class BatchError(ShoalError):
+    """A batch that cannot be trained on."""
+
+    code = "bad_batch"
+
+
+@dataclass
+class Sample:
+    """One completion. `output_tokens` ends with EOS unless `truncated`."""
+
+    prompt_tokens: Sequence[int]
+    output_tokens: Sequence[int]
+    reward: float
+    task_reward: float
+    behaviour_logprobs: Sequence[float] | None = None
+    policy_version: int = 0
+    truncated: bool = False
+
+
+@dataclass
+class Group:
+    """All completions of one task in one slot; they are compared with each other."""
+
+    group_id: str
+    samples: list[Sample] = field(default_factory=list)
+
+
+def check_groups(groups: Sequence[Group]) -> None:
+    """Refuse what would silently train on nonsense."""
+    if not groups:
+        raise BatchError("The batch holds no groups.", hint="Wait for accepted rollouts before training.")
+    for group in groups:
+        for number, sample in enumerate(group.samples):
+            where = f"Sample {number} of group {group.group_id}"
+            if not sample.prompt_tokens or not sample.output_tokens:
+                raise BatchError(f"{where} has an empty prompt or an empty completion.")
+            logprobs = sample.behaviour_logprobs
+            if logprobs is not None and len(logprobs) != len(sample.output_tokens):
+                raise BatchError(
+                    f"{where} has {len(logprobs)} log-probabilities for {len(sample.output_tokens)} tokens."
+                )

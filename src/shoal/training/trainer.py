@@ -1,0 +1,235 @@
+"""The training engine: groups in, the next policy version out (DESIGN section 5).
+
+`train_step` recomputes the old log-probabilities of the whole batch, then takes one optimiser step per mini-batch. The loss is
+summed over tokens and divided by the mini-batch's global token weight. Given the same groups, seed and thread count the
+weights are bit-identical, across kills and resumes; after an error the object must not be used again.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from shoal.broadcast import WireTensor
+from shoal.config import TrainingConfig
+from shoal.errors import ConfigError, ShoalError
+from shoal.policy.models import unique_tensors
+from shoal.training.advantages import ADVANTAGES
+from shoal.training.batch import Member, MicroBatch, MiniBatch, build_minibatch, choose_members, split_groups
+from shoal.training.checkpoints import Checkpoints
+from shoal.training.corrections import CORRECTIONS
+from shoal.training.distributed import World
+from shoal.training.losses import LOSSES, TokenBatch, k3_divergence
+from shoal.training.model import PolicyModel, load_policy
+from shoal.training.registry import find_function
+from shoal.training.reports import StepReport, TokenSums, describe_groups, fill_token_means, token_statistics
+from shoal.training.samples import Group, check_groups
+
+
+class DivergedError(ShoalError):
+    """Training left the region in which its numbers mean anything; the last checkpoint is good."""
+
+    code = "diverged"
+
+
+class Trainer:
+    """Owns the fp32 weights, the optimiser and their checkpoints."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        model_dir: Path,
+        *,
+        work_dir: Path,
+        temperature: float,
+        seed: int,
+        max_new_tokens: int = 0,
+        world: World | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if config.overlong == "penalise" and not max_new_tokens:
+            raise ConfigError("training.overlong = 'penalise' needs the completion limit.")
+        self.config = config
+        self.world = world or World.join(config.device)
+        self.step = 0
+        """Next step to train, and the version of the current weights."""
+        self.updates = 0
+        """Optimiser steps taken."""
+        self._seed = seed
+        self._max_new_tokens = max_new_tokens
+        self._clock = clock
+        self._advantage = find_function("advantage", config.advantage, ADVANTAGES)
+        self._loss = find_function("loss", config.loss, LOSSES)
+        self._correction = find_function("correction", config.correction, CORRECTIONS)
+        self.policy = load_policy(model_dir, temperature=temperature, device=self.world.device)
+        self._reference = (
+            load_policy(model_dir, temperature=temperature, device=self.world.device).requires_grad_(False)
+            if config.kl_beta
+            else None
+        )
+        self._optimiser = torch.optim.AdamW(
+            self.policy.parameters(),
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self._checkpoints = Checkpoints(work_dir / "checkpoints", self.world, keep=config.keep_checkpoints)
+
+    def train_step(self, groups: Sequence[Group]) -> StepReport:
+        """Train on one batch; every rank passes the same groups."""
+        check_groups(groups)
+        started = self._clock()
+        members = choose_members(groups, self._advantage, self.config, self._max_new_tokens)
+        report = describe_groups(self.step, groups, [[member.advantage for member in group] for group in members])
+        minibatches = [
+            self._build(part) for part in split_groups(members, self.config.minibatches, self._seed, self.step)
+        ]
+        self._recompute_logprobs(minibatches)
+        report.old_logprobs_s = self._clock() - started
+        sums = TokenSums(self.world.device)
+        norms = [self._update(part, sums) for _ in range(self.config.epochs) for part in minibatches]
+        self._finish(report, sums, norms, started)
+        self._check_divergence(report)
+        self.step += 1
+        return report
+
+    def save(self) -> Path:
+        """Write a checkpoint of the current step."""
+        return self._checkpoints.save(self.step, self.policy.model, self._optimiser, {"updates": self.updates})
+
+    def resume(self) -> bool:
+        """Continue from the newest checkpoint; False if there is none, and training starts at step 0."""
+        steps = self._checkpoints.steps()
+        if not steps:
+            return False
+        facts = self._checkpoints.load(steps[-1], self.policy.model, self._optimiser)
+        self.step, self.updates = steps[-1], int(facts["updates"])
+        return True
+
+    def wire_tensors(self) -> Iterator[WireTensor]:
+        """The weights in bf16, gathered tensor by tensor; every rank must iterate to the end."""
+        for name, tensor in unique_tensors(self.policy.model).items():
+            bf16 = tensor.detach().to(torch.bfloat16)
+            whole = (bf16.full_tensor() if isinstance(bf16, DTensor) else bf16).cpu().contiguous()
+            data = whole.view(torch.uint8).numpy().reshape(-1).data
+            yield WireTensor(name=name, dtype="bfloat16", shape=tuple(tensor.shape), data=data)
+
+    def _build(self, members: Sequence[Member]) -> MiniBatch:
+        return build_minibatch(
+            members,
+            self.config.micro_batch_tokens,
+            packed=self.policy.packed,
+            rank=self.world.rank,
+            ranks=self.world.size,
+            device=self.world.device,
+        )
+
+    @torch.no_grad()
+    def _recompute_logprobs(self, minibatches: Sequence[MiniBatch]) -> None:
+        """Old and reference log-probabilities of the whole batch, before the first update.
+
+        The first mini-batch is left out: its own forward pass runs on the same weights and the same bins, bit for bit.
+        """
+        for number, minibatch in enumerate(minibatches):
+            for part in minibatch.parts:
+                if number > 0:
+                    part.old_N = self._forward(self.policy, part)[0]
+                if self._reference is not None:
+                    part.reference_N = self._forward(self._reference, part)[0]
+
+    def _forward(self, policy: PolicyModel, part: MicroBatch) -> tuple[Tensor, Tensor]:
+        with self._precision():
+            logprobs_N, entropies_N = policy(part.bin)
+        return logprobs_N, entropies_N
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.compute_dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.world.device.type, dtype=self.compute_dtype)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        automatic = "bfloat16" if self.world.device.type == "cuda" else "float32"
+        name = automatic if self.config.compute_dtype == "auto" else self.config.compute_dtype
+        return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+    def _update(self, minibatch: MiniBatch, sums: TokenSums) -> float:
+        """One optimiser step; returns the gradient norm before clipping."""
+        for part in minibatch.parts:
+            # FSDP averages gradients over ranks, the loss is a sum over them.
+            loss = self._part_loss(part, sums) * (self.world.size / minibatch.total_weight)
+            torch.autograd.backward(loss)
+        total = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
+        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
+        if not math.isfinite(norm):
+            raise DivergedError(
+                f"The gradient of step {self.step} is not finite.",
+                hint="Resume from the last checkpoint with a lower learning rate or a tighter clip.",
+            )
+        for group in self._optimiser.param_groups:
+            group["lr"] = learning_rate(self.config, self.updates)
+        self._optimiser.step()
+        self._optimiser.zero_grad()
+        self.updates += 1
+        return norm
+
+    def _part_loss(self, part: MicroBatch, sums: TokenSums) -> Tensor:
+        """Weighted sum over the tokens of one bin."""
+        logprobs_N, entropies_N = self._forward(self.policy, part)
+        if part.old_N is None:
+            part.old_N = logprobs_N.detach()
+        tokens = TokenBatch(logprobs_N, part.old_N, part.advantages_N, part.bin.row_N, part.bin.rows)
+        policy_loss = self._loss(tokens, self.config)
+        correction_N = self._correction_weights(part, part.old_N)
+        loss_N = policy_loss.loss_N * correction_N
+        statistics = token_statistics(
+            logprobs_N, part.old_N, entropies_N, part.advantages_N, part.behaviour_N, policy_loss
+        )
+        statistics |= {"policy_loss": loss_N.detach(), "correction": correction_N}
+        if part.reference_N is not None:
+            kl_N = k3_divergence(logprobs_N, part.reference_N)
+            statistics["kl_reference"] = kl_N.detach()
+            loss_N = loss_N + self.config.kl_beta * kl_N
+        if self.config.entropy_eta:
+            loss_N = loss_N - self.config.entropy_eta * entropies_N
+        sums.add(loss=loss_N.detach(), **statistics)
+        return (loss_N * part.weights_N).sum()
+
+    def _correction_weights(self, part: MicroBatch, old_N: Tensor) -> Tensor:
+        known = ~part.behaviour_N.isnan()
+        log_ratio_N = torch.where(known, old_N - part.behaviour_N, 0.0)
+        weights_N = self._correction(log_ratio_N, part.bin.row_N, part.bin.rows, self.config.correction_cap)
+        return torch.where(known, weights_N, 1.0)
+
+    def _finish(self, report: StepReport, sums: TokenSums, norms: Sequence[float], started: float) -> None:
+        totals = sums.reduce(self.world)
+        fill_token_means(report, totals)
+        report.trained_tokens = round(totals["tokens"] / self.config.epochs)
+        report.optimiser_steps = len(norms)
+        report.grad_norm_mean = sum(norms) / len(norms) if norms else 0.0
+        report.grad_norm_max = max(norms, default=0.0)
+        report.grad_clip_fraction = sum(norm > self.config.max_grad_norm for norm in norms) / max(1, len(norms))
+        report.learning_rate = learning_rate(self.config, max(0, self.updates - 1))
+        report.step_s = self._clock() - started
+        report.update_s = report.step_s - report.old_logprobs_s
+        report.tokens_per_s = report.trained_tokens / report.step_s if report.step_s else 0.0
+
+    def _check_divergence(self, report: StepReport) -> None:
+        for name in ("kl_update", "kl_behaviour"):
+            value = getattr(report, name)
+            if not math.isfinite(value) or value > self.config.kl_limit:
+                raise DivergedError(
+                    f"{name} of step {self.step} is {value:.3g}, above the limit {self.config.kl_limit:g}.",
+                    hint="Resume from the last checkpoint with a lower learning rate, or raise training.kl_limit.",
+                )
+
+
+def learning_rate(config: TrainingConfig, update: int) -> float:
+    """Linear warm-up over the first optimiser steps, then constant."""
+    return config.learning_rate * min(1.0, (update + 1) / max(1, config.warmup_steps))

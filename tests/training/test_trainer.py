@@ -1,0 +1,190 @@
+"""The engine: deterministic, resumable, and a gradient that does not depend on how the batch was cut."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.config import TrainingConfig
+from shoal.errors import ConfigError
+from shoal.training import BatchError, DivergedError, Group, Sample, Trainer
+from shoal.training.trainer import learning_rate
+
+Groups = Callable[..., list[Group]]
+
+
+def make_trainer(model_dir: Path, work_dir: Path, **settings: Any) -> Trainer:
+    config = TrainingConfig(**{"learning_rate": 1e-3, "warmup_steps": 2, "kl_beta": 0.0, "device": "cpu", **settings})
+    return Trainer(config, model_dir, work_dir=work_dir, temperature=0.9, seed=3, max_new_tokens=9)
+
+
+def weights(trainer: Trainer) -> dict[str, bytes]:
+    return {name: parameter.detach().numpy().tobytes() for name, parameter in trainer.policy.named_parameters()}
+
+
+def test_killed_and_resumed_run_has_the_same_bits(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    straight = make_trainer(model_dir, tmp_path / "straight", kl_beta=0.01)
+    for step in range(4):
+        straight.train_step(groups(step))
+    first = make_trainer(model_dir, tmp_path / "killed", kl_beta=0.01)
+    for step in range(2):
+        first.train_step(groups(step))
+        first.save()
+    first.train_step(groups(2))  # never saved: this work is lost and done again
+    second = make_trainer(model_dir, tmp_path / "killed", kl_beta=0.01)
+    assert second.resume()
+    assert second.step == 2
+    for step in range(2, 4):
+        second.train_step(groups(step))
+    assert weights(second) == weights(straight)
+    assert second.updates == straight.updates
+
+
+def test_resume_without_a_checkpoint_says_so(model_dir: Path, tmp_path: Path) -> None:
+    assert not make_trainer(model_dir, tmp_path).resume()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 20}, {"micro_batch_tokens": 10_000}]
+)
+def test_update_is_the_same_for_any_micro_batching(
+    model_dir: Path, tmp_path: Path, groups: Groups, settings: dict[str, int]
+) -> None:
+    reference = make_trainer(model_dir, tmp_path / "a", kl_beta=0.01, entropy_eta=0.01)
+    other = make_trainer(model_dir, tmp_path / "b", kl_beta=0.01, entropy_eta=0.01, **settings)
+    expected, got = reference.train_step(groups(1)), other.train_step(groups(1))
+    assert got.loss == pytest.approx(expected.loss, abs=1e-5)
+    assert got.grad_norm_max == pytest.approx(expected.grad_norm_max, rel=1e-4)
+    for one, two in zip(reference.policy.parameters(), other.policy.parameters(), strict=True):
+        torch.testing.assert_close(one, two, atol=2e-5, rtol=1e-4)
+
+
+def test_padded_rows_give_the_same_update_as_packed_bins(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    packed, padded = make_trainer(model_dir, tmp_path / "a"), make_trainer(model_dir, tmp_path / "b")
+    assert packed.policy.packed
+    padded.policy.set_packed(False)
+    one, two = packed.train_step(groups(5)), padded.train_step(groups(5))
+    assert two.loss == pytest.approx(one.loss, abs=1e-5)
+    for left, right in zip(packed.policy.parameters(), padded.policy.parameters(), strict=True):
+        torch.testing.assert_close(left, right, atol=2e-5, rtol=1e-4)
+
+
+def test_first_minibatch_starts_at_ratio_one(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    report = make_trainer(model_dir, tmp_path, minibatches=1).train_step(groups(1))
+    assert report.ratio_max == 1.0
+    assert report.kl_update == 0.0
+    assert report.clip_fraction_positive == report.clip_fraction_negative == 0.0
+
+
+def test_later_minibatches_compare_with_the_policy_before_the_first_update(
+    model_dir: Path, tmp_path: Path, groups: Groups
+) -> None:
+    report = make_trainer(model_dir, tmp_path, minibatches=2, learning_rate=1e-2, max_grad_norm=10.0).train_step(
+        groups(1)
+    )
+    assert report.ratio_max != 1.0
+    assert report.kl_update > 0
+    assert report.optimiser_steps == 2
+
+
+def test_rewarded_completion_becomes_more_likely(model_dir: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(model_dir, tmp_path, learning_rate=5e-3, max_grad_norm=1.0)
+    good, bad = [3, 4, 5], [6, 7, 8]
+    batch = [Group("0/0/0", [Sample([1, 2], good, 1.0, 1.0), Sample([1, 2], bad, 0.0, 0.0)])]
+    before = _logprob(trainer, good) - _logprob(trainer, bad)
+    for _ in range(5):
+        trainer.train_step(batch)
+    assert _logprob(trainer, good) - _logprob(trainer, bad) > before + 0.5
+
+
+def _logprob(trainer: Trainer, output: list[int]) -> float:
+    tokens = torch.tensor([[1, 2, *output]])
+    trainer.policy.set_packed(False)
+    with torch.no_grad():
+        logits = trainer.policy.model(tokens).logits[0]
+    trainer.policy.set_packed(True)
+    logprobs = torch.log_softmax(logits / 0.9, -1)
+    return float(sum(logprobs[1 + place, token] for place, token in enumerate(output)))
+
+
+def test_step_reports_what_happened(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    trainer = make_trainer(model_dir, tmp_path, kl_beta=0.1, kl_limit=100.0)
+    trainer.train_step(groups(0))
+    batch = [*groups(1, policy_version=0), *groups(2, policy_version=1, behaviour=True)]
+    batch[0].samples[0].truncated = True
+    report = trainer.train_step(batch)
+    assert (report.step, report.policy_version, report.groups, report.samples) == (1, 2, 8, 32)
+    assert report.age_histogram == {0: 16, 1: 16}
+    assert report.truncation_rate == 1 / 32
+    assert report.reward_mean == 0.5
+    assert report.trained_tokens == sum(len(sample.output_tokens) for group in batch for sample in group.samples)
+    assert 0 < report.behaviour_fraction < 1
+    assert report.kl_behaviour > 0
+    assert report.kl_reference > 0
+    assert report.as_dict()["entropy"] > 0
+
+
+def test_masked_completions_are_not_trained(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    trainer = make_trainer(model_dir, tmp_path, overlong="mask", entropy_eta=0.0)
+    batch = groups(1)
+    for group in batch:
+        for sample in group.samples:
+            sample.truncated = True
+    before = weights(trainer)
+    report = trainer.train_step(batch)
+    assert (report.trained_tokens, report.optimiser_steps) == (0, 0)
+    assert weights(trainer) == before
+    assert trainer.step == 1
+
+
+def test_overlong_completions_lose_reward(model_dir: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(model_dir, tmp_path, overlong="penalise", overlong_buffer=4)
+    samples = [Sample([1], [2] * length, 1.0, 1.0) for length in (3, 9)]
+    assert trainer.train_step([Group("0/0/0", samples)]).zero_signal_fraction == 0.0
+
+
+def test_non_finite_gradient_stops_before_the_weights_change(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    trainer = make_trainer(model_dir, tmp_path, minibatches=1)
+    batch = groups(1)
+    batch[0].samples[0].reward = float("inf")
+    before = weights(trainer)
+    with pytest.raises(DivergedError, match="not finite"):
+        trainer.train_step(batch)
+    assert weights(trainer) == before
+
+
+def test_policy_that_moves_too_far_stops_the_run(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    trainer = make_trainer(model_dir, tmp_path, learning_rate=1.0, warmup_steps=0, kl_limit=0.01)
+    with pytest.raises(DivergedError, match="above the limit"):
+        trainer.train_step(groups(1))
+
+
+def test_wire_tensors_are_bf16_and_name_tied_weights_once(model_dir: Path, tmp_path: Path) -> None:
+    tensors = list(make_trainer(model_dir, tmp_path).wire_tensors())
+    names = [tensor.name for tensor in tensors]
+    assert "lm_head.weight" not in names
+    assert len(set(names)) == len(names)
+    assert all(tensor.dtype == "bfloat16" for tensor in tensors)
+    assert all(len(tensor.data) == 2 * torch.Size(tensor.shape).numel() for tensor in tensors)
+
+
+def test_unusable_batches_are_refused(model_dir: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(model_dir, tmp_path)
+    with pytest.raises(BatchError, match="no groups"):
+        trainer.train_step([])
+    with pytest.raises(BatchError, match="empty"):
+        trainer.train_step([Group("0/0/0", [Sample([1], [], 1.0, 1.0)])])
+    with pytest.raises(BatchError, match="log-probabilities"):
+        trainer.train_step([Group("0/0/0", [Sample([1], [2, 3], 1.0, 1.0, [0.0])])])
+
+
+def test_penalty_without_a_limit_is_refused(model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="limit"):
+        Trainer(TrainingConfig(overlong="penalise"), model_dir, work_dir=tmp_path, temperature=1.0, seed=0)
+
+
+def test_learning_rate_warms_up_linearly() -> None:
+    config = TrainingConfig(learning_rate=1.0, warmup_steps=4)
+    assert [learning_rate(config, update) for update in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
