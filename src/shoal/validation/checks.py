@@ -1,0 +1,217 @@
+"""What is wrong with a submission: pure checks, from cheap to dear, each naming the first thing that does not hold.
+
+`check_claims` runs on every submission: schema → header → assignment → bounds → rewards. `audit` runs where the draw says so
+and needs the policy: one prefill gives the sampling check, the commitments and the log-probabilities. A finding is a reason code
+with one sentence that points at the row.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shoal.errors import ShoalError
+from shoal.policy.engine import Engine, Scored, ScoreRequest
+from shoal.proofs.commitments import ChunkDifference, ProofError, compare_chunks, split_chunks
+from shoal.protocol import api
+from shoal.protocol.rollouts import Rollout, RolloutFileError, RolloutHeader, read_rollouts
+from shoal.protocol.verdicts import Reason
+from shoal.tasks.workload import Reward, WorkItem, Workload
+from shoal.validation.calibration import Limits
+
+REWARD_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Finding:
+    reason: Reason
+    detail: str
+
+
+class RejectedError(ShoalError):
+    """Carries a finding out of nested checks."""
+
+    code = "rejected"
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.finding = Finding(reason, detail)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A submission whose claims hold so far."""
+
+    header: RolloutHeader
+    rollouts: list[Rollout]
+    items: list[WorkItem]
+    rewards: list[Reward]
+
+
+def check_claims(data: bytes, claim: api.Claim, workload: Workload, vocab_size: int) -> Checked:
+    """Everything that can be checked without the policy; raises RejectedError at the first thing that does not hold."""
+    try:
+        header, rollouts = read_rollouts(data, workload.limits)
+    except RolloutFileError as error:
+        raise RejectedError(Reason.SCHEMA, error.message) from None
+    _check_header(header, claim, workload)
+    items = workload.items(bytes.fromhex(claim.lease.slot_seed))
+    _check_assignment(rollouts, items)
+    for number, rollout in enumerate(rollouts):
+        _check_bounds(number, rollout, workload, vocab_size)
+    rewards = [
+        _check_reward(number, rollout, item, workload)
+        for number, (rollout, item) in enumerate(zip(rollouts, items, strict=True))
+    ]
+    return Checked(header, rollouts, items, rewards)
+
+
+def _check_header(header: RolloutHeader, claim: api.Claim, workload: Workload) -> None:
+    lease = claim.lease
+    expected = {
+        "run_id": workload.descriptor.run_id,
+        "step": lease.step,
+        "slot": lease.slot,
+        "lease_id": lease.lease_id,
+        "worker_key": claim.worker_key,
+        "policy_version": lease.policy_version,
+        "manifest_digest": lease.manifest_digest,
+    }
+    for name, value in expected.items():
+        if getattr(header, name) != value:
+            raise RejectedError(Reason.HEADER, f"{name} is {getattr(header, name)!r}, the lease says {value!r}")
+    if header.numerics_class not in workload.descriptor.numerics_classes:
+        raise RejectedError(Reason.HEADER, f"numerics class {header.numerics_class!r} was never registered")
+
+
+def _check_assignment(rollouts: Sequence[Rollout], items: Sequence[WorkItem]) -> None:
+    if len(rollouts) != len(items):
+        raise RejectedError(Reason.ASSIGNMENT, f"{len(rollouts)} rows, the slot asks for {len(items)}")
+    for number, (rollout, item) in enumerate(zip(rollouts, items, strict=True)):
+        claimed = (rollout.group, rollout.sample, rollout.task_id, rollout.target_length)
+        if claimed != (item.group, item.sample, item.task.problem_id, item.target_length):
+            raise RejectedError(Reason.ASSIGNMENT, f"row {number} answers another task, sample or target")
+        if tuple(rollout.input_tokens) != item.prompt_tokens:
+            raise RejectedError(Reason.ASSIGNMENT, f"row {number} has another prompt")
+
+
+def _check_bounds(number: int, rollout: Rollout, workload: Workload, vocab_size: int) -> None:
+    tokens, limit = rollout.output_tokens, workload.descriptor.rollouts.max_new_tokens
+    if not 1 <= len(tokens) <= limit or len(rollout.output_logprobs) != len(tokens):
+        raise RejectedError(
+            Reason.BOUNDS, f"row {number} has {len(tokens)} tokens and {len(rollout.output_logprobs)} log-probabilities"
+        )
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        raise RejectedError(Reason.BOUNDS, f"row {number} has a token outside the vocabulary of {vocab_size}")
+    if not all(math.isfinite(value) and value <= 0 for value in rollout.output_logprobs):
+        raise RejectedError(Reason.BOUNDS, f"row {number} has a log-probability that is not one")
+    claims = (rollout.task_reward, rollout.length_penalty, rollout.reward)
+    if not all(math.isfinite(value) for value in claims):
+        raise RejectedError(Reason.BOUNDS, f"row {number} has a reward that is not finite")
+    _check_termination(number, rollout, workload.codec.eos_token_ids, limit)
+    if len(rollout.proofs) != workload.chunk_count(len(tokens)):
+        raise RejectedError(
+            Reason.PROOF_FORMAT, f"row {number} has {len(rollout.proofs)} proofs for {len(tokens)} tokens"
+        )
+
+
+def _check_termination(number: int, rollout: Rollout, eos_token_ids: Sequence[int], limit: int) -> None:
+    """Ends with the only end token, or at the limit. Whether the end token truly won is the sampling check's matter."""
+    tokens, ended = rollout.output_tokens, rollout.output_tokens[-1] in eos_token_ids
+    if any(token in eos_token_ids for token in tokens[:-1]):
+        raise RejectedError(Reason.TERMINATION, f"row {number} goes on after an end token")
+    if not ended and len(tokens) < limit:
+        raise RejectedError(Reason.TERMINATION, f"row {number} stops after {len(tokens)} tokens without an end token")
+    if rollout.finish_reason != ("stop" if ended else "length"):
+        raise RejectedError(Reason.TERMINATION, f"row {number} gives the wrong finish reason")
+
+
+def _check_reward(number: int, rollout: Rollout, item: WorkItem, workload: Workload) -> Reward:
+    reward = workload.reward(item.task, item.target_length, rollout.output_tokens)
+    claimed = (rollout.task_reward, rollout.length_penalty, rollout.reward)
+    expected = (reward.task_reward, reward.length_penalty, reward.total)
+    if any(abs(a - b) > REWARD_TOLERANCE for a, b in zip(claimed, expected, strict=True)):
+        reason = Reason.REWARD if reward.exact else Reason.REWARD_TOLERANT
+        raise RejectedError(
+            reason, f"row {number} claims reward {rollout.reward:g}, it is worth {reward.total:g} ({reward.why})"
+        )
+    return reward
+
+
+def audit(
+    checked: Checked, engine: Engine, limits: Limits, temperature: float
+) -> tuple[list[Finding], api.AuditFigures]:
+    """Recomputes the submission with the policy that `engine` holds; every finding, and the figures behind them."""
+    requests = [
+        ScoreRequest(item.prompt_tokens, tuple(rollout.output_tokens), item.seed)
+        for rollout, item in zip(checked.rollouts, checked.items, strict=True)
+    ]
+    scored = engine.score(requests, temperature=temperature)
+    findings, figures = _check_sampling(scored, limits)
+    findings += _check_logprobs(checked.rollouts, scored, limits, figures)
+    findings += _check_commitments(checked.rollouts, scored, limits, figures)
+    return findings, api.AuditFigures.model_validate(figures)
+
+
+def _check_sampling(scored: Sequence[Scored], limits: Limits) -> tuple[list[Finding], dict[str, float | int]]:
+    margins = torch.cat([row.margins for row in scored]).double()
+    lost = margins > limits.margin_noise
+    figures: dict[str, float | int] = {
+        "tokens": margins.numel(),
+        "margin_max": float(margins.max()),
+        "margin_sum": float(margins[lost].sum()),
+        "margins_lost": int(lost.sum()),
+    }
+    if figures["margin_max"] > limits.margin_max:
+        count = int((margins > limits.margin_max).sum())
+        detail = (
+            f"{count} of {margins.numel()} tokens are not the seed's draw, worst margin {figures['margin_max']:.3g}"
+        )
+        return [Finding(Reason.SAMPLING, detail)], figures
+    allowed = limits.lost_free + limits.lost_per_1000 * margins.numel() / 1000
+    if figures["margins_lost"] > allowed:
+        detail = f"{figures['margins_lost']} near-ties lost in {margins.numel()} tokens, {allowed:.1f} are honest"
+        return [Finding(Reason.SAMPLING_DRIFT, detail)], figures
+    return [], figures
+
+
+def _check_logprobs(
+    rollouts: Sequence[Rollout], scored: Sequence[Scored], limits: Limits, figures: dict[str, float | int]
+) -> list[Finding]:
+    claimed = torch.tensor([value for rollout in rollouts for value in rollout.output_logprobs])
+    error = float((claimed - torch.cat([row.logprobs for row in scored]).cpu()).abs().max())
+    figures["logprob_error_max"] = error
+    if error <= limits.logprob_error:
+        return []
+    return [Finding(Reason.LOGPROBS, f"a log-probability is off by {error:.3g}, {limits.logprob_error:g} is honest")]
+
+
+def _check_commitments(
+    rollouts: Sequence[Rollout], scored: Sequence[Scored], limits: Limits, figures: dict[str, float | int]
+) -> list[Finding]:
+    proofs = [proof for rollout in rollouts for proof in rollout.proofs]
+    chunks = [chunk for row in scored for chunk in split_chunks(row.states)]
+    try:
+        differences = compare_chunks(proofs, chunks)
+    except ProofError as error:
+        return [Finding(Reason.PROOF_FORMAT, error.message)]
+    figures["exponent_mismatches_max"] = max(difference.exponent_mismatches for difference in differences)
+    figures["mantissa_mean_max"] = max(difference.mantissa_mean for difference in differences)
+    forged = sum(difference.degenerate for difference in differences)
+    if forged:
+        return [Finding(Reason.PROOF_FORGED, f"{forged} of {len(differences)} commitments are degenerate polynomials")]
+    wrong = sum(not _within(difference, limits) for difference in differences)
+    if wrong:
+        return [Finding(Reason.COMMITMENT, f"{wrong} of {len(differences)} commitments do not fit the policy's states")]
+    return []
+
+
+def _within(difference: ChunkDifference, limits: Limits) -> bool:
+    # A short last chunk has fewer values; the limit on mismatches shrinks with it.
+    mismatches_allowed = math.ceil(limits.exponent_mismatches * difference.compared / 128)
+    return (
+        difference.exponent_mismatches <= mismatches_allowed
+        and difference.mantissa_mean <= limits.mantissa_mean
+        and difference.mantissa_median <= limits.mantissa_median
+    )

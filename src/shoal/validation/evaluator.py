@@ -1,0 +1,101 @@
+"""Measures policy versions on tasks that training never draws, in a process of its own.
+
+Every `every` versions, and the last one, are sampled at the run's temperature with seeds that depend only on version and task, so
+that an evaluation can be repeated. Versions that were superseded while an evaluation ran are skipped, not queued.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from blake3 import blake3
+
+from shoal.errors import ShoalError
+from shoal.policy.engine import Engine, GenerationRequest
+from shoal.policy.joined import JoinedRun
+from shoal.protocol import api
+from shoal.protocol.client import CoordinatorClient
+
+LONG_POLL_S = 5.0
+RETRY_S = 1.0
+
+
+class Evaluator:
+    def __init__(
+        self,
+        run: JoinedRun,
+        client: CoordinatorClient,
+        engine: Engine,
+        *,
+        every: int,
+        samples: int,
+        steps: int,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.run_info, self.client, self.engine = run, client, engine
+        self.every, self.samples, self.steps, self.report = every, samples, steps, report
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Evaluates until the final version has been measured."""
+        done = {view.version for view in self.client.history().evaluations}
+        counter: int | None = None
+        while not self._stopping.is_set() and self.steps not in done:
+            try:
+                head = self.run_info.weights.head(newer_than=counter, wait_s=LONG_POLL_S if counter else 0.0)
+            except ShoalError as error:
+                self.report(str(error))
+                self._stopping.wait(RETRY_S)
+                continue
+            counter = head.counter
+            due = [entry for entry in head.versions if self._is_due(entry.version) and entry.version not in done]
+            if due:
+                self._evaluate(due[-1].version, due[-1].manifest_digest)
+                done |= {entry.version for entry in due}
+                counter = None  # look again at once: the next version may have come meanwhile
+
+    def _is_due(self, version: int) -> bool:
+        return version % self.every == 0 or version == self.steps
+
+    def _evaluate(self, version: int, manifest_digest: str) -> None:
+        started = time.monotonic()
+        self.engine.load(self.run_info.weights.fetch_version(version, manifest_digest, deadline_s=600))
+        accuracy, mean_tokens = self.measure(version)
+        body = api.EvaluationBody(
+            version=version,
+            accuracy=accuracy,
+            problems=len(self.run_info.workload.tasks.heldout),
+            samples=self.samples,
+            mean_tokens=mean_tokens,
+            seconds=time.monotonic() - started,
+        )
+        self.client.report_evaluation(body)
+        self.report(f"version {version}: held-out accuracy {accuracy:.3f} on {body.problems} problems")
+
+    def measure(self, version: int) -> tuple[float, float]:
+        """Mean task reward and mean length over the held-out tasks."""
+        workload, rollouts = self.run_info.workload, self.run_info.descriptor.rollouts
+        targets = self.run_info.descriptor.reward.target_lengths
+        tasks = [workload.tasks.heldout[index] for index in range(len(workload.tasks.heldout))] * self.samples
+        prompts = [
+            workload.prompt_tokens(task, targets[index % len(targets)] if targets else 0)
+            for index, task in enumerate(tasks)
+        ]
+        requests = [
+            GenerationRequest(prompt, _seed(version, index), rollouts.max_new_tokens)
+            for index, prompt in enumerate(prompts)
+        ]
+        completions = self.engine.generate(requests, temperature=rollouts.temperature)
+        rewards = [
+            workload.reward(task, 0, completion.tokens).task_reward
+            for task, completion in zip(tasks, completions, strict=True)
+        ]
+        lengths = [len(completion.tokens) for completion in completions]
+        return sum(rewards) / len(rewards), sum(lengths) / len(lengths)
+
+
+def _seed(version: int, index: int) -> int:
+    return int.from_bytes(blake3(f"evaluation {version} {index}".encode()).digest(8), "big")

@@ -1,0 +1,154 @@
+"""The validator service: claims a submission, checks it stage by stage, says what it found.
+
+Stateless: any number of validators may run, each pulls one submission at a time by lease. A crash while judging is reported as a
+fault, so the worker is never blamed for it. Versions of the asynchrony window stay on disk; the engine swaps between them.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.errors import IntegrityError, RefusedError, ShoalError, UnavailableError
+from shoal.metrics import Metrics
+from shoal.policy.engine import Engine
+from shoal.policy.joined import JoinedRun
+from shoal.protocol import api
+from shoal.protocol.client import CoordinatorClient
+from shoal.protocol.verdicts import Reason, Weight, heaviest
+from shoal.validation.calibration import Calibration
+from shoal.validation.checks import Checked, Finding, RejectedError, audit, check_claims
+
+log = logging.getLogger(__name__)
+
+CLAIM_WAIT_S = 20.0
+FETCH_VERSION_S = 60.0
+
+
+class Validator:
+    def __init__(
+        self,
+        run: JoinedRun,
+        client: CoordinatorClient,
+        engine: Engine,
+        calibration: Calibration,
+        *,
+        vocab_size: int,
+        metrics: Metrics | None = None,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.run_info, self.client, self.engine, self.calibration = run, client, engine, calibration
+        self.vocab_size = vocab_size
+        self.metrics = metrics or Metrics()
+        self.report = report
+        self._loaded = ""
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Judges until the run is finished and nothing is left to judge."""
+        while not self._stopping.is_set():
+            body = api.ClaimBody(request_id=secrets.token_hex(16), wait_s=CLAIM_WAIT_S)
+            answer = self.client.claim(body)
+            if answer.claim is not None:
+                self._judge(answer.claim)
+            elif answer.run_state == "finished":
+                return
+
+    def _judge(self, claim: api.Claim) -> None:
+        started = time.monotonic()
+        verdict = self.check(claim).model_copy(update={"seconds": time.monotonic() - started})
+        self.client.verdict(verdict)
+        self.metrics.event(
+            "verdict",
+            worker=claim.worker_key,
+            step=claim.lease.step,
+            slot=claim.lease.slot,
+            accepted=verdict.accepted,
+            audited=verdict.audited,
+            reasons=list(verdict.reasons),
+            seconds=round(verdict.seconds, 3),
+            **verdict.figures.model_dump(),
+        )
+        if not verdict.accepted:
+            self.report(f"{claim.worker_key[:12]}… step {claim.lease.step} slot {claim.lease.slot}: {verdict.detail}")
+
+    def check(self, claim: api.Claim) -> api.VerdictBody:
+        """The verdict on one submission. Only what is not our fault is held against the worker."""
+        try:
+            data = self.client.submission_file(claim.submission_id, claim.digest)
+        except (IntegrityError, RefusedError) as error:
+            return _verdict(claim, [Finding(Reason.FILE_GONE, str(error))])
+        try:
+            checked = check_claims(data, claim, self.run_info.workload, self.vocab_size)
+            if not claim.audit:
+                return _verdict(claim, [], checked)
+            return self._audit(claim, checked)
+        except RejectedError as rejected:
+            return _verdict(claim, [rejected.finding])
+        except UnavailableError as error:
+            return _verdict(claim, [Finding(Reason.VERSION_GONE, str(error))])
+        except Exception as error:  # a validator must survive any file; the submission is retried elsewhere
+            log.exception("judging %s failed", claim.submission_id)
+            return _verdict(claim, [Finding(Reason.VALIDATOR_CRASH, f"{type(error).__name__}: {error}")])
+
+    def _audit(self, claim: api.Claim, checked: Checked) -> api.VerdictBody:
+        limits = self.calibration.limits(checked.header.numerics_class)
+        if limits is None:
+            return _verdict(claim, [Finding(Reason.NUMERICS_UNKNOWN, checked.header.numerics_class)])
+        self._load(claim.lease)
+        findings, figures = audit(checked, self.engine, limits, self.run_info.descriptor.rollouts.temperature)
+        verdict = _verdict(claim, findings, checked if not findings else None)
+        return verdict.model_copy(update={"audited": True, "figures": figures, "logprobs_verified": not findings})
+
+    def _load(self, lease: api.Lease) -> None:
+        if self._loaded == lease.manifest_digest:
+            return
+        self._loaded = ""
+        self.engine.load(self._version_path(lease))
+        self._loaded = lease.manifest_digest
+
+    def _version_path(self, lease: api.Lease) -> Path:
+        try:
+            return self.run_info.weights.fetch_version(
+                lease.policy_version, lease.manifest_digest, deadline_s=FETCH_VERSION_S
+            )
+        except ShoalError as error:
+            raise UnavailableError(f"Version {lease.policy_version} cannot be had: {error}") from error
+
+
+def _verdict(claim: api.Claim, findings: list[Finding], checked: Checked | None = None) -> api.VerdictBody:
+    reasons = [finding.reason for finding in findings]
+    assert findings or checked is not None, "an accepted submission has been checked"
+    decisive = [finding for finding in findings if heaviest([finding.reason]) is (heaviest(reasons) or Weight.FAULT)]
+    return api.VerdictBody(
+        claim_id=claim.claim_id,
+        submission_id=claim.submission_id,
+        accepted=not findings,
+        reasons=reasons,
+        detail="; ".join(finding.detail for finding in decisive)[:2000],
+        audited=False,
+        groups=_groups(checked) if checked is not None else [],
+    )
+
+
+def _groups(checked: Checked) -> list[api.GroupVerdict]:
+    """The validator's own rewards, group by group; a group is useful if its task rewards are not all equal."""
+    rows: dict[int, list[int]] = {}
+    for number, item in enumerate(checked.items):
+        rows.setdefault(item.group, []).append(number)
+    return [
+        api.GroupVerdict(
+            group=group,
+            task_id=checked.items[numbers[0]].task.problem_id,
+            useful=len({checked.rewards[number].task_reward for number in numbers}) > 1,
+            tokens=sum(len(checked.rollouts[number].output_tokens) for number in numbers),
+            rewards=[checked.rewards[number].total for number in numbers],
+            task_rewards=[checked.rewards[number].task_reward for number in numbers],
+        )
+        for group, numbers in rows.items()
+    ]

@@ -1,0 +1,234 @@
+"""The contributor's loop: lease → weights → generate → commit → submit.
+
+The worker chooses nothing: the lease names slot, seed and policy version, the descriptor everything else. One completion
+comes from exactly one version, so weights are swapped only between leases. Ctrl-C gives the slot back and leaves.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.errors import RefusedError, ShoalError
+from shoal.metrics import Metrics
+from shoal.policy.engine import Completion, Engine, GenerationRequest
+from shoal.policy.joined import JoinedRun
+from shoal.protocol import api
+from shoal.protocol.client import CoordinatorClient
+from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
+from shoal.tasks.workload import WorkItem
+from shoal.worker.heartbeat import Heartbeat
+from shoal.worker.weights import WeightFollower
+
+Report = Callable[[str], None]
+
+FIRST_WEIGHTS_S = 600.0
+PROBE_REQUESTS = 32
+LEAVE_DEADLINE_S = 2.0
+LOST_WORK = {"lease_expired", "unknown_lease", "already_submitted"}
+"""Refusals that cost one submission; any other ends the worker."""
+
+
+@dataclass
+class WorkerTotals:
+    submissions: int = 0
+    tokens: int = 0
+    swap_s: float = 0.0
+    generate_s: float = 0.0
+
+
+class Worker:
+    def __init__(
+        self,
+        run: JoinedRun,
+        client: CoordinatorClient,
+        engine: Engine,
+        *,
+        name: str,
+        metrics: Metrics | None = None,
+        report: Report = lambda text: None,
+    ) -> None:
+        self.run_info, self.client, self.engine, self.name = run, client, engine, name
+        self.metrics = metrics or Metrics()
+        self.report = report
+        self.totals = WorkerTotals()
+        self.weights = WeightFollower(
+            run.weights, keep_versions=run.descriptor.async_level + 2, metrics=self.metrics, report=report
+        )
+        self.heartbeat = Heartbeat(client, run.relays, self.totals, self.metrics, report)
+        self._loaded: tuple[int, str] | None = None
+        self._uploads = ThreadPoolExecutor(1, thread_name_prefix="upload")
+        self._uploading: Future[None] | None = None
+        self._stopping = threading.Event()
+        self._lease: api.Lease | None = None
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Works until the run is finished, the key is refused, or `stop` is called."""
+        self.weights.start()
+        try:
+            self._join()
+            while not self._stopping.is_set() and (answer := self._next_lease()) is not None:
+                if answer.lease is None:
+                    self._wait(answer)
+                else:
+                    self._lease = answer.lease
+                    self._submit(answer.lease, self.generate(answer.lease))
+                    self._lease = None
+            self._settle_upload()
+        finally:
+            self._leave()
+
+    def generate(self, lease: api.Lease) -> list[Rollout]:
+        """All samples of the slot, with rewards and commitments."""
+        items = self.run_info.workload.items(bytes.fromhex(lease.slot_seed))
+        self._swap(lease.policy_version, lease.manifest_digest, self.policy_path(lease))
+        self._say(f"generating step {lease.step} slot {lease.slot} with version {lease.policy_version}")
+        started = time.monotonic()
+        completions = self._sample(items)
+        self.totals.generate_s += time.monotonic() - started
+        self.totals.tokens += sum(len(completion.tokens) for completion in completions)
+        return [self.rollout(item, completion) for item, completion in zip(items, completions, strict=True)]
+
+    def policy_path(self, lease: api.Lease) -> Path:
+        left_s = max(1.0, lease.expires_at - self.client.server_time())
+        return self.weights.path(lease.policy_version, lease.manifest_digest, deadline_s=left_s)
+
+    def rollout(self, item: WorkItem, completion: Completion) -> Rollout:
+        reward = self.run_info.workload.reward(item.task, item.target_length, completion.tokens)
+        return Rollout(
+            task_id=item.task.problem_id,
+            group=item.group,
+            sample=item.sample,
+            input_tokens=list(item.prompt_tokens),
+            output_tokens=completion.tokens,
+            output_logprobs=completion.logprobs,
+            target_length=item.target_length,
+            task_reward=reward.task_reward,
+            length_penalty=reward.length_penalty,
+            reward=reward.total,
+            finish_reason=completion.finish_reason,
+            proofs=completion.proofs,
+        )
+
+    def _join(self) -> None:
+        version = self.weights.wait_for_any(FIRST_WEIGHTS_S)
+        head = self.run_info.weights.head()
+        entry = next(entry for entry in head.versions if entry.version == version)
+        self._swap(version, entry.manifest_digest, self.weights.path(version, entry.manifest_digest, deadline_s=60))
+        speed = self._measure_speed()
+        view = self.client.register(
+            api.RegisterBody(
+                name=self.name,
+                engine=type(self.engine).__name__,
+                numerics_class=self.engine.numerics_class,
+                tokens_per_s=speed,
+            )
+        )
+        self.report(f"joined as {self.name} ({view.state}), {speed:.0f} tokens/s, key {view.key[:12]}…")
+        self.heartbeat.start()
+
+    def _measure_speed(self) -> float:
+        items = self.run_info.workload.items(secrets.token_bytes(32))[:PROBE_REQUESTS]
+        self._sample(items[:1])  # the first call pays for warm-up
+        started = time.monotonic()
+        completions = self._sample(items)
+        return sum(len(completion.tokens) for completion in completions) / max(time.monotonic() - started, 1e-6)
+
+    def _sample(self, items: Sequence[WorkItem]) -> list[Completion]:
+        rollouts = self.run_info.descriptor.rollouts
+        requests = [GenerationRequest(item.prompt_tokens, item.seed, rollouts.max_new_tokens) for item in items]
+        return self.engine.generate(requests, temperature=rollouts.temperature)
+
+    def _next_lease(self) -> api.LeaseAnswer | None:
+        answer = self.client.lease(
+            api.LeaseBody(request_id=secrets.token_hex(16), held_versions=self.weights.held()[-16:])
+        )
+        if answer.reason == "finished":
+            self.report("the run is finished, thank you")
+            return None
+        return answer
+
+    def _wait(self, answer: api.LeaseAnswer) -> None:
+        self._say(
+            {
+                "need_weights": f"fetching version {answer.wanted_version}",
+                "waiting_for_trainer": "waiting for the trainer",
+                "paused": "the run is paused",
+            }.get(answer.reason, "waiting for work")
+        )
+        if answer.reason == "need_weights":
+            self.weights.wait_newer(self.weights.newest(), answer.retry_after_s)
+        else:
+            self._stopping.wait(answer.retry_after_s)
+
+    def _swap(self, version: int, digest: str, path: Path) -> None:
+        if self._loaded == (version, digest):
+            return
+        self._loaded = None
+        started = time.monotonic()
+        self.engine.load(path)
+        seconds = time.monotonic() - started
+        self.totals.swap_s += seconds
+        self.metrics.event("weights_swapped", version=version, swap_s=round(seconds, 4))
+        self._loaded = (version, digest)
+
+    def _submit(self, lease: api.Lease, rollouts: Sequence[Rollout]) -> None:
+        header = RolloutHeader(
+            run_id=self.run_info.descriptor.run_id,
+            step=lease.step,
+            slot=lease.slot,
+            lease_id=lease.lease_id,
+            worker_key=self._public_key,
+            policy_version=lease.policy_version,
+            manifest_digest=lease.manifest_digest,
+            engine=type(self.engine).__name__,
+            numerics_class=self.engine.numerics_class,
+        )
+        data = write_rollouts(header, rollouts)
+        self._settle_upload()
+        self._uploading = self._uploads.submit(self._upload, lease, data)
+
+    def _upload(self, lease: api.Lease, data: bytes) -> None:
+        try:
+            self.client.submit(lease.lease_id, data)
+        except RefusedError as refusal:
+            if refusal.code not in LOST_WORK:
+                raise
+            self.report(f"step {lease.step} slot {lease.slot} came too late: {refusal}")
+            return
+        self.totals.submissions += 1
+        self.metrics.event("submitted", step=lease.step, slot=lease.slot, size_bytes=len(data))
+
+    def _settle_upload(self) -> None:
+        if self._uploading is not None:
+            self._uploading.result()
+            self._uploading = None
+
+    def _leave(self) -> None:
+        self.client.deadline_s = LEAVE_DEADLINE_S
+        self._uploads.shutdown(wait=True)
+        if self._lease is not None:
+            self._give_back(self._lease)
+        self.heartbeat.stop()
+        self.weights.stop()
+
+    def _give_back(self, lease: api.Lease) -> None:
+        try:
+            self.client.give_back(lease.lease_id)
+            self.report(f"gave step {lease.step} slot {lease.slot} back")
+        except ShoalError as error:
+            self.report(f"could not give the slot back, it will expire: {error}")
+
+    def _say(self, activity: str) -> None:
+        self.heartbeat.activity = activity
+
+    @property
+    def _public_key(self) -> str:
+        assert self.client.keypair is not None
+        return self.client.keypair.public

@@ -1,0 +1,104 @@
+"""Follows the published versions in the background: new weights are fetched and verified while the old ones generate.
+
+`held()` is what the worker may honestly claim to have. A version is on disk before it is named, and stays there as long as the
+asynchrony window can ask for it.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.broadcast import Head, WeightClient
+from shoal.errors import ShoalError, UnavailableError
+from shoal.metrics import Metrics
+
+LONG_POLL_S = 15.0
+RETRY_S = 1.0
+
+
+class WeightFollower:
+    def __init__(
+        self,
+        weights: WeightClient,
+        *,
+        keep_versions: int,
+        metrics: Metrics | None = None,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._weights, self._keep, self._report = weights, keep_versions, report
+        self._metrics = metrics or Metrics()
+        self._versions: dict[int, tuple[str, Path]] = {}
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="weight-follower", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._weights.close()
+        with self._changed:
+            self._changed.notify_all()
+
+    def held(self) -> list[int]:
+        with self._changed:
+            return sorted(self._versions)
+
+    def newest(self) -> int:
+        return max(self.held(), default=-1)
+
+    def path(self, version: int, manifest_digest: str, *, deadline_s: float) -> Path:
+        """The directory of a version that a lease names; fetched now if the follower does not hold it."""
+        with self._changed:
+            digest, path = self._versions.get(version, ("", Path()))
+        if digest == manifest_digest and path.exists():
+            return path
+        return self._fetch(version, manifest_digest, deadline_s)
+
+    def wait_for_any(self, deadline_s: float) -> int:
+        """The newest version held, as soon as there is one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._versions or self._stopping.is_set(), deadline_s)
+            if not self._versions:
+                raise UnavailableError(
+                    f"No relay delivered a policy version within {deadline_s:.0f} s.",
+                    hint="Is the trainer running? Check the relay addresses with `shoal run status`.",
+                )
+            return max(self._versions)
+
+    def wait_newer(self, version: int, timeout_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: max(self._versions, default=-1) > version or self._stopping.is_set(), timeout_s
+            )
+
+    def _follow(self) -> None:
+        counter: int | None = None
+        while not self._stopping.is_set():
+            try:
+                head = self._weights.head(newer_than=counter, wait_s=LONG_POLL_S if counter else 0.0)
+                self._take(head)
+                counter = head.counter
+            except ShoalError as error:
+                if not self._stopping.is_set():
+                    self._report(f"weights: {error}")
+                    self._stopping.wait(RETRY_S)
+
+    def _take(self, head: Head) -> None:
+        if head.versions:
+            newest = head.versions[-1]
+            if newest.version not in self._versions:
+                self._fetch(newest.version, newest.manifest_digest, deadline_s=600)
+
+    def _fetch(self, version: int, manifest_digest: str, deadline_s: float) -> Path:
+        started = time.monotonic()
+        path = self._weights.fetch_version(version, manifest_digest, deadline_s=deadline_s)
+        self._metrics.event("weights_fetched", version=version, seconds=round(time.monotonic() - started, 3))
+        with self._changed:
+            self._versions[version] = (manifest_digest, path)
+            for old in sorted(self._versions)[: -self._keep]:
+                del self._versions[old]
+            self._changed.notify_all()
+        return path
