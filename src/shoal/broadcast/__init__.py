@@ -1,0 +1,24 @@
+"""SHARDCAST: weights to everyone, through relays that nobody trusts."""
+
+from shoal.broadcast.book import RelayReport
+from shoal.broadcast.client import WeightClient
+from shoal.broadcast.manifest import Head, Manifest, VersionEntry, WireTensor
+from shoal.broadcast.origin import Origin, Publication
+from shoal.broadcast.relay import Relay, run_relay
+from shoal.broadcast.server import OriginServer, ServerLimits, serve_origin
+
+__all__ = [
+    "Head",
+    "Manifest",
+    "Origin",
+    "OriginServer",
+    "Publication",
+    "Relay",
+    "RelayReport",
+    "ServerLimits",
+    "VersionEntry",
+    "WeightClient",
+    "WireTensor",
+    "run_relay",
+    "serve_origin",
+]

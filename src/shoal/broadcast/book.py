@@ -1,0 +1,96 @@
+"""What we know about each relay, and whom to ask next.
+
+A relay is drawn at random with weight success × bandwidth (moving averages). Random beats greedy, which sends everyone to
+the same relay. Every record heals all success rates a little, so a relay that recovered is tried again; one that lied is
+left alone for a long time.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+SMOOTHING = 0.3
+HEALING = 0.01
+LEAST_SUCCESS = 0.001
+# Smaller answers measure latency, not bandwidth.
+BANDWIDTH_SAMPLE_BYTES = 64 << 10
+SHUN_LIAR_S = 600.0
+
+
+@dataclass
+class RelayReport:
+    url: str
+    success: float = 1.0
+    bandwidth_bytes_s: float | None = None
+    fetches: int = 0
+    failures: int = 0
+    lies: int = 0
+    bytes_received: int = 0
+    last_error: str = ""
+    shunned_until: float = float("-inf")
+
+
+class RelayBook:
+    """Safe to use from several threads."""
+
+    def __init__(self, *, rng: random.Random | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rng = rng or random.Random()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._reports: dict[str, RelayReport] = {}
+
+    def choose(self, urls: Sequence[str], avoid: Collection[str] = ()) -> str | None:
+        """One of the relays, or None when all of them are to be avoided or have lied lately."""
+        with self._lock:
+            now = self._clock()
+            known = [self._report(url) for url in dict.fromkeys(urls) if url not in avoid]
+            open_to_us = [report for report in known if report.shunned_until <= now]
+            if not open_to_us:
+                return None
+            weights = [report.success * self._bandwidth(report) for report in open_to_us]
+            return self._rng.choices(open_to_us, weights)[0].url
+
+    def record_success(self, url: str, size_bytes: int, seconds: float) -> None:
+        with self._lock:
+            report = self._update(url, 1.0)
+            report.fetches += 1
+            report.bytes_received += size_bytes
+            if size_bytes >= BANDWIDTH_SAMPLE_BYTES:
+                speed = size_bytes / max(seconds, 1e-6)
+                known = report.bandwidth_bytes_s
+                report.bandwidth_bytes_s = speed if known is None else known + SMOOTHING * (speed - known)
+
+    def record_failure(self, url: str, why: str) -> None:
+        with self._lock:
+            report = self._update(url, 0.0)
+            report.failures += 1
+            report.last_error = why
+
+    def record_lie(self, url: str, what: str) -> None:
+        with self._lock:
+            report = self._update(url, 0.0)
+            report.lies += 1
+            report.last_error = what
+            report.shunned_until = self._clock() + SHUN_LIAR_S
+
+    def reports(self) -> list[RelayReport]:
+        with self._lock:
+            return [replace(report) for report in self._reports.values()]
+
+    def _update(self, url: str, outcome: float) -> RelayReport:
+        for report in self._reports.values():
+            report.success = min(1.0, report.success + HEALING)
+        report = self._report(url)
+        report.success = max(LEAST_SUCCESS, report.success + SMOOTHING * (outcome - report.success))
+        return report
+
+    def _report(self, url: str) -> RelayReport:
+        return self._reports.setdefault(url, RelayReport(url))
+
+    def _bandwidth(self, report: RelayReport) -> float:
+        if report.bandwidth_bytes_s is not None:
+            return max(report.bandwidth_bytes_s, 1.0)
+        known = [other.bandwidth_bytes_s for other in self._reports.values() if other.bandwidth_bytes_s is not None]
+        return max(sum(known) / len(known), 1.0) if known else 1.0

@@ -1,0 +1,156 @@
+"""Weights for whoever uses them: from relays nobody trusts into a verified model.safetensors on disk.
+
+`head` says what there is, `fetch_version` makes it a directory with exactly that file. Every shard is checked on arrival and
+written in place into a staged file, the whole again before it gets its name; a killed client resumes without fetching a
+verified byte twice. All calls block, have a deadline, and may come from any thread.
+"""
+
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shoal.broadcast.book import RelayReport
+from shoal.broadcast.heads import HeadWatch
+from shoal.broadcast.library import Library
+from shoal.broadcast.manifest import MAX_SHARD_BYTES, Head, Manifest
+from shoal.broadcast.sources import Sources
+from shoal.broadcast.staging import WEIGHTS_FILE, StagedWeights, check_weights, fetch_all
+from shoal.broadcast.store import Store
+from shoal.errors import IntegrityError, UnavailableError
+from shoal.files import digest_bytes, is_digest
+from shoal.metrics import Metrics
+
+
+class WeightClient:
+    """One per process and cache directory."""
+
+    def __init__(
+        self,
+        run_key: str,
+        relays: Callable[[], Sequence[str]],
+        cache_dir: Path,
+        *,
+        run_id: str = "",
+        keep_versions: int = 3,
+        connections: int = 4,
+        metrics: Metrics | None = None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+        patience_s: float = 10.0,
+    ) -> None:
+        # One directory per run: counters and versions of different runs have nothing to do with each other.
+        self._root = cache_dir / run_key[:16]
+        self._versions = self._root / "versions"
+        self._versions.mkdir(parents=True, exist_ok=True)
+        self._connections = connections
+        self._keep_versions = keep_versions
+        self._store = Store(self._root)
+        self._sources = Sources(relays, metrics=metrics, rng=rng, clock=monotonic, patience_s=patience_s)
+        self._library = Library(self._store, self._sources, run_key)
+        self._watch = HeadWatch(self._sources, run_key, self._root / "head.json", run_id=run_id, clock=clock)
+        self._checked: set[str] = set()
+        self._busy = threading.Lock()
+
+    def head(self, *, newer_than: int | None = None, wait_s: float = 0, deadline_s: float = 30) -> Head:
+        """The newest head; with `newer_than`, waits up to `wait_s` for a higher counter and then returns what there is."""
+        return self._watch.get(newer_than=newer_than, wait_s=wait_s, deadline_s=max(deadline_s, wait_s))
+
+    def fetch_file(self, digest: str, *, max_bytes: int = MAX_SHARD_BYTES, deadline_s: float = 60) -> bytes:
+        """A small file that is served beside the shards."""
+        if self._store.has("shards", digest):
+            data = self._store.read("shards", digest)
+            if digest_bytes(data) == digest:
+                return data
+            self._store.remove("shards", [digest])
+        data = self._sources.file(digest, max_bytes=max_bytes, deadline=self._sources.clock() + deadline_s)
+        self._store.put("shards", data, digest)
+        return data
+
+    def fetch_version(self, version: int, manifest_digest: str, *, deadline_s: float = 600) -> Path:
+        """A directory that holds the verified model.safetensors of this version and nothing else.
+
+        Cached; the newest `keep_versions` directories stay, older ones are deleted after a fetch.
+        """
+        if not is_digest(manifest_digest):
+            raise IntegrityError(f"{manifest_digest[:80]!r} is not a manifest digest.")
+        deadline = self._sources.clock() + deadline_s
+        if not self._busy.acquire(timeout=deadline_s):
+            raise UnavailableError(f"Another fetch of this client did not end within {deadline_s:.0f} s.")
+        try:
+            manifest = self._library.manifest(manifest_digest, deadline=deadline)
+            if manifest.version != version:
+                message = f"Manifest {manifest_digest[:12]}… is of version {manifest.version}, not of {version}."
+                raise IntegrityError(message)
+            ready = self._versions / manifest_digest
+            if not self._usable(ready, manifest):
+                self._build(manifest, ready, deadline)
+            self._checked.add(manifest_digest)
+            self._prune(ready)
+            return ready
+        finally:
+            self._busy.release()
+
+    def reports(self) -> list[RelayReport]:
+        return self._sources.reports()
+
+    def close(self) -> None:
+        """End every wait; calls under way fail soon."""
+        self._sources.stop()
+
+    def _usable(self, ready: Path, manifest: Manifest) -> bool:
+        """Whether the version is on disk; the first time in a process its bytes are hashed, a power cut may have eaten some."""
+        if not ready.exists():
+            return False
+        if ready.name not in self._checked:
+            try:
+                check_weights(ready / WEIGHTS_FILE, manifest)
+            except (IntegrityError, OSError):
+                shutil.rmtree(ready)
+                return False
+        os.utime(ready)
+        return True
+
+    def _build(self, manifest: Manifest, ready: Path, deadline: float) -> None:
+        staging = self._root / "staging" / ready.name
+        for last_try in (False, True):
+            staged = StagedWeights(staging, manifest)
+            try:
+                self._fill(staged, manifest, deadline)
+                staged.finish(ready)
+                return
+            except IntegrityError:
+                # Every shard was verified, so a wrong whole means that the disk lost something since; start over once.
+                shutil.rmtree(staging)
+                if last_try:
+                    raise
+            finally:
+                staged.close()
+
+    def _fill(self, staged: StagedWeights, manifest: Manifest, deadline: float) -> None:
+        form = manifest.form("full")
+        if form is None:
+            raise IntegrityError(f"Version {manifest.version} has no full form.")
+        offsets = [0]
+        for shard in form.shards:
+            offsets.append(offsets[-1] + shard.size_bytes)
+        fetch_all(
+            self._sources,
+            staged.missing(form),
+            lambda index, data: staged.write(index, offsets[index], data),
+            connections=self._connections,
+            deadline=deadline,
+        )
+
+    def _prune(self, keep: Path) -> None:
+        directories = sorted(self._versions.iterdir(), key=lambda path: path.stat().st_mtime)
+        for directory in directories[: -self._keep_versions]:
+            if directory != keep:
+                shutil.rmtree(directory)
+                self._checked.discard(directory.name)
+        for leftover in (self._root / "staging").glob("*"):
+            shutil.rmtree(leftover)

@@ -1,0 +1,262 @@
+"""A relay: follows parents that it does not trust and serves only what it has verified.
+
+New heads come by long poll from several parents at once. A head is shown as soon as its manifests are here; the shards follow,
+newest version first, and a request for one that is still on its way is held until it arrives, so versions stream through a
+chain of relays. A restart keeps every shard that matches its name.
+"""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shoal.broadcast.heads import HeadWatch
+from shoal.broadcast.library import Library
+from shoal.broadcast.manifest import MAX_DESCRIPTOR_BYTES, Head, Manifest, ShardEntry, open_descriptor
+from shoal.broadcast.retention import needed_manifests, prune
+from shoal.broadcast.server import DirectoryServer, ServerLimits, ServerThread
+from shoal.broadcast.sources import Sources
+from shoal.broadcast.store import Readers, Store
+from shoal.broadcast.wanted import Wanted
+from shoal.errors import ConfigError, ShoalError
+from shoal.files import write_atomic
+from shoal.metrics import Metrics
+
+LONG_POLL_S = 20.0
+RETRY_S = 1.0
+SHARD_DEADLINE_S = 120.0
+
+
+class Relay:
+    """`start` returns when the relay listens; it then works on its own threads until `stop`."""
+
+    def __init__(
+        self,
+        root: Path,
+        upstreams: Sequence[str],
+        run_key: str | None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        peers: Callable[[], Sequence[str]] = lambda: (),
+        announce: Callable[[], None] | None = None,
+        announce_every_s: float = 10.0,
+        connections: int = 4,
+        grace_s: float = 60.0,
+        limits: ServerLimits | None = None,
+        metrics: Metrics | None = None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        patience_s: float = 10.0,
+    ) -> None:
+        if not upstreams:
+            raise ConfigError("A relay needs at least one upstream.", hint="Name the origin or another relay.")
+        self.metrics = metrics or Metrics()
+        self._root = root
+        self._run_key = run_key
+        self._announce = announce
+        self._announce_every_s = announce_every_s
+        self._connections = connections
+        self._grace_s = grace_s
+        self._clock = clock
+        self._store = Store(root)
+        self._readers = Readers()
+        self._wanted = Wanted()
+        self._dropped_at: dict[str, float] = {}
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.sources = Sources(
+            lambda: [*upstreams, *peers()], metrics=self.metrics, clock=monotonic, patience_s=patience_s
+        )
+        directory = DirectoryServer(
+            self._store, readers=self._readers, metrics=self.metrics, limits=limits, expected=self._wanted.expects
+        )
+        self._server = ServerThread(directory.application, host, port, name="relay")
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that the newest head names is here."""
+        return self._wanted.empty
+
+    def start(self) -> None:
+        self._trusted_key()
+        self._store.verify()
+        self._server.start()
+        self._spawn("follower", self._follow)
+        for number in range(self._connections):
+            self._spawn(f"fetcher {number}", self._fetch_shards)
+        if self._announce is not None:
+            self._spawn("announcer", self._announce_often)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.sources.stop()
+        self._wanted.close()
+        self._server.stop()
+        for thread in self._threads:
+            thread.join(timeout=10)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until `stop` is called from elsewhere."""
+        return self._stopping.wait(timeout_s)
+
+    def _spawn(self, name: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=f"relay {name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _follow(self) -> None:
+        run_key = self._trusted_key() or self._learn_run_key()
+        if run_key is None:
+            return
+        write_atomic(self._root / "run_key", run_key.encode())
+        library = Library(self._store, self.sources, run_key)
+        watch = HeadWatch(self.sources, run_key, self._root / "seen_head.json", clock=self._clock)
+        seen = 0
+        while not self._stopping.is_set():
+            try:
+                head = watch.get(newer_than=seen, wait_s=LONG_POLL_S, deadline_s=LONG_POLL_S + 10)
+                if head.counter > seen:
+                    self._mirror(head, watch.newest_bytes, library)
+                    seen = head.counter
+                if not (self._root / "descriptor.json").exists():
+                    self._mirror_descriptor(run_key)
+            except ShoalError as error:
+                self._report_trouble(error)
+
+    def _mirror(self, head: Head, head_bytes: bytes, library: Library) -> None:
+        """Take in a new head: its manifests now, its shards by the fetchers, old files out."""
+        deadline = self.sources.clock() + SHARD_DEADLINE_S
+
+        def load(digest: str) -> Manifest:
+            self._wanted.expect(digest)
+            return library.manifest(digest, deadline=deadline)
+
+        newest_first = [entry.manifest_digest for entry in reversed(head.versions)]
+        needed = needed_manifests(newest_first, load)
+        self._wanted.replace(
+            shard for shard in shards_in_order(head, needed) if not self._store.has("shards", shard.digest)
+        )
+        write_atomic(self._root / "head.json", head_bytes)
+        keep = {file.digest for file in head.files}
+        prune(
+            self._store, needed, keep, self._readers, self._dropped_at, grace_s=self._grace_s, now=self.sources.clock()
+        )
+        self.metrics.event("head_mirrored", counter=head.counter, versions=len(head.versions))
+
+    def _fetch_shards(self) -> None:
+        while (shard := self._wanted.take()) is not None:
+            try:
+                data = self.sources.shard(shard, deadline=self.sources.clock() + SHARD_DEADLINE_S)
+                self._store.put("shards", data, shard.digest)
+                self._wanted.done(shard)
+            except (ShoalError, OSError) as error:
+                self._wanted.put_back(shard)
+                self._report_trouble(error)
+
+    def _trusted_key(self) -> str | None:
+        """The key that was given or pinned at first use."""
+        pin = self._root / "run_key"
+        pinned = pin.read_text().strip() if pin.exists() else None
+        if self._run_key and pinned and self._run_key != pinned:
+            message = f"{self._root} belongs to the run of key {pinned[:12]}…, not {self._run_key[:12]}…."
+            raise ConfigError(message, hint="Use another directory for this run.")
+        return self._run_key or pinned
+
+    def _learn_run_key(self) -> str | None:
+        """Take the key from a parent's self-signed descriptor; None when stopped before anybody showed one."""
+
+        def attempt(url: str, until: float) -> str:
+            return open_descriptor(self._fetch_descriptor(url, until))[1]
+
+        while not self._stopping.is_set():
+            try:
+                return self.sources.try_each("descriptor.json", attempt, self.sources.clock() + LONG_POLL_S)
+            except ShoalError as error:
+                self._report_trouble(error)
+        return None
+
+    def _mirror_descriptor(self, run_key: str) -> None:
+        for url in self.sources.urls():
+            try:
+                data = self._fetch_descriptor(url, self.sources.clock() + RETRY_S)
+                open_descriptor(data, run_key)
+            except ShoalError as error:
+                self.sources.blame(url, "descriptor.json", error)
+                continue
+            write_atomic(self._root / "descriptor.json", data)
+            return
+
+    def _fetch_descriptor(self, url: str, deadline: float) -> bytes:
+        return self.sources.pool.fetch(url, "/descriptor.json", max_bytes=MAX_DESCRIPTOR_BYTES, deadline=deadline)
+
+    def _report_trouble(self, error: Exception) -> None:
+        if not self._stopping.is_set():
+            self.metrics.event("trouble", reason=str(error))
+            self._stopping.wait(RETRY_S)
+
+    def _announce_often(self) -> None:
+        assert self._announce is not None
+        while not self._stopping.is_set():
+            try:
+                self._announce()
+            except ShoalError as error:
+                self._report_trouble(error)
+            self._stopping.wait(self._announce_every_s)
+
+
+def shards_in_order(head: Head, manifests: dict[str, Manifest]) -> list[ShardEntry]:
+    """What a relay fetches first: small files, then the newest versions, their deltas before their full forms."""
+    newest_first = sorted(manifests.values(), key=lambda manifest: -manifest.version)
+    deltas = [
+        shard for manifest in newest_first for form in manifest.forms if form.kind == "delta" for shard in form.shards
+    ]
+    fulls = [
+        shard for manifest in newest_first for form in manifest.forms if form.kind == "full" for shard in form.shards
+    ]
+    return list({shard.digest: shard for shard in (*head.files, *deltas, *fulls)}.values())
+
+
+def run_relay(
+    host: str,
+    port: int,
+    root: Path,
+    upstreams: Sequence[str],
+    run_key: str | None,
+    *,
+    peers: Callable[[], Sequence[str]] = lambda: (),
+    announce: Callable[[str], None] | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    metrics: Metrics | None = None,
+    limits: ServerLimits | None = None,
+) -> None:
+    """Run a relay until SIGINT or SIGTERM. `announce` is called every ten seconds and `on_ready` once, with its address."""
+    relay = Relay(
+        root,
+        upstreams,
+        run_key,
+        host=host,
+        port=port,
+        peers=peers,
+        announce=(lambda: announce(relay.url)) if announce else None,
+        metrics=metrics,
+        limits=limits,
+    )
+    stopped = threading.Event()
+    with contextlib.suppress(ValueError):  # signals belong to the main thread; elsewhere the caller stops us
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopped.set())
+    relay.start()
+    if on_ready is not None:
+        on_ready(relay.url)
+    try:
+        while not stopped.wait(0.5):
+            pass
+    finally:
+        relay.stop()

@@ -1,0 +1,119 @@
+"""Content-addressed files in one directory, and who has read them lately.
+
+`Store` holds `manifests/<digest>` and `shards/<digest>`; a file under its final name is whole. Files are not synced one by
+one (a model has thousands); instead a restarted owner calls `verify`, which drops whatever does not match its name.
+"""
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal
+
+from shoal.errors import IntegrityError
+from shoal.files import TEMPORARY_PREFIX, digest_bytes, digest_file, is_digest
+
+Folder = Literal["shards", "manifests"]
+FOLDERS: tuple[Folder, ...] = ("shards", "manifests")
+
+
+class Store:
+    """Safe to use from several threads; `on_put` is called from the writing thread."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.on_put: Callable[[str], None] | None = None
+        self._lock = threading.Lock()
+        self._held: dict[Folder, set[str]] = {}
+        for folder in FOLDERS:
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            self._held[folder] = {entry.name for entry in os.scandir(root / folder) if is_digest(entry.name)}
+
+    def path(self, folder: Folder, digest: str) -> Path:
+        if not is_digest(digest):
+            raise IntegrityError(f"{digest[:80]!r} is not a digest.")
+        return self.root / folder / digest
+
+    def has(self, folder: Folder, digest: str) -> bool:
+        return digest in self._held[folder]
+
+    def held(self, folder: Folder) -> set[str]:
+        with self._lock:
+            return set(self._held[folder])
+
+    def put(self, folder: Folder, data: bytes | bytearray | memoryview, digest: str | None = None) -> str:
+        """Store bytes under their digest; a `digest` that is given has been checked by the caller."""
+        digest = digest or digest_bytes(memoryview(data))
+        if not self.has(folder, digest):
+            write_whole(self.path(folder, digest), data)
+            with self._lock:
+                self._held[folder].add(digest)
+        if self.on_put is not None:
+            self.on_put(digest)
+        return digest
+
+    def read(self, folder: Folder, digest: str) -> bytes:
+        return self.path(folder, digest).read_bytes()
+
+    def remove(self, folder: Folder, digests: Iterable[str]) -> int:
+        """Delete files; one that a server has open stays readable for that reader."""
+        count = 0
+        for digest in digests:
+            with self._lock:
+                self._held[folder].discard(digest)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path(folder, digest))
+                count += 1
+        return count
+
+    def verify(self) -> int:
+        """Drop every file that does not match its name, and what an interrupted write left; returns how many."""
+        dropped = 0
+        for folder in FOLDERS:
+            for leftover in (self.root / folder).glob(f"{TEMPORARY_PREFIX}*"):
+                leftover.unlink(missing_ok=True)
+            wrong = [digest for digest in self.held(folder) if not self._matches(folder, digest)]
+            dropped += self.remove(folder, wrong)
+        return dropped
+
+    def _matches(self, folder: Folder, digest: str) -> bool:
+        try:
+            return digest_file(self.path(folder, digest)) == digest
+        except OSError:
+            return False
+
+
+class Readers:
+    """When each file was last asked for, so that nothing is pruned under somebody who is still fetching it."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: dict[str, float] = {}
+
+    def touch(self, digest: str) -> None:
+        self._last[digest] = self._clock()
+
+    def active(self, digests: Iterable[str], within_s: float) -> bool:
+        since = self._clock() - within_s
+        return any(self._last.get(digest, float("-inf")) >= since for digest in digests)
+
+    def forget(self, digests: Iterable[str]) -> None:
+        for digest in digests:
+            self._last.pop(digest, None)
+
+
+def write_whole(path: Path, data: bytes | bytearray | memoryview) -> None:
+    """Temporary file and rename, without the sync of `write_atomic`: verification, not the disk, vouches for the bytes."""
+    temporary = path.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+    try:
+        with open(temporary, "wb", buffering=0) as file:
+            view = memoryview(data).cast("B")
+            while view:
+                view = view[file.write(view) :]
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

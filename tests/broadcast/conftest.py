@@ -1,0 +1,130 @@
+"""A publisher, relays and clients on loopback, and a web server that can be told to misbehave."""
+
+import http.server
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.broadcast import Origin, OriginServer, Relay, WeightClient, WireTensor
+from shoal.identity import Keypair
+
+RUN_KEY = Keypair.from_seed(b"r" * 32)
+
+
+def make_tensors(seed: int = 0, *, count: int = 3, rows: int = 40) -> list[WireTensor]:
+    rng = random.Random(seed)
+    tensors = [
+        WireTensor(f"layers.{number}.weight", "bfloat16", (rows, 50), rng.randbytes(rows * 100))
+        for number in range(count)
+    ]
+    tensors.append(WireTensor("norm", "float32", (7,), rng.randbytes(28)))
+    tensors.append(WireTensor("empty", "float16", (0, 3), b""))
+    tensors.append(WireTensor("scale", "float32", (), rng.randbytes(4)))
+    return tensors
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Origin:
+    return Origin(tmp_path / "origin", RUN_KEY, shard_bytes=1000)
+
+
+@pytest.fixture
+def origin_server(origin: Origin) -> Iterator[OriginServer]:
+    server = OriginServer(origin.root, "127.0.0.1", 0, readers=origin.readers)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def make_client(tmp_path: Path) -> Iterator[Callable[..., WeightClient]]:
+    clients: list[WeightClient] = []
+
+    def make(*urls: str, name: str = "client", **options: object) -> WeightClient:
+        client = WeightClient(RUN_KEY.public, lambda: urls, tmp_path / name, **options)  # type: ignore[arg-type]
+        clients.append(client)
+        return client
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def make_relay(tmp_path: Path) -> Iterator[Callable[..., Relay]]:
+    relays: list[Relay] = []
+
+    def make(*upstreams: str, name: str = "relay", run_key: str | None = RUN_KEY.public, **options: object) -> Relay:
+        relay = Relay(tmp_path / name, upstreams, run_key, **options)  # type: ignore[arg-type]
+        relays.append(relay)
+        relay.start()
+        return relay
+
+    yield make
+    for relay in relays:
+        relay.stop()
+
+
+Behaviour = Callable[[http.server.BaseHTTPRequestHandler, str], bool]
+
+
+class Mirror:
+    """Serves a directory like a plain static server, except where `behaviour(handler, path)` answers in its own way."""
+
+    def __init__(self, root: Path) -> None:
+        self.behaviour: Behaviour = lambda handler, path: False
+        self.requests: list[str] = []
+        mirror = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                path = self.path.partition("?")[0]
+                mirror.requests.append(path)
+                if mirror.behaviour(self, path):
+                    return
+                file = root / path.strip("/")
+                answer(self, file.read_bytes() if file.is_file() else b"", status=200 if file.is_file() else 404)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def answer(
+    handler: http.server.BaseHTTPRequestHandler, body: bytes, *, status: int = 200, length: int | None = None
+) -> bool:
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(body) if length is None else length))
+    handler.end_headers()
+    handler.wfile.write(body)
+    return True
+
+
+@pytest.fixture
+def make_mirror(origin: Origin) -> Iterator[Callable[..., Mirror]]:
+    mirrors: list[Mirror] = []
+
+    def make(behaviour: Behaviour | None = None, root: Path | None = None) -> Mirror:
+        mirror = Mirror(root or origin.root)
+        if behaviour is not None:
+            mirror.behaviour = behaviour
+        mirrors.append(mirror)
+        return mirror
+
+    yield make
+    for mirror in mirrors:
+        mirror.close()

@@ -1,0 +1,157 @@
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from shoal.broadcast import Origin, OriginServer, WeightClient
+from shoal.errors import IntegrityError, UnavailableError
+
+from .conftest import Mirror, answer, make_tensors
+
+MakeClient = Callable[..., WeightClient]
+MakeMirror = Callable[..., Mirror]
+
+
+def publish(origin: Origin, version: int = 0) -> str:
+    digest = origin.stage(version, make_tensors(seed=version)).manifest_digest
+    origin.announce(ledger_head="")
+    return digest
+
+
+def weights_of(directory: Path) -> bytes:
+    data = (directory / "model.safetensors").read_bytes()
+    return data[8 + int.from_bytes(data[:8], "little") :]
+
+
+def expected_weights(version: int = 0) -> bytes:
+    return b"".join(bytes(tensor.data) for tensor in make_tensors(seed=version))
+
+
+def test_version_arrives_as_a_valid_safetensors_file(
+    origin: Origin, origin_server: OriginServer, make_client: MakeClient
+) -> None:
+    digest = publish(origin)
+    directory = make_client(origin_server.url).fetch_version(0, digest)
+    assert [path.name for path in directory.iterdir()] == ["model.safetensors"]
+    assert weights_of(directory) == expected_weights()
+    with safe_open(directory / "model.safetensors", "numpy") as file:
+        assert file.get_tensor("norm").tobytes() == make_tensors()[3].data
+        assert file.get_slice("empty").get_shape() == [0, 3]
+
+
+def test_fetching_again_costs_nothing(origin: Origin, make_mirror: MakeMirror, make_client: MakeClient) -> None:
+    digest = publish(origin)
+    mirror = make_mirror()
+    client = make_client(mirror.url)
+    first = client.fetch_version(0, digest)
+    count = len(mirror.requests)
+    assert client.fetch_version(0, digest) == first
+    assert make_client(mirror.url).fetch_version(0, digest) == first
+    assert len(mirror.requests) == count
+
+
+def test_damaged_cache_is_noticed_by_the_next_process(
+    origin: Origin, make_mirror: MakeMirror, make_client: MakeClient
+) -> None:
+    digest = publish(origin)
+    mirror = make_mirror()
+    directory = make_client(mirror.url).fetch_version(0, digest)
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    assert weights_of(make_client(mirror.url).fetch_version(0, digest)) == expected_weights()
+
+
+def test_interrupted_fetch_resumes_without_a_verified_byte_twice(
+    origin: Origin, make_mirror: MakeMirror, make_client: MakeClient
+) -> None:
+    digest = publish(origin)
+    mirror = make_mirror()
+    shards = 0
+
+    def dies_after_five(handler: object, path: str) -> bool:
+        nonlocal shards
+        shards += path.startswith("/shards/")
+        return path.startswith("/shards/") and shards > 5
+
+    mirror.behaviour = dies_after_five
+    with pytest.raises(UnavailableError):
+        make_client(mirror.url, patience_s=0.2, connections=1).fetch_version(0, digest, deadline_s=0.5)
+    fetched = [path for path in mirror.requests if path.startswith("/shards/")][:5]
+    mirror.behaviour = lambda handler, path: False
+    mirror.requests.clear()
+    assert weights_of(make_client(mirror.url).fetch_version(0, digest)) == expected_weights()
+    assert not set(fetched) & set(mirror.requests)
+
+
+def test_old_versions_leave_the_cache(origin: Origin, origin_server: OriginServer, make_client: MakeClient) -> None:
+    client = make_client(origin_server.url, keep_versions=2)
+    directories = [client.fetch_version(version, publish(origin, version)) for version in range(3)]
+    assert [directory.exists() for directory in directories] == [False, True, True]
+
+
+def test_head_waits_for_news(origin: Origin, origin_server: OriginServer, make_client: MakeClient) -> None:
+    publish(origin)
+    client = make_client(origin_server.url)
+    counter = client.head().counter
+    timer = threading.Timer(0.05, publish, (origin, 1))
+    timer.start()
+    assert client.head(newer_than=counter, wait_s=30).counter == counter + 1
+    timer.join()
+
+
+def test_head_without_news_comes_back_after_the_wait(
+    origin: Origin, origin_server: OriginServer, make_client: MakeClient
+) -> None:
+    publish(origin)
+    client = make_client(origin_server.url)
+    counter = client.head().counter
+    assert client.head(newer_than=counter, wait_s=0.05).counter == counter
+
+
+def test_head_never_goes_back_even_after_a_restart(
+    origin: Origin, make_mirror: MakeMirror, make_client: MakeClient
+) -> None:
+    publish(origin)
+    old = (origin.root / "head.json").read_bytes()
+    publish(origin, 1)
+    mirror = make_mirror()
+    newest = make_client(mirror.url).head()
+    mirror.behaviour = lambda handler, path: answer(handler, old)
+    assert make_client(mirror.url).head() == newest
+
+
+def test_expired_head_is_refused(origin: Origin, make_mirror: MakeMirror, make_client: MakeClient) -> None:
+    publish(origin)
+    mirror = make_mirror()
+    late = make_client(mirror.url, clock=lambda: 1e12)
+    with pytest.raises(UnavailableError, match="expired"):
+        late.head(deadline_s=0.2)
+
+
+def test_manifest_of_another_version_is_refused(
+    origin: Origin, origin_server: OriginServer, make_client: MakeClient
+) -> None:
+    digest = publish(origin)
+    with pytest.raises(IntegrityError, match="of version 0"):
+        make_client(origin_server.url).fetch_version(1, digest)
+
+
+def test_nobody_to_ask_is_an_error_that_says_so(make_client: MakeClient) -> None:
+    with pytest.raises(UnavailableError, match="No relay"):
+        make_client().head(deadline_s=0.1)
+    with pytest.raises(UnavailableError, match="No relay is known"):
+        make_client().fetch_version(0, "a" * 64, deadline_s=0.1)
+
+
+def test_served_files_come_whole_and_bounded(origin: Origin, make_mirror: MakeMirror, make_client: MakeClient) -> None:
+    digest = origin.add_file(b"tokenizer")
+    mirror = make_mirror()
+    client = make_client(mirror.url)
+    assert client.fetch_file(digest, max_bytes=100, deadline_s=5) == b"tokenizer"
+    assert make_client(mirror.url).fetch_file(digest, max_bytes=100, deadline_s=5) == b"tokenizer"
+    assert len(mirror.requests) == 1
+    large = origin.add_file(b"x" * 1000)
+    with pytest.raises(UnavailableError, match="at most 100"):
+        client.fetch_file(large, max_bytes=100, deadline_s=0.2)

@@ -1,0 +1,140 @@
+from pathlib import Path
+
+import pytest
+
+from shoal.broadcast import Origin, WireTensor
+from shoal.broadcast.manifest import open_head, open_manifest
+from shoal.broadcast.store import Readers
+from shoal.errors import IntegrityError
+
+from .conftest import RUN_KEY, make_tensors
+
+
+def published_bytes(origin: Origin, digest: str) -> bytes:
+    manifest = open_manifest(origin.store.read("manifests", digest), RUN_KEY.public)
+    form = manifest.form("full")
+    assert form is not None
+    return b"".join(origin.store.read("shards", shard.digest) for shard in form.shards)
+
+
+def test_shards_hold_all_bytes_in_order(origin: Origin) -> None:
+    tensors = make_tensors()
+    publication = origin.stage(0, tensors)
+    assert published_bytes(origin, publication.manifest_digest) == b"".join(bytes(tensor.data) for tensor in tensors)
+    assert publication.bytes_total == sum(len(tensor.data) for tensor in tensors)
+
+
+def test_staged_version_is_invisible_until_announced(origin: Origin) -> None:
+    publication = origin.stage(0, make_tensors())
+    assert not (origin.root / "head.json").exists()
+    origin.announce(ledger_head="ab")
+    head = open_head((origin.root / "head.json").read_bytes(), RUN_KEY.public)
+    assert [(entry.version, entry.manifest_digest) for entry in head.versions] == [(0, publication.manifest_digest)]
+    assert head.ledger_head == "ab"
+
+
+def test_staging_again_is_free_but_other_bytes_are_refused(origin: Origin) -> None:
+    first = origin.stage(0, make_tensors())
+    assert origin.stage(0, make_tensors()) == first
+    origin.announce(ledger_head="")
+    assert origin.stage(0, make_tensors()) == first
+    with pytest.raises(IntegrityError, match="other weights"):
+        origin.stage(0, make_tensors(seed=1))
+
+
+def test_version_that_was_only_staged_may_change(origin: Origin) -> None:
+    origin.stage(0, make_tensors())
+    second = origin.stage(0, make_tensors(seed=1))
+    assert origin.announce(ledger_head="").versions[0].manifest_digest == second.manifest_digest
+
+
+def test_older_version_cannot_follow(origin: Origin) -> None:
+    origin.stage(5, make_tensors())
+    origin.announce(ledger_head="")
+    with pytest.raises(IntegrityError, match="cannot follow"):
+        origin.stage(4, make_tensors(seed=1))
+
+
+def test_restart_goes_on_from_the_head_it_finds(origin: Origin) -> None:
+    origin.add_file(b"tokenizer")
+    first = origin.stage(0, make_tensors())
+    counter = origin.announce(ledger_head="").counter
+    again = Origin(origin.root, RUN_KEY, shard_bytes=1000)
+    assert again.stage(0, make_tensors()) == first
+    again.stage(1, make_tensors(seed=1))
+    head = again.announce(ledger_head="")
+    assert head.counter == counter + 1
+    assert [entry.version for entry in head.versions] == [0, 1]
+    assert len(head.files) == 1
+
+
+def test_restart_repairs_damaged_shards(origin: Origin) -> None:
+    digest = origin.stage(0, make_tensors()).manifest_digest
+    shard = next((origin.root / "shards").iterdir())
+    shard.write_bytes(b"torn")
+    again = Origin(origin.root, RUN_KEY, shard_bytes=1000)
+    again.stage(0, make_tensors())
+    assert published_bytes(again, digest) == b"".join(bytes(tensor.data) for tensor in make_tensors())
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def announce_versions(origin: Origin, *versions: int) -> None:
+    for version in versions:
+        origin.stage(version, make_tensors(seed=version))
+        origin.announce(ledger_head="")
+
+
+def test_old_versions_are_pruned_after_the_grace_period(tmp_path: Path) -> None:
+    clock = Clock()
+    origin = Origin(tmp_path, RUN_KEY, shard_bytes=1000, keep_versions=2, grace_s=10, clock=clock)
+    file = origin.add_file(b"never pruned")
+    announce_versions(origin, 0, 1, 2)
+    assert len(origin.store.held("manifests")) == 3
+    clock.now += 11
+    announce_versions(origin, 3)
+    assert len(origin.store.held("manifests")) == 3
+    assert origin.store.has("shards", file)
+    assert origin.head is not None
+    assert [entry.version for entry in origin.head.versions] == [2, 3]
+
+
+def test_nothing_is_pruned_under_a_reader(tmp_path: Path) -> None:
+    clock = Clock()
+    readers = Readers(clock=clock)
+    origin = Origin(tmp_path, RUN_KEY, keep_versions=1, grace_s=10, clock=clock, readers=readers)
+    old = origin.stage(0, make_tensors()).manifest_digest
+    origin.announce(ledger_head="")
+    announce_versions(origin, 1)
+    clock.now += 11
+    readers.touch(old)
+    announce_versions(origin, 2)
+    assert origin.store.has("manifests", old)
+    clock.now += 11
+    announce_versions(origin, 3)
+    assert not origin.store.has("manifests", old)
+
+
+def test_head_is_signed_again_before_it_expires(tmp_path: Path) -> None:
+    clock = Clock()
+    origin = Origin(tmp_path, RUN_KEY, head_ttl_s=100, clock=clock)
+    announce_versions(origin, 0)
+    origin.refresh()
+    assert origin.head is not None
+    assert origin.head.counter == 1
+    clock.now += 60
+    origin.refresh()
+    assert origin.head.counter == 2
+    assert origin.head.expires_at == clock.now + 100
+
+
+def test_tensor_whose_bytes_do_not_fit_its_shape_is_refused(origin: Origin) -> None:
+    with pytest.raises(IntegrityError, match="shape"):
+        origin.stage(0, [WireTensor("w", "bfloat16", (3,), b"12345")])
+    with pytest.raises(IntegrityError, match="dtype"):
+        origin.stage(0, [WireTensor("w", "int8", (1,), b"1")])

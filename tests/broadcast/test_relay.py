@@ -1,0 +1,134 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shoal.broadcast import Origin, OriginServer, Relay, WeightClient
+from shoal.errors import ConfigError, UnavailableError
+from shoal.identity import Envelope, Keypair
+
+from .conftest import RUN_KEY, Mirror, answer
+from .test_client import expected_weights, publish, weights_of
+
+MakeClient = Callable[..., WeightClient]
+MakeRelay = Callable[..., Relay]
+MakeMirror = Callable[..., Mirror]
+
+
+def test_version_passes_through_a_chain_of_relays(
+    origin: Origin, origin_server: OriginServer, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    first = make_relay(origin_server.url, name="first")
+    second = make_relay(first.url, name="second")
+    client = make_client(second.url)
+    digest = publish(origin)
+    head = client.head(newer_than=0, wait_s=20)
+    assert head.newest is not None
+    assert head.newest.manifest_digest == digest
+    assert weights_of(client.fetch_version(0, digest)) == expected_weights()
+
+
+def test_served_files_and_descriptor_pass_through(
+    origin: Origin, origin_server: OriginServer, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    payload = json.dumps({"run_id": "run", "run_key": RUN_KEY.public})
+    origin.write_descriptor(Envelope.seal("descriptor", payload, RUN_KEY).to_bytes())
+    file = origin.add_file(b"tokenizer")
+    publish(origin)
+    relay = make_relay(origin_server.url, run_key=None)
+    client = make_client(relay.url)
+    client.head(newer_than=0, wait_s=20)
+    assert client.fetch_file(file) == b"tokenizer"
+
+
+def test_shard_leaves_the_origin_once(
+    origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    digest = publish(origin)
+    mirror = make_mirror()
+    relay = make_relay(mirror.url)
+    for name in ("one", "two"):
+        client = make_client(relay.url, name=name)
+        client.head(newer_than=0, wait_s=20)
+        client.fetch_version(0, digest)
+    shards = [path for path in mirror.requests if path.startswith("/shards/")]
+    assert len(shards) == len(set(shards))
+
+
+def test_restarted_relay_fetches_nothing_twice(
+    origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    digest = publish(origin)
+    mirror = make_mirror()
+    relay = make_relay(mirror.url)
+    client = make_client(relay.url)
+    client.head(newer_than=0, wait_s=20)
+    client.fetch_version(0, digest)
+    relay.stop()
+    mirror.requests.clear()
+    again = make_relay(mirror.url)
+    other = make_client(again.url, name="other")
+    other.head(newer_than=0, wait_s=20)
+    other.fetch_version(0, digest)
+    assert not [path for path in mirror.requests if path.startswith("/shards/")]
+
+
+def test_relay_names_the_parent_that_lied(
+    origin: Origin,
+    origin_server: OriginServer,
+    make_mirror: MakeMirror,
+    make_relay: MakeRelay,
+    make_client: MakeClient,
+) -> None:
+    digest = publish(origin)
+    liar = make_mirror(lambda handler, path: path.startswith("/shards/") and answer(handler, b"x" * 1000))
+    relay = make_relay(liar.url, origin_server.url)
+    client = make_client(relay.url)
+    client.head(newer_than=0, wait_s=20)
+    assert weights_of(client.fetch_version(0, digest)) == expected_weights()
+    by_url = {report.url: report for report in relay.sources.reports()}
+    assert by_url[liar.url].lies == relay.metrics.counters["lies"]
+    assert by_url[origin_server.url].lies == 0
+    assert all(report.lies == 0 for report in client.reports())
+
+
+def test_relay_directory_belongs_to_one_run(origin_server: OriginServer, make_relay: MakeRelay, tmp_path: Path) -> None:
+    (tmp_path / "relay").mkdir()
+    (tmp_path / "relay" / "run_key").write_text(Keypair.generate().public)
+    with pytest.raises(ConfigError, match="belongs to the run"):
+        make_relay(origin_server.url)
+
+
+def test_taken_port_is_one_clear_sentence(origin_server: OriginServer, make_relay: MakeRelay, tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="cannot listen"):
+        make_relay(origin_server.url, port=origin_server.port)
+    second = OriginServer(tmp_path / "origin", "127.0.0.1", origin_server.port)
+    with pytest.raises(UnavailableError, match="cannot listen"):
+        second.start()
+
+
+def test_relay_without_parents_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="upstream"):
+        Relay(tmp_path, [], None)
+
+
+def test_announce_hook_is_called_when_the_relay_runs(origin_server: OriginServer, make_relay: MakeRelay) -> None:
+    import threading
+
+    called = threading.Event()
+    make_relay(origin_server.url, announce=called.set)
+    assert called.wait(10)
+
+
+def test_version_staged_under_two_heads_keeps_its_bytes(
+    origin: Origin, origin_server: OriginServer, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    relay = make_relay(origin_server.url)
+    client = make_client(relay.url)
+    counter = 0
+    for version in range(3):
+        digest = publish(origin, version)
+        while counter < version + 1:
+            counter = client.head(newer_than=counter, wait_s=20).counter
+        assert weights_of(client.fetch_version(version, digest)) == expected_weights(version)
