@@ -64,7 +64,7 @@ def test_update_is_the_same_for_any_micro_batching(
 def test_padded_rows_give_the_same_update_as_packed_bins(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
     packed, padded = make_trainer(model_dir, tmp_path / "a"), make_trainer(model_dir, tmp_path / "b")
     assert packed.policy.packed
-    padded.policy.set_packed(False)
+    padded.policy.set_layout("padded")
     one, two = packed.train_step(groups(5)), padded.train_step(groups(5))
     assert two.loss == pytest.approx(one.loss, abs=1e-5)
     for left, right in zip(packed.policy.parameters(), padded.policy.parameters(), strict=True):
@@ -101,10 +101,10 @@ def test_rewarded_completion_becomes_more_likely(model_dir: Path, tmp_path: Path
 
 def _logprob(trainer: Trainer, output: list[int]) -> float:
     tokens = torch.tensor([[1, 2, *output]])
-    trainer.policy.set_packed(False)
+    trainer.policy.set_layout("padded")
     with torch.no_grad():
         logits = trainer.policy.model(tokens).logits[0]
-    trainer.policy.set_packed(True)
+    trainer.policy.set_layout("packed")
     logprobs = torch.log_softmax(logits / 0.9, -1)
     return float(sum(logprobs[1 + place, token] for place, token in enumerate(output)))
 

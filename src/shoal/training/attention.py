@@ -27,10 +27,14 @@ def packed_attention(
     attention_plan: AttentionPlan,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Query, key and value are [1, H, T, D]; the output is [1, T, H, D]."""
     assert attention_mask is None
+    assert softcap is None
+    assert s_aux is None
     query_T, key_T, value_T = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     attend = _attend_varlen if _has_varlen(query) else _attend_block
     parts = [attend(query_T, key_T, value_T, block, scaling, sliding_window) for block in attention_plan.blocks]

@@ -6,7 +6,7 @@ is off, so that an unchanged policy has ratio 1.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from shoal.training.packing import form_families
 
 PROBE_PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5], [4, 5]]
 PROBE_OUTPUTS = [[6, 7, 1, 2], [3], [2, 4, 4], [5, 1]]
+Layout = Literal["packed", "padded", "eager"]
+"""Packed bins; padded rows with fused attention; padded rows with the model's own attention."""
 PROBE_TOLERANCE = 1e-3
 """In log-probability, fp32; a wrong mask or a missed logit scale is off by far more."""
 
@@ -35,6 +37,7 @@ class PolicyModel(nn.Module):
 
     def __init__(self, model: Any, *, temperature: float) -> None:
         super().__init__()
+        register()
         self.model = model
         self.temperature = temperature
         config = model.config.get_text_config()
@@ -43,13 +46,16 @@ class PolicyModel(nn.Module):
             getattr(config, "logits_scaling", None) or 1.0
         )
         self._switch_off_dropout()
-        self.packed = False
-        self.set_packed(bool(model._supports_attention_backend))
+        self.layout: Layout = "eager"
+        self.set_layout(possible_layouts(model)[0])
 
-    def set_packed(self, packed: bool) -> None:
-        plain = "sdpa" if self.model._supports_sdpa else "eager"
-        self.model.set_attn_implementation(PACKED_ATTENTION if packed else plain)
-        self.packed = packed
+    @property
+    def packed(self) -> bool:
+        return self.layout == "packed"
+
+    def set_layout(self, layout: Layout) -> None:
+        self.model.set_attn_implementation({"packed": PACKED_ATTENTION, "padded": "sdpa", "eager": "eager"}[layout])
+        self.layout = layout
 
     def forward(self, batch: Bin, *, own_head: bool = True) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the bin's N trained tokens; without `own_head` from the model's own logits."""
@@ -81,29 +87,35 @@ class PolicyModel(nn.Module):
 
 def load_policy(directory: Path, *, temperature: float, device: torch.device) -> PolicyModel:
     """The policy of a model directory in fp32, in the fastest layout that reproduces the model's own logits."""
-    register()
     policy = PolicyModel(build_model(directory, "float32", str(device)), temperature=temperature)
     choose_layout(policy, device)
     return policy
 
 
+def possible_layouts(model: Any) -> list[Layout]:
+    """Fastest first. Packing needs positions to be mixed by causal or windowed attention through Transformers' interface only."""
+    config = model.config.get_text_config()
+    if not model._supports_sdpa or getattr(config, "attn_logit_softcapping", None):
+        return ["eager"]
+    kinds = set(getattr(config, "layer_types", None) or ())
+    usual = kinds <= {"full_attention", "sliding_attention"} and not getattr(config, "attention_chunk_size", None)
+    return ["packed", "padded", "eager"] if model._supports_attention_backend and usual else ["padded", "eager"]
+
+
 @torch.no_grad()
 def choose_layout(policy: PolicyModel, device: torch.device) -> None:
-    """Packed if the probe agrees with plain rows, else padded; refuse a model that neither layout reproduces."""
-    packable = policy.packed
-    policy.set_packed(False)
-    truth = torch.cat([_probe(policy, [number], device, own_head=False) for number in range(len(PROBE_PROMPTS))])
+    """The first layout that agrees with the model's own logits of plain rows; refuse a model that none reproduces."""
     everyone = range(len(PROBE_PROMPTS))
-    if packable:
-        policy.set_packed(True)
-        if _agree(_probe(policy, everyone, device), truth):
+    policy.set_layout("eager")
+    truth = torch.cat([_probe(policy, [number], device, own_head=False) for number in everyone])
+    for layout in possible_layouts(policy.model):
+        policy.set_layout(layout)
+        if bool(((_probe(policy, everyone, device) - truth).abs() < PROBE_TOLERANCE).all()):
             return
-        policy.set_packed(False)
-    if not _agree(_probe(policy, everyone, device), truth):
-        raise UnsupportedModelError(
-            f"The engine does not reproduce the logits of {type(policy.model).__name__}.",
-            hint="Its LM head or its position handling is of a kind that is not supported yet.",
-        )
+    raise UnsupportedModelError(
+        f"The engine does not reproduce the logits of {type(policy.model).__name__}.",
+        hint="Its LM head or its position handling is of a kind that is not supported yet.",
+    )
 
 
 def _probe(policy: PolicyModel, chosen: Any, device: torch.device, *, own_head: bool = True) -> Tensor:
@@ -113,7 +125,3 @@ def _probe(policy: PolicyModel, chosen: Any, device: torch.device, *, own_head: 
     build = build_packed if policy.packed else build_padded
     logprobs, _ = policy(build(families, prompts, outputs).to(device), own_head=own_head)
     return torch.as_tensor(logprobs)
-
-
-def _agree(ours: Tensor, truth: Tensor) -> bool:
-    return bool(((ours - truth).abs() < PROBE_TOLERANCE).all())
