@@ -13,10 +13,13 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shoal.errors import IntegrityError
+from shoal.protocol.descriptor import RunDescriptor
 
 FORMAT_VERSION = 1
 HEADER_KEY = b"shoal"
 FIXED_ROW_BYTES = 4096
+PROOF_HEADER_BYTES = 2
+PROOF_VALUE_BYTES = 2
 
 
 def _list_of(kind: pa.DataType) -> pa.DataType:
@@ -87,6 +90,17 @@ class RolloutLimits:
     prompt_tokens: int
     output_tokens: int
     proof_bytes: int
+
+    @classmethod
+    def of(cls, descriptor: RunDescriptor) -> "RolloutLimits":
+        rollouts = descriptor.rollouts
+        chunks = -(-rollouts.max_new_tokens // descriptor.chunk_tokens)
+        return cls(
+            rows=rollouts.tasks_per_slot * rollouts.group_size,
+            prompt_tokens=rollouts.max_prompt_tokens,
+            output_tokens=rollouts.max_new_tokens,
+            proof_bytes=chunks * (PROOF_HEADER_BYTES + PROOF_VALUE_BYTES * descriptor.top_k),
+        )
 
     @property
     def values_per_column(self) -> int:

@@ -17,9 +17,6 @@ from shoal.tasks.rewards import length_penalty
 from shoal.tasks.sources import load_tasks
 from shoal.tasks.verifiers import score
 
-PROOF_HEADER_BYTES = 2
-PROOF_VALUE_BYTES = 2
-
 
 @dataclass(frozen=True)
 class WorkItem:
@@ -95,11 +92,4 @@ class Workload:
 
     @property
     def limits(self) -> RolloutLimits:
-        rollouts = self.descriptor.rollouts
-        proof_bytes = PROOF_HEADER_BYTES + PROOF_VALUE_BYTES * self.descriptor.top_k
-        return RolloutLimits(
-            rows=rollouts.tasks_per_slot * rollouts.group_size,
-            prompt_tokens=rollouts.max_prompt_tokens,
-            output_tokens=rollouts.max_new_tokens,
-            proof_bytes=proof_bytes * self.chunk_count(rollouts.max_new_tokens),
-        )
+        return RolloutLimits.of(self.descriptor)

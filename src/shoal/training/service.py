@@ -1,0 +1,173 @@
+"""The trainer as a role: takes batches from the coordinator, trains, publishes versions through its origin.
+
+The coordinator's batch records are the authority. A trainer that died resumes at its last checkpoint and repeats the
+recorded batches bit for bit, so that it can never publish other bytes under a published number; origin and coordinator would refuse them.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from shoal.broadcast import Origin, OriginServer, Publication
+from shoal.config import ShoalConfig
+from shoal.errors import IntegrityError
+from shoal.identity import Keypair
+from shoal.metrics import Metrics
+from shoal.protocol import api
+from shoal.protocol.client import CoordinatorClient
+from shoal.protocol.descriptor import RunDescriptor
+from shoal.protocol.rollouts import Rollout, RolloutLimits, read_rollouts
+from shoal.training.samples import Group, Sample
+from shoal.training.trainer import Trainer
+
+BATCH_WAIT_S = 20.0
+Metric = float | int | str | None
+
+
+class TrainerService:
+    def __init__(
+        self,
+        config: ShoalConfig,
+        descriptor: RunDescriptor,
+        trainer: Trainer,
+        client: CoordinatorClient,
+        origin: Origin | None,
+        *,
+        metrics: Metrics | None = None,
+        report: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`origin` is given on the main rank only."""
+        self.config, self.descriptor, self.trainer, self.client = config, descriptor, trainer, client
+        self.origin = origin
+        self.metrics = metrics or Metrics()
+        self.report = report
+        self._clock = clock
+
+    def run(self) -> None:
+        """Trains until the last version is published."""
+        if self.trainer.resume():
+            self.report(f"resumed at step {self.trainer.step}")
+        report: dict[str, Metric] = {}
+        while True:
+            self.publish(report)
+            if self.trainer.step % self.config.training.checkpoint_every == 0:
+                self.trainer.save()
+            if self.trainer.step >= self.config.run.steps:
+                return
+            report = self.step()
+
+    def step(self) -> dict[str, Metric]:
+        """One training step; returns its metrics."""
+        started = self._clock()
+        batch = self.wait_for_batch(self.trainer.step)
+        waited = self._clock()
+        groups = list(self.fetch_groups(batch))
+        fetched = self._clock()
+        figures: dict[str, Any] = self._train(groups)
+        figures |= {
+            "time_wait_batch_s": waited - started,
+            "time_fetch_s": fetched - waited,
+            "time_old_logprobs_s": figures.pop("old_logprobs_s", 0.0),
+            "time_update_s": figures.pop("update_s", 0.0),
+            "generated_groups": batch.generated_groups,
+            **{f"dropped_{reason}": count for reason, count in batch.dropped.items()},
+        }
+        self.metrics.event("step", **figures)
+        return {name: value for name, value in figures.items() if isinstance(value, (int, float, str))}
+
+    def _train(self, groups: list[Group]) -> dict[str, Any]:
+        if groups:
+            return self.trainer.train_step(groups).as_dict()
+        # The oversampling cap was reached and no group had a signal: the version is published unchanged.
+        self.trainer.step += 1
+        return {"step": self.trainer.step - 1, "groups": 0}
+
+    def wait_for_batch(self, step: int) -> api.BatchRecord:
+        """The durable batch of a step. Waits as long as the run lives; says every few seconds what is missing."""
+        while True:
+            answer = self.client.batch(step, BATCH_WAIT_S)
+            if answer.batch is not None:
+                return answer.batch
+            self.report(f"step {step} waits for {answer.waiting_for}")
+
+    def fetch_groups(self, batch: api.BatchRecord) -> Iterator[Group]:
+        """The groups of a batch, from files whose bytes are hashed again, with the validator's rewards."""
+        limits = RolloutLimits.of(self.descriptor)
+        files: dict[str, list[Rollout]] = {}
+        for record in batch.groups:
+            if record.submission_id not in files:
+                data = self.client.submission_file(record.submission_id, record.digest)
+                files[record.submission_id] = read_rollouts(data, limits)[1]
+            rows = [rollout for rollout in files[record.submission_id] if rollout.group == record.group]
+            if len(rows) != len(record.rewards):
+                raise IntegrityError(
+                    f"Group {record.group_id} has {len(rows)} samples, its verdict {len(record.rewards)}."
+                )
+            yield Group(record.group_id, [_sample(row, record, index) for index, row in enumerate(rows)])
+
+    def publish(self, report: dict[str, Metric]) -> None:
+        """Stages the current weights, records the version with the coordinator, then shows it to the swarm."""
+        started = self._clock()
+        if self.origin is None:
+            for _ in self.trainer.wire_tensors():
+                pass  # every rank takes part in gathering
+            return
+        publication = self.origin.stage(self.trainer.step, self.trainer.wire_tensors())
+        answer = self.client.publish(
+            api.VersionBody(
+                version=publication.version,
+                manifest_digest=publication.manifest_digest,
+                weights_digest=publication.weights_digest,
+                bytes_total=publication.bytes_total,
+                report=report | {"time_stage_s": self._clock() - started},
+            )
+        )
+        self.origin.announce(ledger_head=answer.ledger_head)
+        self._say(publication, report)
+
+    def _say(self, publication: Publication, report: dict[str, Metric]) -> None:
+        self.metrics.event(
+            "published", version=publication.version, kind=publication.kind, bytes_total=publication.bytes_total
+        )
+        reward = report.get("task_reward_mean")
+        detail = f", task reward {reward:.3f}" if isinstance(reward, float) else ""
+        self.report(f"published version {publication.version} ({publication.bytes_total / 1e6:.1f} MB){detail}")
+
+
+def _sample(row: Rollout, record: api.BatchGroup, index: int) -> Sample:
+    return Sample(
+        prompt_tokens=row.input_tokens,
+        output_tokens=row.output_tokens,
+        reward=record.rewards[index],
+        task_reward=record.task_rewards[index],
+        behaviour_logprobs=row.output_logprobs if record.logprobs_verified else None,
+        policy_version=record.policy_version,
+        truncated=row.finish_reason == "length",
+    )
+
+
+def build_origin(config: ShoalConfig, descriptor: RunDescriptor, root: Path, run_key: Keypair) -> Origin:
+    keep = config.broadcast.keep_versions + config.training.async_level
+    return Origin(
+        root,
+        run_key,
+        run_id=descriptor.run_id,
+        shard_bytes=config.broadcast.shard_bytes,
+        keep_versions=keep,
+        head_ttl_s=config.broadcast.head_ttl_s,
+    )
+
+
+def serve(origin: Origin, config: ShoalConfig, metrics: Metrics) -> OriginServer:
+    server = OriginServer(
+        origin.root,
+        config.broadcast.host,
+        config.broadcast.port,
+        readers=origin.readers,
+        metrics=metrics,
+        refresh=origin.refresh,
+    )
+    server.start()
+    return server
