@@ -5,7 +5,7 @@ validator and trainer. Tasks are immutable; the digest covers every field of eve
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -36,6 +36,9 @@ class TaskSet:
 
     def __getitem__(self, index: int) -> Task:
         return self._tasks[index]
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self._tasks)
 
     @cached_property
     def digest(self) -> str:
