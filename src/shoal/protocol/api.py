@@ -14,12 +14,15 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 PublicKey = Digest
 ClientId = Annotated[str, Field(pattern=r"^[0-9a-zA-Z_-]{8,64}$")]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
-ShortText = Annotated[str, Field(max_length=200)]
+ShortText = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+"""Shown on terminals, so it holds no control characters."""
+Metric = Annotated[float, Field(allow_inf_nan=True)] | int | str | None
+"""A figure of a training step. JSON has no NaN: one that is not a number travels as null."""
 WorkerState = Literal["probation", "active", "suspect", "quarantined", "gone", "banned"]
 
 
 class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Answer(BaseModel):
@@ -185,7 +188,7 @@ class VersionBody(Body):
     manifest_digest: Digest
     weights_digest: Digest
     bytes_total: Count
-    report: dict[str, float | int | str | None] = {}
+    report: dict[str, Metric] = {}
     """Metrics of the training step that made this version."""
 
 
@@ -209,7 +212,7 @@ class EvaluationAnswer(Answer):
 
 class RelayBody(Body):
     url: Annotated[str, Field(pattern=r"^https?://[^\s]{1,200}$")]
-    newest_version: int = -1
+    newest_version: Annotated[int, Field(ge=-1, le=1 << 53)] = -1
     bytes_sent: Count = 0
     bytes_received: Count = 0
 
@@ -232,7 +235,7 @@ class VersionView(Answer):
     version: int
     manifest_digest: str
     published_s: float
-    report: dict[str, float | int | str | None]
+    report: dict[str, Metric]
 
 
 class EvaluationView(EvaluationBody):

@@ -19,7 +19,7 @@ from shoal.files import digest_bytes
 from shoal.identity import Keypair
 from shoal.protocol import api
 from shoal.protocol.descriptor import MAX_DESCRIPTOR_BYTES, RunDescriptor, open_descriptor
-from shoal.protocol.signing import TIME_HEADER, stamp_request, submission_message
+from shoal.protocol.signing import BODY_HEADER, TIME_HEADER, TIME_PATTERN, stamp_request, submission_message
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -29,6 +29,8 @@ FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 3.0
 SUBMISSION_SIGNATURE_HEADER = "x-shoal-submission-signature"
 RETRIED_STATUS = {502, 503, 504}
+RETRIED_CODES = {"clock", "replay"}
+"""Cured by signing again: with the server's time, or after a network that delivered one request twice."""
 
 
 def fetch_descriptor(
@@ -61,7 +63,7 @@ class CoordinatorClient:
         self.deadline_s = deadline_s
         self._run_id, self._audience = run_id, audience
         self._owns_http = http is None
-        self._http = http or httpx.Client(timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S))
+        self._http = http or httpx.Client()
         self._clock, self._monotonic, self._sleep = clock, monotonic, sleep
         self._clock_offset_s = 0.0
 
@@ -108,8 +110,12 @@ class CoordinatorClient:
 
     def submit(self, lease_id: str, data: bytes) -> api.SubmissionAnswer:
         assert self.keypair is not None
-        evidence = self.keypair.sign(submission_message(self._run_id, lease_id, digest_bytes(data)))
-        headers = {SUBMISSION_SIGNATURE_HEADER: evidence, "content-type": "application/vnd.apache.parquet"}
+        digest = digest_bytes(data)
+        headers = {
+            SUBMISSION_SIGNATURE_HEADER: self.keypair.sign(submission_message(self._run_id, lease_id, digest)),
+            BODY_HEADER: digest,
+            "content-type": "application/vnd.apache.parquet",
+        }
         answer = self.raw("PUT", f"/v1/submissions/{lease_id}", content=data, headers=headers)
         return _parse(answer, api.SubmissionAnswer)
 
@@ -164,7 +170,11 @@ class CoordinatorClient:
             problem = ""
             try:
                 response = self._http.request(
-                    method, self.url + target, content=content, headers=self._headers(method, target, content, headers)
+                    method,
+                    self.url + target,
+                    content=content,
+                    headers=self._headers(method, target, content, headers),
+                    timeout=self._timeout(self._monotonic() - started),
                 )
             except httpx.TransportError as error:
                 problem = str(error) or type(error).__name__
@@ -172,11 +182,10 @@ class CoordinatorClient:
                 self._learn_clock(response)
                 if response.is_success:
                     return response
-                if response.status_code not in RETRIED_STATUS:
-                    refusal = _refusal(response)
-                    if refusal.code != "clock" or self._monotonic() - started > self.deadline_s:
-                        raise refusal
-                problem = f"it answered {response.status_code}"
+                refusal = _refusal(response)
+                if response.status_code not in RETRIED_STATUS and refusal.code not in RETRIED_CODES:
+                    raise refusal
+                problem = f"{response.status_code}: {refusal.message.rstrip('.')}"
             if self._monotonic() - started + backoff_s > self.deadline_s:
                 raise UnavailableError(
                     f"The coordinator at {self.url} did not answer for {self.deadline_s:.0f} s ({problem}).",
@@ -184,6 +193,10 @@ class CoordinatorClient:
                 )
             self._sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+
+    def _timeout(self, elapsed_s: float) -> httpx.Timeout:
+        left_s = max(self.deadline_s - elapsed_s, FIRST_BACKOFF_S)
+        return httpx.Timeout(min(READ_TIMEOUT_S, left_s), connect=min(CONNECT_TIMEOUT_S, left_s))
 
     def _headers(self, method: str, target: str, content: bytes, extra: dict[str, str] | None) -> dict[str, str]:
         headers = dict(extra or {})
@@ -205,10 +218,9 @@ class CoordinatorClient:
         return headers
 
     def _learn_clock(self, response: httpx.Response) -> None:
-        try:
-            self._clock_offset_s = float(response.headers[TIME_HEADER]) - self._clock()
-        except (KeyError, ValueError):
-            return  # a proxy answered, not the coordinator
+        told = response.headers.get(TIME_HEADER, "")
+        if TIME_PATTERN.fullmatch(told):  # else a proxy answered, not the coordinator
+            self._clock_offset_s = float(told) - self._clock()
 
     def _post(self, path: str, body: BaseModel, answer: type[AnswerT]) -> AnswerT:
         return _parse(self.raw("POST", path, content=body.model_dump_json().encode()), answer)

@@ -4,15 +4,21 @@ Worker and validator build everything from it; nothing is assumed. A protocol ve
 refused with an upgrade hint.
 """
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shoal.config import RewardConfig, RolloutConfig, TasksConfig
 from shoal.errors import IntegrityError, ShoalError, SignatureError
 from shoal.identity import Envelope, Keypair
+from shoal.protocol.api import Digest
 
 PROTOCOL_VERSION = 1
 DESCRIPTOR_KIND = "descriptor"
 MAX_DESCRIPTOR_BYTES = 1 << 20
+
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+"""Whoever joins writes files of these names, so they can name no directory."""
 
 
 class ProtocolVersionError(ShoalError):
@@ -21,8 +27,8 @@ class ProtocolVersionError(ShoalError):
 
 class FileReference(BaseModel):
     model_config = ConfigDict(frozen=True)
-    digest: str
-    bytes: int
+    digest: Digest
+    bytes: Annotated[int, Field(ge=0)]
 
 
 class RunDescriptor(BaseModel):
@@ -33,7 +39,7 @@ class RunDescriptor(BaseModel):
     coordinator_key: str
     coordinator_url: str
     relay_urls: tuple[str, ...]
-    model_files: dict[str, FileReference]
+    model_files: dict[FileName, FileReference]
     """Config and tokenizer files of the base model, served like shards."""
     tasks: TasksConfig
     task_set_digest: str
@@ -57,14 +63,24 @@ def open_descriptor(data: bytes, run_key: str | None = None) -> RunDescriptor:
     envelope = Envelope.from_bytes(data)
     payload = envelope.open(DESCRIPTOR_KIND, run_key or envelope.key)
     try:
+        _check_protocol(_Protocol.model_validate_json(payload).protocol)
         descriptor = RunDescriptor.model_validate_json(payload)
     except ValidationError as error:
         raise IntegrityError(f"The run descriptor is malformed: {error.errors()[0]['msg']}.") from None
-    if descriptor.protocol != PROTOCOL_VERSION:
-        raise ProtocolVersionError(
-            f"The run speaks protocol {descriptor.protocol}, this release speaks {PROTOCOL_VERSION}.",
-            hint="Install the release of Shoal that the run's owner names.",
-        )
     if descriptor.run_key != envelope.key:
         raise SignatureError("The run descriptor is not signed by the run key that it names.")
     return descriptor
+
+
+class _Protocol(BaseModel):
+    """The one field that every protocol version shares."""
+
+    protocol: int
+
+
+def _check_protocol(protocol: int) -> None:
+    if protocol != PROTOCOL_VERSION:
+        raise ProtocolVersionError(
+            f"The run speaks protocol {protocol}, this release speaks {PROTOCOL_VERSION}.",
+            hint="Install the release of Shoal that the run's owner names.",
+        )

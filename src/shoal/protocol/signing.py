@@ -4,17 +4,24 @@ The run id and the audience (the coordinator's key) are part of the message, so 
 or another server; the nonce is single-use inside the clock window.
 """
 
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal.errors import SignatureError
+from shoal.files import is_digest
 from shoal.identity import Keypair, verify_signature
 
 KEY_HEADER = "x-shoal-key"
 TIME_HEADER = "x-shoal-time"
 NONCE_HEADER = "x-shoal-nonce"
 SIGNATURE_HEADER = "x-shoal-signature"
+BODY_HEADER = "x-shoal-body"
+"""Digest of an upload, so that its signature can be checked before the first byte is read."""
+
+TIME_PATTERN = re.compile(r"[0-9]{1,12}\.[0-9]{3}")
+NONCE_PATTERN = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -30,11 +37,11 @@ class RequestStamp:
     def from_headers(cls, headers: Mapping[str, str]) -> "RequestStamp":
         try:
             stamp = cls(*(headers[name] for name in (KEY_HEADER, TIME_HEADER, NONCE_HEADER, SIGNATURE_HEADER)))
-            float(stamp.time)
-        except (KeyError, ValueError):
+        except KeyError:
             raise SignatureError("This request must be signed.", hint="Use the shoal client of this release.") from None
-        if len(stamp.key) != 64 or not 16 <= len(stamp.nonce) <= 64:
-            raise SignatureError("The key or the nonce of this request is malformed.")
+        # One spelling each: a key in capitals would be another identity with the same signature.
+        if not (is_digest(stamp.key) and TIME_PATTERN.fullmatch(stamp.time) and NONCE_PATTERN.fullmatch(stamp.nonce)):
+            raise SignatureError("The key, the time or the nonce of this request is malformed.")
         return stamp
 
     def headers(self) -> dict[str, str]:
