@@ -14,10 +14,13 @@ from pathlib import Path
 import torch
 
 from shoal import __version__
+from shoal.config import ShoalConfig
+from shoal.files import write_atomic
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
-from shoal.policy.models import WEIGHTS_FILE
+from shoal.policy.models import WEIGHTS_FILE, resolve_model
 from shoal.policy.torch_engine import TorchEngine
 from shoal.proofs.commitments import ChunkDifference, compare_chunks, split_chunks
+from shoal.tasks import TextCodec, load_tasks
 from shoal.validation.calibration import Calibration, Evidence, Limits, NumericsClass
 
 NOISE_FACTOR = 4.0
@@ -55,6 +58,35 @@ class Measured:
 
     def worst(self, name: str) -> float:
         return max(float(getattr(difference, name)) for difference in self.differences)
+
+
+def calibrate_run(config: ShoalConfig, prompt_count: int, out: Path, report: Callable[[str], None]) -> None:
+    """Calibrates the model and settings of a run and writes the file."""
+    directory = resolve_model(config.model.path)
+    codec, tasks = TextCodec.from_directory(directory), load_tasks(config.tasks).train
+    targets = config.reward.target_lengths or (0,)
+    prompts = [
+        tuple(
+            codec.prompt_tokens(
+                tasks[index % len(tasks)],
+                targets[index % len(targets)],
+                system_prompt=config.tasks.system_prompt,
+                length_instruction=config.tasks.length_instruction,
+            )
+        )
+        for index in range(prompt_count)
+    ]
+    calibration = calibrate(
+        directory,
+        prompts,
+        codec.eos_token_ids,
+        model_name=config.model.path,
+        temperature=config.rollouts.temperature,
+        max_new_tokens=config.rollouts.max_new_tokens,
+        report=report,
+    )
+    write_atomic(out, calibration.model_dump_json(indent=2).encode() + b"\n")
+    report(f"wrote {out}")
 
 
 def calibrate(

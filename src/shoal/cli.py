@@ -1,0 +1,317 @@
+"""The `shoal` command: one thin command per role. Heavy imports happen inside the roles.
+
+Settings of a run are given as `--section.name VALUE` to any command that takes a run file; they are collected before the
+command line is parsed, so they may stand anywhere. A ShoalError becomes one sentence and exit code 1.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from shoal import __version__
+from shoal.config import ShoalConfig, describe, load_config, to_toml
+from shoal.errors import ConfigError, ShoalError
+from shoal.rundir import RunDirectory
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+ledger_app = typer.Typer(no_args_is_help=True, help="Look at the ledger of a run and re-check it.")
+run_app = typer.Typer(no_args_is_help=True, help="Look at a run from outside.")
+app.add_typer(ledger_app, name="ledger")
+app.add_typer(run_app, name="run")
+
+_settings: list[str] = []
+
+RunFile = Annotated[Path | None, typer.Argument(help="TOML file that describes the run; defaults apply without one.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and stop.")]
+Threads = Annotated[int, typer.Option(help="Compute threads; 0 lets torch decide.")]
+Url = Annotated[str, typer.Argument(help="Address of the coordinator, such as http://host:7300.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    rest, settings = _split_settings(list(sys.argv[1:] if arguments is None else arguments))
+    _settings[:] = settings
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        app(rest, prog_name="shoal")
+    except ShoalError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _fail(text: str) -> None:
+    print(f"shoal: {text}", file=sys.stderr)
+    raise SystemExit(1)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _split_settings(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Dotted flags with their values, and everything else."""
+    rest: list[str] = []
+    settings: list[str] = []
+    while arguments:
+        argument = arguments.pop(0)
+        if argument.startswith("--") and "." in argument.partition("=")[0]:
+            settings.append(argument)
+            if "=" not in argument and arguments:
+                settings.append(arguments.pop(0))
+        else:
+            rest.append(argument)
+    return rest, settings
+
+
+def _config(run_file: Path | None, dry_run: bool = False) -> ShoalConfig:
+    config = load_config(run_file, _settings)
+    if dry_run:
+        typer.echo(to_toml(config))
+        raise SystemExit(0)
+    return config
+
+
+def _directory(run_file: Path | None, dry_run: bool = False) -> RunDirectory:
+    """The run directory of a run file, made if it is new."""
+    from shoal.runs import initialise
+
+    return initialise(_config(run_file, dry_run))
+
+
+def _report(text: str) -> None:
+    typer.echo(text)
+    sys.stdout.flush()
+
+
+@app.command()
+def init(run_file: RunFile = None, dry_run: DryRun = False) -> None:
+    """Make a run: keys, secret, base files and the signed descriptor."""
+    directory = _directory(run_file, dry_run)
+    descriptor = directory.descriptor()
+    _report(f"run {descriptor.run_id} in {directory.root}")
+    _report(f"contributors join with: shoal work {descriptor.coordinator_url} --run-key {descriptor.run_key}")
+
+
+@app.command()
+def coordinator(run_file: RunFile = None, dry_run: DryRun = False) -> None:
+    """Serve steps, leases, verdicts and the ledger of a run."""
+    from shoal import roles
+
+    roles.coordinate(_directory(run_file, dry_run), _report)
+
+
+@app.command()
+def train(run_file: RunFile = None, dry_run: DryRun = False, threads: Threads = 0) -> None:
+    """Train on accepted rollouts and publish every version; works under torchrun too."""
+    from shoal import roles
+
+    roles.train(_directory(run_file, dry_run), _report, threads=threads)
+
+
+@app.command()
+def validate(run_file: RunFile = None, dry_run: DryRun = False, threads: Threads = 0) -> None:
+    """Judge submissions; start as many as you like."""
+    from shoal import roles
+
+    roles.validate(_directory(run_file, dry_run), _report, threads=threads)
+
+
+@app.command()
+def evaluate(run_file: RunFile = None, dry_run: DryRun = False, threads: Threads = 0) -> None:
+    """Measure published versions on held-out tasks."""
+    from shoal import roles
+
+    roles.evaluate(_directory(run_file, dry_run), _report, threads=threads)
+
+
+@app.command()
+def relay(
+    upstream: Annotated[list[str], typer.Option(help="Origin or relay to follow; may be given several times.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks one.")] = 7302,
+    dir: Annotated[Path, typer.Option(help="Where shards and the relay's key are kept.")] = Path("relay"),
+    run_key: Annotated[str | None, typer.Option(help="Public key of the run; pinned at first use without it.")] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(help="Coordinator to register with, so that workers find it.")
+    ] = None,
+    public_url: Annotated[
+        str | None, typer.Option(help="How others reach this relay, if not by host and port.")
+    ] = None,
+) -> None:
+    """Pass weights on; nobody has to trust you for it."""
+    from shoal import roles
+
+    roles.relay(
+        upstream,
+        _report,
+        root=dir,
+        host=host,
+        port=port,
+        run_key=run_key,
+        coordinator=coordinator,
+        public_url=public_url,
+    )
+
+
+@app.command()
+def work(
+    url: Url,
+    key: Annotated[Path | None, typer.Option(help="Your key file; made at first use.")] = None,
+    run_key: Annotated[str | None, typer.Option(help="Public key of the run; pinned at first use without it.")] = None,
+    dir: Annotated[Path, typer.Option(help="Where your key, the weights and logs are kept.")] = Path("~/.shoal"),
+    name: Annotated[str, typer.Option(help="How you appear in the run's view.")] = "",
+    threads: Threads = 0,
+    cheat: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Contribute: join a run with one command, on any machine."""
+    from shoal import roles
+
+    roles.work(
+        url,
+        _report,
+        root=dir.expanduser(),
+        key_file=key.expanduser() if key else None,
+        run_key=run_key,
+        name=name,
+        threads=threads,
+        cheat=cheat,
+    )
+
+
+@app.command()
+def up(run_file: RunFile = None, dry_run: DryRun = False) -> None:
+    """Start and supervise the owner's roles of a run on this host."""
+    from shoal.demo import run_owner_roles
+
+    run_owner_roles(_directory(run_file, dry_run), _report)
+
+
+@app.command()
+def demo(
+    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
+    workers: Annotated[int, typer.Option(help="Honest workers.")] = 3,
+    async_level: Annotated[
+        int | None, typer.Option(help="How many versions rollouts may lag behind; 0 is synchronous.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run's secret and so of every task and sample.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Throw an earlier demo away and start over.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train the bundled policy with a whole swarm on this machine, two cheaters included."""
+    from shoal.demo import demo_config, run_demo
+
+    config = demo_config(_settings, steps=steps, async_level=async_level, seed=seed)
+    if dry_run:
+        typer.echo(to_toml(config))
+        return
+    raise SystemExit(run_demo(config, honest_workers=workers, fresh=fresh))
+
+
+@app.command()
+def doctor() -> None:
+    """Check this machine and say what is missing."""
+    from shoal.doctor import examine
+
+    raise SystemExit(examine(_report))
+
+
+@app.command("config")
+def show_settings() -> None:
+    """Every setting with its default and its reason."""
+    for key, default, reason in describe():
+        typer.echo(f"{key} = {default}\n    {reason}")
+
+
+@app.command()
+def calibrate(
+    out: Annotated[Path, typer.Argument(help="Calibration file to write.")],
+    run_file: RunFile = None,
+    prompts: Annotated[int, typer.Option(help="Honest completions per setting.")] = 512,
+) -> None:
+    """Measure honest arithmetic and forgeries for a model, and write the limits of its verdicts."""
+    from shoal.validation.calibrate import calibrate_run
+
+    calibrate_run(_config(run_file), prompts, out, _report)
+
+
+@run_app.command("status")
+def run_status(url: Url) -> None:
+    """One look at a run."""
+    from rich.console import Console
+
+    from shoal.observe import render
+    from shoal.protocol import CoordinatorClient
+
+    with CoordinatorClient(url, None, deadline_s=5.0) as client:
+        Console().print(render(client.status(), client.history()))
+
+
+@ledger_app.command("export")
+def ledger_export(url: Url, out: Annotated[Path, typer.Argument(help="File to write.")]) -> None:
+    """Save the whole ledger with its signed seal."""
+    from shoal.files import write_atomic
+    from shoal.protocol import CoordinatorClient
+
+    with CoordinatorClient(url, None, deadline_s=5.0) as client:
+        write_atomic(out, client.ledger_export())
+    _report(f"wrote {out}")
+
+
+@ledger_app.command("verify")
+def ledger_verify(
+    file: Annotated[Path, typer.Argument(help="An exported ledger.")],
+    coordinator_key: Annotated[
+        str | None, typer.Option(help="Key that must have signed; default: the key in the seal.")
+    ] = None,
+) -> None:
+    """Re-check an exported ledger offline: chain, signatures, count, balances."""
+    from shoal.coordinator import verify_export
+    from shoal.identity import Envelope
+
+    lines = _read_lines(file)
+    key = coordinator_key or Envelope.from_bytes(lines[-1]).key
+    entries, run_id = verify_export(lines, key)
+    _report(
+        f"ok: {len(entries)} entries of run {run_id}, signed by {key[:12]}…, head {entries[-1].hash if entries else '-'}"
+    )
+
+
+@ledger_app.command("show")
+def ledger_show(file: Annotated[Path, typer.Argument(help="An exported ledger.")]) -> None:
+    """Print the entries and the balances that follow from them."""
+    from shoal.coordinator import balances, verify_export
+    from shoal.identity import Envelope
+
+    lines = _read_lines(file)
+    entries, _ = verify_export(lines, Envelope.from_bytes(lines[-1]).key)
+    for entry in entries:
+        typer.echo(f"{entry.seq:6d} {entry.kind:10s} {entry.body}")
+    for worker, account in balances(entries).items():
+        typer.echo(f"{worker[:12]}… {account}")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def _read_lines(file: Path) -> list[bytes]:
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+    if not lines:
+        raise ConfigError(f"{file} is empty.")
+    return lines
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    main()

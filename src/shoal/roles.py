@@ -1,0 +1,223 @@
+"""One function per role: builds it from a run directory or a coordinator's address and runs it until it ends.
+
+The command line calls these in its own process; nothing here knows how it was started. Heavy imports stay inside the functions that
+need them, so that relay and coordinator start in well under a second.
+"""
+
+import logging
+import os
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shoal.errors import ConfigError, ShoalError
+from shoal.files import write_atomic
+from shoal.identity import Keypair
+from shoal.metrics import Metrics
+from shoal.protocol import api
+from shoal.protocol.client import CoordinatorClient, fetch_descriptor
+from shoal.protocol.descriptor import RunDescriptor
+from shoal.rundir import RunDirectory
+
+Report = Callable[[str], None]
+JOIN_DEADLINE_S = 120.0
+
+
+class PinnedKeyError(ShoalError):
+    code = "pinned_key"
+
+
+def coordinate(directory: RunDirectory, report: Report) -> None:
+    from shoal.coordinator import run_coordinator
+
+    run_coordinator(directory, on_ready=lambda url: report(f"coordinator of {directory.descriptor().run_id} at {url}"))
+
+
+def train(directory: RunDirectory, report: Report, *, threads: int) -> None:
+    """Trains, publishes, and goes on serving the last versions until it is stopped."""
+    import threading
+
+    use_threads(threads)
+    from shoal.policy.models import resolve_model
+    from shoal.runs import register_files
+    from shoal.training import Trainer
+    from shoal.training.service import TrainerService, build_origin, serve
+
+    config, descriptor = directory.config(), directory.descriptor()
+    metrics = Metrics(directory.events / "trainer.jsonl")
+    trainer = Trainer(
+        config.training,
+        resolve_model(config.model.path),
+        work_dir=directory.trainer,
+        temperature=config.rollouts.temperature,
+        seed=config.run.seed,
+        max_new_tokens=config.rollouts.max_new_tokens,
+    )
+    client = CoordinatorClient.for_run(descriptor, directory.existing_key("trainer"), config.coordinator_url)
+    client.deadline_s = JOIN_DEADLINE_S
+    if trainer.world.rank != 0:
+        TrainerService(config, descriptor, trainer, client, None).run()
+        return
+    origin = build_origin(config, descriptor, directory.origin, directory.existing_key("run"))
+    register_files(origin, descriptor, directory.origin)
+    server = serve(origin, config, metrics)
+    report(f"origin at {server.url}")
+    try:
+        TrainerService(config, descriptor, trainer, client, origin, metrics=metrics, report=report).run()
+        report("training is finished; still serving weights, stop with Ctrl-C")
+        threading.Event().wait()
+    finally:
+        server.stop()
+
+
+def validate(directory: RunDirectory, report: Report, *, threads: int, name: str = "validator") -> None:
+    use_threads(threads)
+    from shoal.policy.joined import join_run
+    from shoal.policy.torch_engine import TorchEngine
+    from shoal.validation import Validator, load_calibration
+
+    config, descriptor = directory.config(), directory.descriptor()
+    calibration = load_calibration(config.validation.calibration)
+    run = join_run(descriptor, directory.root / name, keep_versions=descriptor.async_level + 3)
+    engine = run.make_engine()
+    assert isinstance(engine, TorchEngine)
+    client = CoordinatorClient.for_run(descriptor, directory.existing_key("validator"), config.coordinator_url)
+    metrics = Metrics(directory.events / f"{name}.jsonl")
+    report(f"judging for {descriptor.run_id}")
+    Validator(run, client, engine, calibration, vocab_size=engine.vocab_size, metrics=metrics, report=report).run()
+
+
+def evaluate(directory: RunDirectory, report: Report, *, threads: int) -> None:
+    use_threads(threads)
+    from shoal.policy.joined import join_run
+    from shoal.validation import Evaluator
+
+    config, descriptor = directory.config(), directory.descriptor()
+    run = join_run(descriptor, directory.root / "evaluator")
+    client = CoordinatorClient.for_run(descriptor, directory.existing_key("evaluator"), config.coordinator_url)
+    settings = config.evaluation
+    Evaluator(
+        run,
+        client,
+        run.make_engine(),
+        every=settings.every,
+        samples=settings.samples,
+        steps=config.run.steps,
+        report=report,
+    ).run()
+
+
+def relay(
+    upstreams: Sequence[str],
+    report: Report,
+    *,
+    root: Path,
+    host: str,
+    port: int,
+    run_key: str | None,
+    coordinator: str | None,
+    public_url: str | None,
+) -> None:
+    from shoal.broadcast import run_relay
+
+    metrics = Metrics()
+    announce = None
+    if coordinator is not None:
+        descriptor = joined_descriptor(coordinator, run_key, root)
+        run_key = descriptor.run_key
+        client = CoordinatorClient.for_run(descriptor, Keypair.load_or_create(root / "relay.key"), coordinator)
+
+        def announce(url: str) -> None:
+            client.announce_relay(
+                api.RelayBody(
+                    url=public_url or url,
+                    bytes_sent=int(metrics.counters["bytes_sent"]),
+                    bytes_received=int(metrics.counters["bytes_received"]),
+                )
+            )
+
+    run_relay(
+        host,
+        port,
+        root,
+        upstreams,
+        run_key,
+        announce=announce,
+        on_ready=lambda url: report(f"relay at {url}, following {', '.join(upstreams)}"),
+        metrics=metrics,
+    )
+
+
+def work(
+    url: str,
+    report: Report,
+    *,
+    root: Path,
+    key_file: Path | None,
+    run_key: str | None,
+    name: str,
+    threads: int,
+    cheat: str | None = None,
+) -> None:
+    descriptor = joined_descriptor(url, run_key, root)
+    keypair = Keypair.load_or_create(key_file or root / "worker.key")
+    _explain(descriptor, report)
+    use_threads(threads)
+    from shoal.policy.joined import join_run
+    from shoal.worker import CHEATERS, Worker
+
+    metrics = Metrics(root / "events.jsonl")
+    run = join_run(descriptor, root / "cache", metrics=metrics)
+    client = CoordinatorClient.for_run(descriptor, keypair, url)
+    kind = CHEATERS[cheat] if cheat else Worker
+    kind(
+        run,
+        client,
+        run.make_engine(),
+        name=name or platform.node()[:60] or "worker",
+        metrics=metrics,
+        report=report,
+    ).run()
+
+
+def joined_descriptor(url: str, run_key: str | None, root: Path) -> RunDescriptor:
+    """The run behind this address. Its key is pinned at first use: a different run under the same address is refused."""
+    pin = root / "pinned" / "".join(letter if letter.isalnum() else "-" for letter in url.rstrip("/"))
+    pinned = run_key or (pin.read_text().strip() if pin.exists() else None)
+    try:
+        data, descriptor = fetch_descriptor(url, None, deadline_s=JOIN_DEADLINE_S)
+    except ShoalError as error:
+        if error.code in ("http", "integrity"):
+            raise ConfigError(
+                f"{url} is not a Shoal coordinator.", hint="Ask the run's owner for the address."
+            ) from None
+        raise
+    if pinned is not None and descriptor.run_key != pinned:
+        raise PinnedKeyError(
+            f"{url} now shows a run with key {descriptor.run_key[:12]}…, not the expected {pinned[:12]}….",
+            hint=f"If the owner really started a new run, remove {pin} or pass the new --run-key.",
+        )
+    write_atomic(pin, descriptor.run_key.encode())
+    write_atomic(root / "descriptor.json", data)
+    return descriptor
+
+
+def use_threads(threads: int) -> None:
+    """Fixes the number of compute threads before torch starts its pools; 0 leaves the choice to torch."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    if threads:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        import torch
+
+        torch.set_num_threads(threads)
+        torch.set_num_interop_threads(1)
+
+
+def _explain(descriptor: RunDescriptor, report: Report) -> None:
+    files = sum(reference.bytes for reference in descriptor.model_files.values())
+    rollouts = descriptor.rollouts
+    report(f"run {descriptor.run_id}, key {descriptor.run_key[:12]}…, protocol {descriptor.protocol}")
+    report(
+        f"will fetch {len(descriptor.model_files)} model files ({files / 1e3:.0f} kB) and the policy's weights, "
+        f"and generate {rollouts.tasks_per_slot} tasks × {rollouts.group_size} samples per slot; only outbound HTTP is used"
+    )
