@@ -1,0 +1,21 @@
+"""What a person sees of a run: the live view, the summary and the report. Reads what the roles publish; never imports torch."""
+
+from shoal.observe.live import LiveView, draws_pictures, progress_line
+from shoal.observe.report import render_report, write_report
+from shoal.observe.summary import failures, headline, summarise, write_summary
+from shoal.observe.view import Happening, ViewExtra, render
+
+__all__ = [
+    "Happening",
+    "LiveView",
+    "ViewExtra",
+    "draws_pictures",
+    "failures",
+    "headline",
+    "progress_line",
+    "render",
+    "render_report",
+    "summarise",
+    "write_report",
+    "write_summary",
+]

@@ -1,0 +1,122 @@
+"""The report of a run: one HTML file that needs nothing else, with plots, workers, bans and settings.
+
+It loads nothing from anywhere (its own policy forbids it), follows dark mode and reads on a phone. Everything that came from
+outside is escaped by the template.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from shoal import __version__
+from shoal.files import write_atomic
+from shoal.observe import plots
+from shoal.observe.summary import Summary, headline
+from shoal.observe.words import count, duration, plural, printable, size
+from shoal.protocol.api import HistoryView, StatusView
+
+Plot = Callable[[StatusView, HistoryView], str | None]
+
+PLOTS: tuple[tuple[str, str, Plot], ...] = (
+    ("Learning", "Mean reward of each step's batch, and accuracy on tasks that training never draws.", plots.learning),
+    ("Time per phase", "What the trainer did with the time of each step.", plots.phase_times),
+    ("Age of trained groups", "How many versions behind the trainer the policy was that wrote them.", plots.ages),
+    ("Verdicts per worker", "Submissions judged by the validator.", plots.verdicts),
+    ("Bytes per version", "What one client downloads to follow the policy.", plots.version_bytes),
+    ("Completion length", "Mean length of the trained completions.", plots.completion_length),
+    ("Entropy", "Mean entropy of the policy over trained tokens.", plots.entropy),
+    ("Gradient norm", "Mean over the optimiser steps of each training step.", plots.gradient_norm),
+)
+
+
+def write_report(
+    path: Path,
+    summary: Summary,
+    status: StatusView,
+    history: HistoryView,
+    *,
+    title: str = "Shoal run",
+    problems: Sequence[str] = (),
+    settings_toml: str = "",
+) -> None:
+    """Write the page whole or not at all. `problems` are the sentences of `failures`."""
+    page = render_report(summary, status, history, title=title, problems=problems, settings_toml=settings_toml)
+    write_atomic(path, page.encode())
+
+
+def render_report(
+    summary: Summary,
+    status: StatusView,
+    history: HistoryView,
+    *,
+    title: str = "Shoal run",
+    problems: Sequence[str] = (),
+    settings_toml: str = "",
+) -> str:
+    drawn = [(name, caption, plot(status, history)) for name, caption, plot in PLOTS]
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            title=title,
+            version=__version__,
+            headline=headline(summary),
+            problems=problems,
+            figures=key_figures(summary, history),
+            plots=[(name, caption, Markup(svg)) for name, caption, svg in drawn if svg is not None],
+            workers=status.workers,
+            relays=status.relays,
+            summary=summary,
+            status=status,
+            settings_toml=settings_toml,
+        )
+    )
+
+
+def key_figures(summary: Summary, history: HistoryView) -> list[tuple[str, str, str]]:
+    """Name, value and remark of the figures that a reader looks for first."""
+    problems = history.evaluations[-1].problems if history.evaluations else 0
+    return [
+        (
+            "Held-out accuracy",
+            f"{_share(summary['heldout_start'])} → {_share(summary['heldout_end'])}",
+            f"{problems} tasks",
+        ),
+        ("Steps", f"{summary['steps']}", f"in {duration(summary['wall_s'])}"),
+        ("Cheaters banned", f"{summary['cheaters_banned']} of {summary['cheaters']}", ""),
+        ("Honest rejections", f"{summary['honest_rejected']}", plural(summary["honest_workers"], "honest worker")),
+        ("Oldest group", plural(summary["max_staleness"], "version"), f"limit {summary['async_level']}"),
+        (
+            "Weights published",
+            size(summary["bytes_published"]),
+            f"{size(summary['bytes_sent_by_relays'])} sent by relays",
+        ),
+        ("Ledger", "verified" if summary["ledger_ok"] else "broken", ""),
+    ]
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _figure(value: float | int | None) -> str:
+    """Up to three digits after the point, and a dash for what is not known."""
+    if value is None:
+        return "–"
+    return str(value) if isinstance(value, int) else f"{value:.3f}"
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("shoal.observe", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "count": count, "duration": duration, "figure": _figure, "printable": printable, "size": size,
+    }  # fmt: skip
+    return environment

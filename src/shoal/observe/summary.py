@@ -1,0 +1,155 @@
+"""What came out of a run, as one JSON object, and the sentences that say why it is not good enough.
+
+Pure: the coordinator's last status and history in, figures out. Every number is finite or null, so the file is plain JSON.
+`heldout_end` is the mean of the last three evaluations; staleness is the age of the oldest group that a batch held.
+"""
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from shoal.files import write_atomic
+from shoal.observe import series
+from shoal.observe.words import duration, plural
+from shoal.protocol.api import HistoryView, StatusView, VersionView, WorkerView
+
+CHEATER_PREFIX = "cheater-"
+LAST_EVALUATIONS = 3
+START_AT_MOST = 0.35
+END_AT_LEAST = 0.90
+
+Summary = dict[str, Any]
+
+
+def named_cheater(name: str) -> bool:
+    return name.startswith(CHEATER_PREFIX)
+
+
+def summarise(
+    status: StatusView,
+    history: HistoryView,
+    *,
+    ledger_ok: bool,
+    wall_s: float | None = None,
+    started_cheaters: Collection[str] = (),
+    role_restarts: int = 0,
+    is_cheater: Callable[[str], bool] = named_cheater,
+) -> Summary:
+    """`wall_s` is the time of this command; without it, the age of the run. `started_cheaters` count even if they never joined."""
+    honest = [worker for worker in status.workers if not is_cheater(worker.name)]
+    cheaters = [worker for worker in status.workers if is_cheater(worker.name)]
+    banned = {worker.name for worker in cheaters if worker.state == "banned"}
+    accuracies = [evaluation.accuracy for evaluation in history.evaluations]
+    return {
+        "run_id": status.run_id,
+        "heldout_start": round(accuracies[0], 6) if accuracies else None,
+        "heldout_end": round(fmean(accuracies[-LAST_EVALUATIONS:]), 6) if accuracies else None,
+        "steps": max(0, status.newest_version),
+        "steps_planned": status.steps,
+        "wall_s": round(status.uptime_s if wall_s is None else wall_s, 3),
+        "honest_workers": len(honest),
+        "honest_rejected": sum(worker.submissions_rejected for worker in honest),
+        "cheaters": len({worker.name for worker in cheaters} | set(started_cheaters)),
+        "cheaters_banned": len(banned),
+        "max_staleness": _max_staleness(status, history),
+        "async_level": status.async_level,
+        "ledger_ok": ledger_ok,
+        "role_restarts": role_restarts,
+        "verdicts": dict(status.verdicts),
+        "age_histogram": {str(age): groups for age, groups in sorted(status.age_histogram.items())},
+        "bytes_published": int(sum(amount for _, amount in series.bytes_curve(history))),
+        "bytes_sent_by_relays": sum(relay.bytes_sent for relay in status.relays),
+        "phase_s": {name: round(sum(row), 3) for name, row in series.phase_table(history.versions).items()},
+        "bans": [_ban(worker) for worker in history.bans],
+        "evaluations": [
+            {"version": row.version, "accuracy": row.accuracy, "problems": row.problems, "at_s": round(row.at_s, 3)}
+            for row in history.evaluations
+        ],
+        "per_step": _steps(history),
+    }
+
+
+def failures(
+    summary: Summary, *, start_at_most: float = START_AT_MOST, end_at_least: float = END_AT_LEAST
+) -> list[str]:
+    """One sentence for each promise that the run did not keep; none is success."""
+    start, end = summary["heldout_start"], summary["heldout_end"]
+    escaped = summary["cheaters"] - summary["cheaters_banned"]
+    rejected, late = summary["honest_rejected"], summary["max_staleness"] > summary["async_level"]
+    checks = [
+        (summary["steps"] < summary["steps_planned"], _unfinished(summary)),
+        (start is None, "The policy was never evaluated."),
+        (start is not None and start > start_at_most, f"Held-out accuracy began at {start}, above {start_at_most}."),
+        (end is not None and end < end_at_least, f"Held-out accuracy ended at {end}, below {end_at_least}."),
+        (escaped > 0, f"{escaped} of {plural(summary['cheaters'], 'cheater')} not banned."),
+        (rejected > 0, f"{plural(rejected, 'submission')} of honest workers rejected."),
+        (late, f"A batch held a group {summary['max_staleness']} versions old; {summary['async_level']} is the limit."),
+        (not summary["ledger_ok"], "The ledger does not verify."),
+    ]
+    return [sentence for failed, sentence in checks if failed]
+
+
+def headline(summary: Summary) -> str:
+    """The outcome in one line."""
+    start, end = (f"{value:.3f}" if value is not None else "–" for value in _heldout(summary))
+    return " · ".join(
+        [
+            f"held-out accuracy {start} → {end}",
+            f"{plural(summary['steps'], 'step')} in {duration(summary['wall_s'])}",
+            f"{summary['cheaters_banned']} of {plural(summary['cheaters'], 'cheater')} banned",
+            f"{plural(summary['honest_rejected'], 'honest submission')} rejected",
+            "ledger verified" if summary["ledger_ok"] else "ledger broken",
+        ]
+    )
+
+
+def write_summary(path: Path, summary: Summary) -> None:
+    write_atomic(path, json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def _heldout(summary: Summary) -> tuple[float | None, float | None]:
+    return summary["heldout_start"], summary["heldout_end"]
+
+
+def _unfinished(summary: Summary) -> str:
+    return f"Only {summary['steps']} of {plural(summary['steps_planned'], 'step')} were trained."
+
+
+def _max_staleness(status: StatusView, history: HistoryView) -> int:
+    return max([0, *status.age_histogram, *(int(batch.get("max_age", 0)) for batch in history.batches)])
+
+
+def _ban(worker: WorkerView) -> dict[str, Any]:
+    at_s = None if worker.banned_at_s is None else round(worker.banned_at_s, 3)
+    return {"worker": worker.name, "key": worker.key, "at_s": at_s, "reason": worker.reason}
+
+
+def _steps(history: HistoryView) -> list[dict[str, Any]]:
+    """Step s made version s + 1."""
+    batches = {int(batch["step"]): batch for batch in history.batches}
+    made = [version for version in history.versions if version.version > 0]
+    return [_step(version, batches.get(version.version - 1, {})) for version in made]
+
+
+def _step(version: VersionView, batch: Mapping[str, float | int]) -> dict[str, Any]:
+    report = version.report
+    return {
+        "step": version.version - 1,
+        "version": version.version,
+        "published_s": round(version.published_s, 3),
+        "reward": series.number(report, series.REWARD),
+        "task_reward": series.number(report, series.TASK_REWARD),
+        "phase_s": series.phases(report),
+        "bytes": _whole(series.number(report, series.BYTES)),
+        "tokens": _whole(series.number(report, series.TOKENS)),
+        "mean_length": series.number(report, series.LENGTH),
+        "groups": batch.get("groups"),
+        "generated_groups": batch.get("generated_groups"),
+        "max_age": batch.get("max_age"),
+    }
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
