@@ -1,0 +1,172 @@
+"""Commitments to hidden states: 258 bytes per 32 states that only someone who ran the model can know.
+
+In: chunks of states (bf16, or cast to it). Out: for each chunk the polynomial over GF(65497) through its k = 128 largest
+entries, byte for byte as `toploc` 0.1.6 writes it; or, for a claimed proof, how far it is from the verifier's own states.
+Ties at the k-th magnitude go to the lowest index. A chunk with fewer than k values commits to all of them. Parsing is
+strict: whatever does not have the one right length, an earned modulus and reduced coefficients is a ProofError.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoal.errors import ShoalError
+
+CHUNK_TOKENS = 32
+TOP_K = 128
+MODULUS = 65497
+LOWEST_MODULUS = MODULUS - 256
+"""A smaller modulus would let a forger fold many positions onto one point. Each candidate fails for about one honest index
+set in eight, so that 256 failures in a row do not happen."""
+DEGENERATE_ZEROS = 5
+"""Honest coefficients are zero once in 65497 times: five in one proof have a probability below 10⁻¹⁵."""
+WORST_MANTISSA_ERROR = 128.0
+"""Reported when no exponent agrees; larger than any difference of two 7-bit mantissas."""
+
+
+class ProofError(ShoalError):
+    """A proof that is not one, or states that cannot be committed to; `code` says which rule was broken."""
+
+    def __init__(self, code: str, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class ParsedProof:
+    """A well-formed proof: coefficients in ascending order, each below 65497."""
+
+    modulus: int
+    coefficients: NDArray[np.uint16]
+
+    @property
+    def degenerate(self) -> bool:
+        """Of low degree or nearly empty: a formula, not the interpolation of measured values."""
+        zeros = self.coefficients.size - np.count_nonzero(self.coefficients)
+        return bool(zeros >= min(DEGENERATE_ZEROS, self.coefficients.size))
+
+
+@dataclass(frozen=True)
+class ChunkDifference:
+    """How a proof differs from the verifier's states at the verifier's own top-k places."""
+
+    exponent_mismatches: int
+    mantissa_mean: float
+    """Mean |difference| of the 7-bit mantissas, over the values whose exponents agree."""
+    mantissa_median: float
+    """The upper median of the same."""
+    compared: int
+    """How many values were compared: 128, or all of a smaller chunk."""
+    degenerate: bool
+    sign_mismatches: int = 0
+    """Values whose exponents agree and whose signs do not; toploc ignores them, a constant polynomial cannot."""
+
+
+def split_chunks(states_ND: Tensor) -> list[Tensor]:
+    """Views of 32 states each; the last one holds the rest."""
+    return [states_ND[start : start + CHUNK_TOKENS] for start in range(0, states_ND.shape[0], CHUNK_TOKENS)]
+
+
+def proof_bytes(value_count: int) -> int:
+    """The exact size of the proof of a chunk with this many values."""
+    return 2 + 2 * min(TOP_K, value_count)
+
+
+def build_proofs(chunks: Sequence[Tensor]) -> list[bytes]:
+    """One proof per chunk, in order."""
+    from shoal.proofs import kernels
+
+    if not chunks:
+        return []
+    bits, offsets = _bit_patterns(chunks)
+    proofs_CK = np.zeros((len(chunks), 1 + TOP_K), dtype=np.uint16)
+    status = np.zeros(len(chunks), dtype=np.int8)
+    kernels.build_all(bits, offsets, TOP_K, LOWEST_MODULUS, _inverses(), proofs_CK, status)
+    _require_usable(status)
+    wire = proofs_CK.astype(">u2").tobytes()
+    return [
+        wire[row * 2 * (1 + TOP_K) :][: proof_bytes(int(count))] for row, count in enumerate(np.diff(offsets).tolist())
+    ]
+
+
+def parse_proof(data: bytes, value_count: int) -> ParsedProof:
+    """Read the proof of a chunk with `value_count` values; refuse anything that an honest prover cannot write."""
+    if len(data) != proof_bytes(value_count):
+        raise ProofError("proof_length", f"A proof of {len(data)} bytes instead of {proof_bytes(value_count)}.")
+    words = np.frombuffer(data, dtype=">u2").astype(np.uint16)
+    modulus = int(words[0])
+    lowest = MODULUS if value_count <= MODULUS else LOWEST_MODULUS
+    if not lowest <= modulus <= MODULUS:
+        raise ProofError("proof_modulus", f"Modulus {modulus} is outside {lowest} to {MODULUS}.")
+    if words[1:].max() >= MODULUS:
+        raise ProofError("proof_coefficient", f"A coefficient is not below {MODULUS}.")
+    return ParsedProof(modulus, words[1:])
+
+
+def compare_chunks(proofs: Sequence[bytes], chunks: Sequence[Tensor]) -> list[ChunkDifference]:
+    """The difference of each proof from the verifier's states of the same chunk."""
+    from shoal.proofs import kernels
+
+    if len(proofs) != len(chunks):
+        raise ProofError("proof_count", f"{len(proofs)} proofs for {len(chunks)} chunks.")
+    if not chunks:
+        return []
+    parsed = [parse_proof(proof, chunk.numel()) for proof, chunk in zip(proofs, chunks, strict=True)]
+    bits, offsets = _bit_patterns(chunks)
+    coefficients_CK = np.zeros((len(chunks), TOP_K), dtype=np.uint16)
+    for row, proof in zip(coefficients_CK, parsed, strict=True):
+        row[: proof.coefficients.size] = proof.coefficients
+    moduli = np.array([proof.modulus for proof in parsed], dtype=np.int64)
+    results = np.zeros((len(chunks), 5), dtype=np.int64)
+    status = np.zeros(len(chunks), dtype=np.int8)
+    kernels.compare_all(bits, offsets, moduli, coefficients_CK, results, status)
+    _require_usable(status)
+    return [_difference(row, proof) for row, proof in zip(results.tolist(), parsed, strict=True)]
+
+
+def _difference(row: list[int], proof: ParsedProof) -> ChunkDifference:
+    exponents, signs, error_sum, error_median, compared = row
+    agreeing = compared - exponents
+    return ChunkDifference(
+        exponent_mismatches=exponents,
+        mantissa_mean=error_sum / agreeing if agreeing else WORST_MANTISSA_ERROR,
+        mantissa_median=float(error_median) if agreeing else WORST_MANTISSA_ERROR,
+        compared=compared,
+        degenerate=proof.degenerate,
+        sign_mismatches=signs,
+    )
+
+
+def _bit_patterns(chunks: Sequence[Tensor]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+    """The raw bf16 patterns of all chunks end to end, on the CPU, and where each chunk starts."""
+    if not all(chunk.numel() for chunk in chunks):
+        raise ProofError("states_empty", "A chunk holds no states.")
+    flat = [chunk.detach().reshape(-1).to(torch.bfloat16) for chunk in chunks]
+    joined = flat[0] if len(flat) == 1 else torch.cat(flat)
+    offsets = np.cumsum([0, *(chunk.numel() for chunk in chunks)], dtype=np.int64)
+    return joined.cpu().view(torch.uint16).numpy(), offsets
+
+
+def _require_usable(status: NDArray[np.int8]) -> None:
+    from shoal.proofs import kernels
+
+    if not status.any():
+        return
+    chunk = int(status.nonzero()[0][0])
+    if status[chunk] == kernels.STATUS_NOT_FINITE:
+        raise ProofError("states_not_finite", f"The states of chunk {chunk} hold an infinity or a NaN.")
+    raise ProofError("states_no_modulus", f"No modulus from {LOWEST_MODULUS} keeps the entries of chunk {chunk} apart.")
+
+
+@lru_cache(maxsize=1)
+def _inverses() -> NDArray[np.uint32]:
+    """1/x for every field element (0 at 0), by x⁻¹ = −⌊p/x⌋·(p mod x)⁻¹."""
+    table = [0, 1]
+    for x in range(2, MODULUS):
+        table.append(-(MODULUS // x) * table[MODULUS % x] % MODULUS)
+    return np.array(table, dtype=np.uint32)
