@@ -22,6 +22,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from shoal.training import World
 from shoal.training.bins import build_packed, build_padded
 from shoal.training.model import PolicyModel, UnsupportedModelError, choose_layout, load_policy
 from shoal.training.packing import form_families
@@ -120,7 +121,7 @@ def test_dropout_is_off(tmp_path: Path) -> None:
     build(GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.5, attn_pdrop=0.5)).save_pretrained(
         tmp_path
     )
-    policy = load_policy(tmp_path, temperature=1.0, device=torch.device("cpu")).train()
+    policy = load_policy(tmp_path, temperature=1.0, world=World()).train()
     families = form_families(PROMPTS, [len(output) for output in OUTPUTS], 1000)
     packed = build_packed(families, PROMPTS, OUTPUTS)
     assert torch.equal(policy(packed)[0], policy(packed)[0])

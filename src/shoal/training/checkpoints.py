@@ -9,13 +9,16 @@ import json
 import os
 import shutil
 import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
-from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
 from shoal.errors import ShoalError
@@ -37,13 +40,20 @@ class Checkpoints:
         self.directory = directory
         self._world = world
         self._keep = keep
+        self._pending: Future[Any] | None = None
+        # Writing goes on while the ranks train: its agreements must not mix with theirs.
+        self._group = dist.new_group(backend="gloo") if world.size > 1 else None
 
     def steps(self) -> list[int]:
         """Steps that can be resumed, oldest first."""
         return sorted(int(path.name.removeprefix("step-")) for path in self.directory.glob("step-*"))
 
     def save(self, step: int, model: nn.Module, optimiser: Optimizer, facts: dict[str, Any]) -> Path:
-        """Write step's state; a step that is already there is left alone, since training is deterministic."""
+        """Copy step's state aside and return; it is written while training goes on. `finish` waits for it.
+
+        A step that is already there is left alone: training is deterministic.
+        """
+        self.finish()
         final = self._path(step)
         if final.exists():
             return final
@@ -54,15 +64,29 @@ class Checkpoints:
             write_atomic(temporary / "trainer.json", json.dumps({"step": step, **facts}, indent=2).encode())
         self._world.barrier()
         weights, moments = get_state_dict(model, optimiser)
-        save_distributed(
-            {"model": weights, "optimiser": moments}, checkpoint_id=temporary, no_dist=self._world.size == 1
+        staged = async_save(
+            {"model": weights, "optimiser": moments},
+            checkpoint_id=temporary,
+            process_group=self._group,
+            no_dist=self._world.size == 1,
         )
+        assert isinstance(staged, Future)
+        self._pending = _then(staged, lambda: self._complete(temporary, final))
+        return final
+
+    def finish(self) -> None:
+        """Wait until the last save is whole on disk; raises what went wrong with it."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+            self._world.barrier()
+
+    def _complete(self, temporary: Path, final: Path) -> None:
+        """Every rank's bytes are synced when rank 0 gets here."""
         if self._world.is_main:
             os.replace(temporary, final)
             _sync_directory(self.directory)
             self._prune()
-        self._world.barrier()
-        return final
 
     def load(self, step: int, model: nn.Module, optimiser: Optimizer) -> dict[str, Any]:
         """Read step's state into model and optimiser; returns the facts saved with it."""
@@ -94,6 +118,22 @@ class Checkpoints:
             doomed = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
             os.replace(path, doomed)
             shutil.rmtree(doomed)
+
+
+def _then(first: "Future[Any]", action: Callable[[], None]) -> "Future[None]":
+    """A future that is done when `first` and then `action` are."""
+    result: Future[None] = Future()
+
+    def follow(done: "Future[Any]") -> None:
+        try:
+            done.result()
+            action()
+            result.set_result(None)
+        except BaseException as error:  # handed to whoever waits
+            result.set_exception(error)
+
+    first.add_done_callback(follow)
+    return result
 
 
 def _sync_directory(directory: Path) -> None:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import ShoalError
-from shoal.policy import build_model
 from shoal.training.attention import PACKED_ATTENTION, register
 from shoal.training.bins import Bin, build_packed, build_padded
+from shoal.training.distributed import World
 from shoal.training.logprobs import token_logprobs
 from shoal.training.packing import form_families
+from shoal.training.sharding import build_for, shard
 
 PROBE_PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5], [4, 5]]
 PROBE_OUTPUTS = [[6, 7, 1, 2], [3], [2, 4, 4], [5, 1]]
@@ -85,10 +86,23 @@ class PolicyModel(nn.Module):
                     setattr(module, name, 0.0)
 
 
-def load_policy(directory: Path, *, temperature: float, device: torch.device) -> PolicyModel:
-    """The policy of a model directory in fp32, in the fastest layout that reproduces the model's own logits."""
-    policy = PolicyModel(build_model(directory, "float32", str(device)), temperature=temperature)
-    choose_layout(policy, device)
+def load_policy(
+    directory: Path,
+    *,
+    temperature: float,
+    world: World,
+    compute_dtype: torch.dtype = torch.float32,
+    activation_checkpointing: bool = False,
+) -> PolicyModel:
+    """The policy of a model directory, sharded over the world, in the fastest layout that reproduces the model's own logits."""
+    model: Any = build_for(directory, world)
+    policy = PolicyModel(model, temperature=temperature)
+    if world.size > 1:
+        shard(policy, model, directory, world, compute_dtype)
+    choose_layout(policy, world.device)
+    if activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        policy.train()
     return policy
 
 

@@ -6,6 +6,7 @@ weights are bit-identical, across kills and resumes; after an error the object m
 """
 
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -66,12 +67,8 @@ class Trainer:
         self._advantage = find_function("advantage", config.advantage, ADVANTAGES)
         self._loss = find_function("loss", config.loss, LOSSES)
         self._correction = find_function("correction", config.correction, CORRECTIONS)
-        self.policy = load_policy(model_dir, temperature=temperature, device=self.world.device)
-        self._reference = (
-            load_policy(model_dir, temperature=temperature, device=self.world.device).requires_grad_(False)
-            if config.kl_beta
-            else None
-        )
+        self.policy = self._load(model_dir, temperature, trained=True)
+        self._reference = self._load(model_dir, temperature, trained=False) if config.kl_beta else None
         self._optimiser = torch.optim.AdamW(
             self.policy.parameters(),
             lr=config.learning_rate,
@@ -85,6 +82,8 @@ class Trainer:
         """Train on one batch; every rank passes the same groups."""
         check_groups(groups)
         started = self._clock()
+        # Whatever a user's own function draws depends on seed and step only, so no random state has to be saved.
+        torch.manual_seed(random.Random(f"{self._seed}/{self.step}").getrandbits(63))
         members = choose_members(groups, self._advantage, self.config, self._max_new_tokens)
         report = describe_groups(self.step, groups, [[member.advantage for member in group] for group in members])
         minibatches = [
@@ -100,17 +99,22 @@ class Trainer:
         return report
 
     def save(self) -> Path:
-        """Write a checkpoint of the current step."""
+        """Start writing a checkpoint of the current step; the directory appears when it is whole."""
         return self._checkpoints.save(self.step, self.policy.model, self._optimiser, {"updates": self.updates})
 
     def resume(self) -> bool:
         """Continue from the newest checkpoint; False if there is none, and training starts at step 0."""
+        self._checkpoints.finish()
         steps = self._checkpoints.steps()
         if not steps:
             return False
         facts = self._checkpoints.load(steps[-1], self.policy.model, self._optimiser)
         self.step, self.updates = steps[-1], int(facts["updates"])
         return True
+
+    def close(self) -> None:
+        """Wait until the last checkpoint is on disk."""
+        self._checkpoints.finish()
 
     def wire_tensors(self) -> Iterator[WireTensor]:
         """The weights in bf16, gathered tensor by tensor; every rank must iterate to the end."""
@@ -119,6 +123,15 @@ class Trainer:
             whole = (bf16.full_tensor() if isinstance(bf16, DTensor) else bf16).cpu().contiguous()
             data = whole.view(torch.uint8).numpy().reshape(-1).data
             yield WireTensor(name=name, dtype="bfloat16", shape=tuple(tensor.shape), data=data)
+
+    def _load(self, model_dir: Path, temperature: float, *, trained: bool) -> PolicyModel:
+        return load_policy(
+            model_dir,
+            temperature=temperature,
+            world=self.world,
+            compute_dtype=self.compute_dtype,
+            activation_checkpointing=trained and self.config.activation_checkpointing,
+        ).requires_grad_(trained)
 
     def _build(self, members: Sequence[Member]) -> MiniBatch:
         return build_minibatch(
@@ -149,8 +162,8 @@ class Trainer:
         return logprobs_N, entropies_N
 
     def _precision(self) -> AbstractContextManager[object]:
-        if self.compute_dtype == torch.float32:
-            return nullcontext()
+        if self.compute_dtype == torch.float32 or self.world.size > 1:
+            return nullcontext()  # FSDP casts the gathered parameters itself
         return torch.autocast(self.world.device.type, dtype=self.compute_dtype)
 
     @property

@@ -1,0 +1,125 @@
+"""Checkpoints are whole or absent, also when the process is killed at any file operation."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.config import TrainingConfig
+from shoal.files import digest_bytes
+from shoal.training import CheckpointError, Checkpoints, Group, Trainer, World
+
+Groups = Callable[..., list[Group]]
+STEPS = 3
+
+
+def make_trainer(model_dir: Path, work_dir: Path, **settings: Any) -> Trainer:
+    config = TrainingConfig(learning_rate=1e-3, kl_beta=0.0, device="cpu", **settings)
+    return Trainer(config, model_dir, work_dir=work_dir, temperature=1.0, seed=0)
+
+
+def run_to_the_end(trainer: Trainer, groups: Groups, published: Path) -> None:
+    """As the service does: publish, then save, then train; a version is one line of a file."""
+    trainer.resume()
+    while True:
+        digest = digest_bytes(b"".join(bytes(tensor.data) for tensor in trainer.wire_tensors()))
+        with published.open("a") as file:
+            file.write(json.dumps([trainer.step, digest]) + "\n")
+        trainer.save()
+        if trainer.step == STEPS:
+            trainer.close()
+            return
+        trainer.train_step(groups(trainer.step, groups=2))
+
+
+def kill_at_file_operation(number: int, directory: Path) -> None:
+    """SIGKILL to this process when it touches the directory for the given time."""
+    seen = 0
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if event in {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"} and str(directory) in str(arguments[0]):
+            seen += 1
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+
+
+def run_in_child(number: int, model_dir: Path, work_dir: Path, groups: Groups, published: Path) -> bool:
+    """Whether the child was killed before it finished."""
+    child = os.fork()
+    if child == 0:
+        kill_at_file_operation(number, work_dir)
+        try:
+            run_to_the_end(make_trainer(model_dir, work_dir), groups, published)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_run_killed_at_any_moment_resumes_bit_identically(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    truth = tmp_path / "truth"
+    run_to_the_end(make_trainer(model_dir, tmp_path / "straight"), groups, truth)
+    expected = [json.loads(line) for line in truth.read_text().splitlines()]
+    assert len({digest for _, digest in expected}) == STEPS + 1
+    kills = 0
+    for number in range(1, 400, 7):
+        work_dir, published = tmp_path / f"killed-{number}", tmp_path / f"published-{number}"
+        if not run_in_child(number, model_dir, work_dir, groups, published):
+            break
+        kills += 1
+        run_to_the_end(make_trainer(model_dir, work_dir), groups, published)
+        lines = [json.loads(line) for line in published.read_text().splitlines()]
+        assert all(line in expected for line in lines)
+        assert lines[-1] == expected[-1]
+        assert not list((work_dir / "checkpoints").glob(".tmp-*"))
+    assert kills >= 6
+
+
+def test_only_the_last_checkpoints_stay(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    trainer = make_trainer(model_dir, tmp_path, keep_checkpoints=2)
+    for step in range(4):
+        trainer.train_step(groups(step, groups=1))
+        trainer.save()
+    trainer.close()
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["step-00000003", "step-00000004"]
+
+
+def test_half_written_checkpoint_is_ignored_and_swept(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    leftover = tmp_path / "checkpoints" / ".tmp-step-00000007"
+    leftover.mkdir(parents=True)
+    trainer = make_trainer(model_dir, tmp_path)
+    assert not trainer.resume()
+    trainer.save()
+    trainer.close()
+    assert not leftover.exists()
+
+
+def test_missing_checkpoint_is_named_with_those_that_exist(model_dir: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(model_dir, tmp_path)
+    trainer.save()
+    trainer.close()
+    checkpoints = Checkpoints(tmp_path / "checkpoints", World(), keep=2)
+    with pytest.raises(CheckpointError, match=r"step 5 .* There: 0"):
+        checkpoints.load(5, trainer.policy.model, trainer._optimiser)
+
+
+def test_failed_write_is_reported_by_the_next_call(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(model_dir, tmp_path)
+
+    def full_disk(*_: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("shoal.training.checkpoints.os.replace", full_disk)
+    monkeypatch.setattr("shoal.training.checkpoints.write_atomic", lambda path, data: path.write_bytes(data))
+    trainer.save()
+    with pytest.raises(OSError, match="No space left"):
+        trainer.close()
