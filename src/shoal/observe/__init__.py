@@ -1,6 +1,6 @@
 """What a person sees of a run: the live view, the summary and the report. Reads what the roles publish; never imports torch."""
 
-from shoal.observe.live import LiveView, draws_pictures, progress_line
+from shoal.observe.live import LiveView, draws_pictures, progress_line, write_picture
 from shoal.observe.report import render_report, write_report
 from shoal.observe.summary import failures, headline, summarise, write_summary
 from shoal.observe.view import Happening, ViewExtra, render
@@ -16,6 +16,7 @@ __all__ = [
     "render",
     "render_report",
     "summarise",
+    "write_picture",
     "write_report",
     "write_summary",
 ]

@@ -4,13 +4,17 @@ The owner of the loop calls `update` with what the coordinator answered and `not
 waits, polls or starts threads. Without a terminal one ASCII line appears on every change and at least every few seconds.
 """
 
+import io
+import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
 
+from shoal.files import write_atomic
 from shoal.observe import series
 from shoal.observe.view import Happening, Tone, ViewExtra, happenings, render
 from shoal.observe.words import duration, printable
@@ -136,6 +140,22 @@ def progress_line(status: StatusView, history: HistoryView) -> str:
         f"banned {len(history.bans)}",
     ]
     return "  ".join(parts)
+
+
+def write_picture(
+    path: Path,
+    status: StatusView,
+    history: HistoryView,
+    extra: ViewExtra | None = None,
+    *,
+    columns: int = 100,
+    rows: int = 40,
+) -> None:
+    """The live picture as an SVG file that loads nothing."""
+    console = Console(width=columns, height=rows, record=True, file=io.StringIO(), force_terminal=True)
+    console.print(render(status, history, extra))
+    drawing = console.export_svg(title=extra.title if extra else "shoal")
+    write_atomic(path, re.sub(r"@font-face \{.*?\}", "", drawing, flags=re.DOTALL).encode())
 
 
 def draws_pictures(console: Console) -> bool:

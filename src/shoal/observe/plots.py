@@ -28,13 +28,13 @@ BLUE, GREEN, ORANGE, RED, PURPLE, TEAL, GREY = (
     "#8a94a6",
 )
 PHASE_COLOURS = (GREY, TEAL, PURPLE, BLUE, ORANGE, GREEN, RED)
-WIDTH_IN, HEIGHT_IN = 4.7, 2.5
+WIDTH_IN, HEIGHT_IN = 4.5, 2.5
 MAX_WORKERS = 20
 
 STYLE = {
     "svg.fonttype": "none",
     "text.parse_math": False,
-    "font.size": 9,
+    "font.size": 9.5,
     "text.color": INK,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -49,7 +49,7 @@ STYLE = {
     "grid.linewidth": 0.7,
     "lines.linewidth": 1.8,
     "legend.frameon": False,
-    "legend.fontsize": 8,
+    "legend.fontsize": 8.5,
 }
 
 
@@ -98,7 +98,7 @@ def ages(status: StatusView, history: HistoryView) -> str | None:
 
     def paint(axes: Axes) -> None:
         bars = axes.bar(list(histogram), list(histogram.values()), width=0.7, color=BLUE)
-        axes.bar_label(bars, padding=2, fontsize=8)
+        axes.bar_label(bars, padding=2, fontsize=8.5)
         axes.axvline(status.async_level + 0.5, color=RED, linestyle=":", linewidth=1.2, label="limit")
         axes.set_xticks(range(max(*histogram, status.async_level) + 1))
         axes.margins(y=0.14)
@@ -126,9 +126,9 @@ def phase_times(status: StatusView, history: HistoryView) -> str | None:
             baseline = top
         axes.set_ylabel("seconds")
         _step_axis(axes)
-        _legend_above(axes)
+        _legend_above(axes, columns=3)
 
-    return draw("time per phase and step", paint, height_in=HEIGHT_IN + 0.2 * (len(table) // 4))
+    return draw("time per phase and step", paint, height_in=HEIGHT_IN + 0.15 * (len(table) // 3))
 
 
 def version_bytes(status: StatusView, history: HistoryView) -> str | None:
@@ -171,6 +171,7 @@ def verdicts(status: StatusView, history: HistoryView) -> str | None:
         axes.set_yticks(rows, [printable(worker.name, 18) for worker in workers])
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
+        axes.set_xlim(0, 1.05 * max(map(sum, zip(accepted, rejected, strict=True))))
         axes.set_xlabel("submissions")
         _legend_above(axes)
 
@@ -204,9 +205,9 @@ def _step_axis(axes: Axes, name: str = "step") -> None:
     axes.set_xlabel(name)
 
 
-def _legend_above(axes: Axes) -> None:
+def _legend_above(axes: Axes, columns: int = 4) -> None:
     axes.legend(
-        loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2, handlelength=1.2, columnspacing=1.2
+        loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2, handlelength=1.2, columnspacing=1.2
     )
 
 

@@ -89,9 +89,9 @@ def key_figures(summary: Summary, history: HistoryView) -> list[tuple[str, str, 
         ("Honest rejections", f"{summary['honest_rejected']}", plural(summary["honest_workers"], "honest worker")),
         ("Oldest group", plural(summary["max_staleness"], "version"), f"limit {summary['async_level']}"),
         (
-            "Weights published",
+            "Weights",
             size(summary["bytes_published"]),
-            f"{size(summary['bytes_sent_by_relays'])} sent by relays",
+            f"{size(summary['bytes_sent_by_relays'])} relayed",
         ),
         ("Ledger", "verified" if summary["ledger_ok"] else "broken", ""),
     ]

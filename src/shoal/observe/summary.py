@@ -63,6 +63,7 @@ def summarise(
         "bytes_sent_by_relays": sum(relay.bytes_sent for relay in status.relays),
         "phase_s": {name: round(sum(row), 3) for name, row in series.phase_table(history.versions).items()},
         "bans": [_ban(worker) for worker in history.bans],
+        "workers": [_worker(worker) for worker in status.workers],
         "evaluations": [
             {"version": row.version, "accuracy": row.accuracy, "problems": row.problems, "at_s": round(row.at_s, 3)}
             for row in history.evaluations
@@ -96,7 +97,7 @@ def headline(summary: Summary) -> str:
     start, end = (f"{value:.3f}" if value is not None else "–" for value in _heldout(summary))
     return " · ".join(
         [
-            f"held-out accuracy {start} → {end}",
+            f"Held-out accuracy {start} → {end}",
             f"{plural(summary['steps'], 'step')} in {duration(summary['wall_s'])}",
             f"{summary['cheaters_banned']} of {plural(summary['cheaters'], 'cheater')} banned",
             f"{plural(summary['honest_rejected'], 'honest submission')} rejected",
@@ -124,6 +125,18 @@ def _max_staleness(status: StatusView, history: HistoryView) -> int:
 def _ban(worker: WorkerView) -> dict[str, Any]:
     at_s = None if worker.banned_at_s is None else round(worker.banned_at_s, 3)
     return {"worker": worker.name, "key": worker.key, "at_s": at_s, "reason": worker.reason}
+
+
+def _worker(worker: WorkerView) -> dict[str, Any]:
+    return {
+        "worker": worker.name,
+        "key": worker.key,
+        "state": worker.state,
+        "accepted": worker.submissions_accepted,
+        "rejected": worker.submissions_rejected,
+        "credit_held": worker.credit_held,
+        "credit_released": worker.credit_released,
+    }
 
 
 def _steps(history: HistoryView) -> list[dict[str, Any]]:

@@ -88,7 +88,8 @@ def plan_rows(height: int, workers: int) -> Plan:
         for event_rows in range(EVENT_ROWS[1], EVENT_ROWS[0] - 1, -1)
         for chart_rows in (range(CHART_ROWS[1], low - 1, -1) if low else (0,))
     ]
-    return next((plan for plan in candidates if plan.total <= height), Plan(0, min(workers, 3), 0, 0))
+    candidates += [Plan(0, min(workers, worker_rows), 0, 0) for worker_rows in (8, 6, 4, 3, 2)]
+    return next((plan for plan in candidates if plan.total <= height), Plan(0, 0, 0, 0))
 
 
 def render(status: StatusView | None, history: HistoryView | None, extra: ViewExtra | None = None) -> RenderableType:

@@ -2,8 +2,6 @@
 
 import math
 
-import pytest
-
 from shoal.protocol.api import (
     EvaluationView,
     HistoryView,
@@ -153,13 +151,3 @@ def make_status(step: int = STEPS, *, workers: list[WorkerView] | None = None) -
         ledger_entries=701,
         ledger_head="a" * 64,
     )
-
-
-@pytest.fixture
-def status() -> StatusView:
-    return make_status()
-
-
-@pytest.fixture
-def history() -> HistoryView:
-    return make_history()
