@@ -1,8 +1,8 @@
 """The attention function that the engine registers with Transformers: any model that uses its attention interface can run.
 
 The model is called without a cache of its own; keys and values pass through here. A `PrefillStep` attends causally inside
-right-padded prompts (padding comes last, so no mask is needed) and can keep what the cache needs; a `DecodeStep` appends one position per
-row to the cache and attends to it. Features that these two do not compute are refused, never ignored.
+right-padded prompts (padding comes last, so no mask is needed) and can keep what the cache needs; a `DecodeStep` appends one
+position per row to the cache and attends to it. Features that these two do not compute are refused, never ignored.
 
 Shapes: B sequences, S positions, R rows, H query heads, K key-value heads, G = H/K, L cached positions, d head size.
 """
@@ -59,7 +59,7 @@ class PrefillStep:
     ) -> Tensor:
         if self.keep:
             assert layer == len(self.entries) // 2, "layers run in order"
-            self.entries += [key_BKSd.transpose(1, 2), value_BKSd.transpose(1, 2)]
+            self.entries += [key_BKSd, value_BKSd]
         length = query_BHSd.shape[2]
         mask = None if window is None or length <= window else _window_mask(length, window, query_BHSd.device)
         attended_BHSd = F.scaled_dot_product_attention(
@@ -75,7 +75,7 @@ class DecodeStep:
         self.cache, self.longest = cache, longest
         self.rows = positions_R.shape[0]
         self.positions_R = positions_R
-        self.targets_R = torch.arange(self.rows, device=positions_R.device) * cache.capacity + positions_R
+        self._targets: dict[int, Tensor] = {}
         self._masks: dict[int | None, Tensor] = {}
 
     def attend(
@@ -92,9 +92,18 @@ class DecodeStep:
         return attended_RKGd.reshape(rows, 1, heads, -1)
 
     def _append(self, plane: int, entries_RK1d: Tensor) -> Tensor:
-        plane_RCKd = self.cache.planes[plane]
-        plane_RCKd.view(-1, *plane_RCKd.shape[2:]).index_copy_(0, self.targets_R, entries_RK1d.squeeze(2))
-        return plane_RCKd[: self.rows, : self.longest].transpose(1, 2)
+        plane_RKCd = self.cache.planes[plane]
+        _, heads, _, size = plane_RKCd.shape
+        plane_RKCd.view(-1, size).index_copy_(0, self._places(heads), entries_RK1d.reshape(-1, size))
+        return plane_RKCd[: self.rows, :, : self.longest]
+
+    def _places(self, heads: int) -> Tensor:
+        """Where the new position of each row and head lies in a flattened plane."""
+        if heads not in self._targets:
+            capacity, device = self.cache.capacity, self.positions_R.device
+            starts_RK = torch.arange(self.rows * heads, device=device).view(self.rows, heads) * capacity
+            self._targets[heads] = (starts_RK + self.positions_R[:, None]).view(-1)
+        return self._targets[heads]
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         if window not in self._masks:

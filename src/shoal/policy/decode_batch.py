@@ -1,8 +1,8 @@
 """Continuous batching of one `generate` call: finished rows leave, waiting requests enter, nobody waits for the longest.
 
-Requests with equal prompts wait next to each other and share one prefill. Rows are numbered densely (attention reads the first n);
-what a row has produced lies in a slot that it keeps until it leaves, so closing a gap moves cache entries and six integers only. A
-step is a few large operations; Python touches only the rows that finish or fill a chunk of states.
+Requests with equal prompts wait next to each other and share one prefill. Rows are numbered densely (attention reads the first
+n); what a row has produced lies in a slot that it keeps until it leaves, so closing a gap moves cache entries and six integers.
+A step is a few large operations; Python touches only the rows that finish or fill a chunk of states.
 
 Shapes: R live rows, Z slots, N longest output, D hidden size, V vocabulary.
 """
@@ -23,6 +23,8 @@ from shoal.proofs.sampling import choose_tokens
 _TOKEN, _POSITION, _COUNT, _SEED, _LIMIT, _SLOT = range(6)
 # Chunks of states that wait for one batched proof computation; bounds the memory of states that are kept.
 _PROOF_BATCH = 64
+# A prefill costs a pass through the model however few prompts it has, so requests enter once 1/8 of the rows is free.
+_ADMISSION_SHARE = 8
 
 
 @dataclass
@@ -84,6 +86,8 @@ class DecodeBatch:
 
     def _admit(self) -> None:
         """Fill free rows; the prefill of a prompt that still has requests waiting is kept for them."""
+        if (self.cache.rows - self._live) * _ADMISSION_SHARE < self.cache.rows:
+            return
         taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), self.cache.rows - self._live))]
         while taken:
             prompts = self._next_prompts(taken)

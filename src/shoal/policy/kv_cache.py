@@ -32,7 +32,7 @@ class KeyValueCache:
         # Zeros, not empty: a masked position still multiplies its value by 0, and 0·NaN is NaN.
         self._slabs = {
             shape: torch.zeros(
-                (list(planes).count(shape), rows, capacity, shape.heads, shape.head_size), dtype=dtype, device=device
+                (list(planes).count(shape), rows, shape.heads, capacity, shape.head_size), dtype=dtype, device=device
             )
             for shape in dict.fromkeys(planes)
         }
@@ -42,14 +42,14 @@ class KeyValueCache:
             self.planes.append(self._slabs[shape][taken[shape]])
             taken[shape] += 1
 
-    def write_prompts(self, plane: int, first_row: int, source_R: Tensor, entries_PLHd: Tensor) -> None:
+    def write_prompts(self, plane: int, first_row: int, source_R: Tensor, entries_PHLd: Tensor) -> None:
         """Rows from `first_row` on get copies of the prompts that `source_R` names, one per row."""
         rows = slice(first_row, first_row + source_R.shape[0])
-        self.planes[plane][rows, : entries_PLHd.shape[1]] = entries_PLHd[source_R]
+        self.planes[plane][rows, :, : entries_PHLd.shape[2]] = entries_PHLd[source_R]
 
     def move(self, to_rows: Tensor, from_rows: Tensor, length: int) -> None:
         for slab in self._slabs.values():
-            slab[:, to_rows, :length] = slab[:, from_rows, :length]
+            slab[:, to_rows, :, :length] = slab[:, from_rows, :, :length]
 
 
 def bytes_per_position(planes: Sequence[PlaneShape], dtype: torch.dtype) -> int:

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from shoal.broadcast import WireTensor
 from shoal.errors import ShoalError
+from shoal.policy.memory import available_bytes, check_weights
 
 WEIGHTS_FILE = "model.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
@@ -64,6 +66,7 @@ def build_model(directory: Path, dtype: str = "float32", device: str = "cpu") ->
     disable_progress_bar()  # roles write logs, not bars
     config = _read_config(directory)
     weight_files(directory)
+    _check_fits(config, directory, dtype, device)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             directory, config=config, dtype=_dtype(dtype), local_files_only=True, output_loading_info=True
@@ -82,13 +85,9 @@ def build_empty_model(directory: Path, dtype: str = "float32", device: str = "cp
     from transformers.initialization import no_init_weights
 
     config = _read_config(directory)
-    try:
-        with no_init_weights():
-            model = AutoModelForCausalLM.from_config(config, dtype=_dtype(dtype))
-    except ValueError as error:
-        raise ModelError(
-            f"{directory}/config.json describes no causal language model: {_first_line(error)}."
-        ) from error
+    _check_fits(config, directory, dtype, device)
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=_dtype(dtype))
     model.tie_weights()
     return _ready(model, device)
 
@@ -160,12 +159,25 @@ def _download(model_id: str) -> Path:
 
 
 def _check_directory(directory: Path) -> None:
-    _read_json(directory / "config.json")
+    config = _read_json(directory / "config.json")
     weight_files(directory)
-    if not (directory / TOKENIZER_FILE).is_file():
+    tokenizer = directory / TOKENIZER_FILE
+    if not tokenizer.is_file():
         raise ModelError(
             f"{directory} holds no {TOKENIZER_FILE}.",
             hint="Convert the tokenizer to the fast format: AutoTokenizer.from_pretrained(...).save_pretrained(...).",
+        )
+    _check_tokenizer(tokenizer, config)
+
+
+def _check_tokenizer(path: Path, config: dict[str, Any]) -> None:
+    try:
+        tokens = Tokenizer.from_file(str(path)).get_vocab_size()
+    except Exception as error:  # the library raises bare Exceptions
+        raise ModelError(f"{path} is no tokenizer: {_first_line(error)}.") from error
+    if tokens > config.get("vocab_size", tokens):
+        raise ModelError(
+            f"The tokenizer in {path.parent} has {tokens} tokens, the model {config['vocab_size']}: they do not belong together."
         )
 
 
@@ -189,6 +201,24 @@ def _read_config(directory: Path) -> Any:
         return AutoConfig.from_pretrained(directory, local_files_only=True)
     except (ValueError, OSError, KeyError, TypeError) as error:
         raise ModelError(f"{directory}/config.json is not understood: {_first_line(error)}.") from error
+
+
+def _check_fits(config: Any, directory: Path, dtype: str, device: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            sizes = [tensor.numel() for tensor in unique_tensors(AutoModelForCausalLM.from_config(config)).values()]
+    except ValueError as error:
+        raise ModelError(
+            f"{directory}/config.json describes no causal language model: {_first_line(error)}."
+        ) from error
+    check_weights(
+        weights_bytes=sum(sizes) * _dtype(dtype).itemsize,
+        staging_bytes=max(sizes) * torch.bfloat16.itemsize,
+        available_bytes=available_bytes(torch.device(device)),
+        what=f"the model in {directory}",
+    )
 
 
 def _check_headers(files: list[Path], live: dict[str, Tensor], wanted: set[str], directory: Path) -> None:

@@ -1,17 +1,19 @@
 """A causal LM as three functions: prompts to states, one more token per row to states, states to logits.
 
-A state is the input of the LM head after the final norm. Before the first use the runner compares itself with the model's own forward
-pass on a few tokens, so an architecture that keeps anything besides keys and values is refused instead of running wrong.
+A state is the input of the LM head after the final norm. Before the first use the runner compares itself with the model's own
+forward pass on a few tokens, so an architecture that keeps more than keys and values is refused instead of running wrong.
 
 Shapes: B sequences, S positions, R rows, N states, D hidden size, V vocabulary.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from shoal.policy.attention import ATTENTION_NAME, DecodeStep, PrefillStep, attending
+from shoal.policy.attention import ATTENTION_NAME, DecodeStep, PrefillStep, Step, attending
+from shoal.policy.fused import FusedBody, can_fuse
 from shoal.policy.kv_cache import KeyValueCache, PlaneShape
 from shoal.policy.models import ArchitectureError
 
@@ -19,17 +21,34 @@ _PROBE_TOKENS = 6
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
+Body = Callable[[Tensor, Tensor, Step], Tensor]
+"""Token ids and positions, both [B, S], to states [B, S, D]; attention is left to the step."""
+
+
+class TransformersBody:
+    """The model's own code."""
+
+    def __init__(self, model: Any) -> None:
+        self._body = model.base_model
+
+    def __call__(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:
+        with attending(step):
+            output = self._body(input_ids=ids_BS, position_ids=positions_BS, use_cache=False)
+        states: Tensor = output.last_hidden_state
+        return states
+
+
 class ModelRunner:
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         self.model: Any = model
         self.config: Any = self.model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
         self.hidden_size: int = self.config.hidden_size
         self.max_tokens: int = getattr(self.config, "max_position_embeddings", None) or 1 << 30
         self.planes: list[PlaneShape] = []
-        self._body = self.model.base_model
+        self._body: Body = TransformersBody(model)
         self._head = self.model.get_output_embeddings()
-        if self._head is None or self._body is self.model:
+        if self._head is None or self.model.base_model is self.model:
             raise ArchitectureError(
                 f"{type(model).__name__} has no separate LM head, so its states cannot be committed."
             )
@@ -45,17 +64,15 @@ class ModelRunner:
         return dtype
 
     def prefill(self, ids_BS: Tensor, *, keep: bool) -> tuple[Tensor, list[Tensor]]:
-        """States at every position of right-padded sequences, and their cache entries as [B, S, heads, size] if kept."""
+        """States at every position of right-padded sequences, and their cache entries as [B, heads, S, size] if kept."""
         positions_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device).expand_as(ids_BS)
         step = PrefillStep(keep=keep)
-        with attending(step):
-            states_BSD = self._run_body(ids_BS, positions_BS)
-        return states_BSD, step.entries
+        return self._body(ids_BS, positions_BS, step), step.entries
 
     def decode(self, tokens_R: Tensor, positions_R: Tensor, cache: KeyValueCache, longest: int) -> Tensor:
         """States after one more token per row; `longest` is the number of positions of the longest row, this one included."""
-        with attending(DecodeStep(cache, positions_R, longest)):
-            return self._run_body(tokens_R[:, None], positions_R[:, None])[:, 0]
+        step = DecodeStep(cache, positions_R, longest)
+        return self._body(tokens_R[:, None], positions_R[:, None], step)[:, 0]
 
     def logits(self, states_ND: Tensor) -> Tensor:
         """As the model's own forward pass makes them, scaling and capping included."""
@@ -73,11 +90,12 @@ class ModelRunner:
         """Take over attention, learn the shapes of the cache, and prove the result against the model's own forward pass."""
         ids_1S = (torch.arange(_PROBE_TOKENS, device=self.device) * 7 % self.vocab_size)[None]
         reference_V = self.model(input_ids=ids_1S, use_cache=False).logits[0, -1, : self.vocab_size]
-        self.model.set_attn_implementation(ATTENTION_NAME)
-        if self.model.config._attn_implementation != ATTENTION_NAME:
-            raise self._refusal("does not use the attention interface of Transformers")
+        if can_fuse(self.model):
+            self._body = FusedBody(self.model)
+        else:
+            self._take_over_attention()
         _, entries = self.prefill(ids_1S[:, :-1], keep=True)
-        self.planes = [PlaneShape(*entry.shape[2:]) for entry in entries]
+        self.planes = [PlaneShape(entry.shape[1], entry.shape[3]) for entry in entries]
         if len(self.planes) != 2 * self.config.num_hidden_layers:
             raise self._refusal("has layers without attention")
         own_V = self._probe_decode(ids_1S[0], entries)
@@ -93,9 +111,10 @@ class ModelRunner:
         states_1D = self.decode(ids_S[-1:], row + _PROBE_TOKENS - 1, cache, _PROBE_TOKENS)
         return self.logits(states_1D)[0]
 
-    def _run_body(self, ids_BS: Tensor, positions_BS: Tensor) -> Tensor:
-        states: Tensor = self._body(input_ids=ids_BS, position_ids=positions_BS, use_cache=False).last_hidden_state
-        return states
+    def _take_over_attention(self) -> None:
+        self.model.set_attn_implementation(ATTENTION_NAME)
+        if self.model.config._attn_implementation != ATTENTION_NAME:
+            raise self._refusal("does not use the attention interface of Transformers")
 
     def _refusal(self, why: str) -> ArchitectureError:
         return ArchitectureError(

@@ -1,7 +1,7 @@
 """The embedded engine: any causal LM that Transformers builds, in this process, on CPU or one GPU.
 
-Weights exist once and are replaced in place. `generate` batches continuously over a preallocated cache; `score` is one prefill in
-batches of bounded size, with logits only where there is output. Neither ever holds the logits or states of everything at once.
+Weights exist once and are replaced in place. `generate` batches continuously over a preallocated cache; `score` is one
+prefill in batches of bounded size, with logits only where there is output. Neither holds the logits of everything at once.
 
 Shapes: B sequences, S positions, N output positions, D hidden size, V vocabulary.
 """
@@ -26,7 +26,7 @@ from shoal.policy.engine import (
 )
 from shoal.policy.kv_cache import KeyValueCache, bytes_per_position
 from shoal.policy.memory import MemoryPlan, available_bytes, cache_rows
-from shoal.policy.models import build_empty_model, build_model, has_weights, load_weights, tensor_bytes
+from shoal.policy.models import ModelError, build_empty_model, build_model, has_weights, load_weights, tensor_bytes
 from shoal.policy.runner import ModelRunner
 from shoal.proofs.sampling import token_margins
 
@@ -43,7 +43,7 @@ class TorchEngine:
         eos_token_ids: Sequence[int],
         dtype: str = "float32",
         device: str = "cpu",
-        max_batch: int = 128,
+        max_batch: int = 256,
         prefill_tokens: int = 4096,
     ) -> None:
         """`model_files` holds config.json; if it holds safetensors too, they are loaded."""
@@ -54,6 +54,7 @@ class TorchEngine:
         build = build_model if self._loaded else build_empty_model
         self._runner = ModelRunner(build(model_files, dtype, device))
         self._cache: KeyValueCache | None = None
+        self._check_eos()
         if self._loaded:
             self._runner.prepare()
 
@@ -108,7 +109,7 @@ class TorchEngine:
         tokens = torch.tensor([token for request in requests for token in request.output_tokens])
         inputs_3N = torch.stack([seeds, positions, tokens]).to(states_ND.device)
         margins, logprobs = self._judge(states_ND, inputs_3N, temperature)
-        parts = [part.split(counts.tolist()) for part in (margins, logprobs, states_ND.to(torch.bfloat16))]
+        parts = [part.split_with_sizes(counts.tolist()) for part in (margins, logprobs, states_ND.to(torch.bfloat16))]
         return [Scored(margins=m, logprobs=p, states=s) for m, p, s in zip(*parts, strict=True)]
 
     def _output_states(self, requests: Sequence[ScoreRequest]) -> Tensor:
@@ -124,12 +125,13 @@ class TorchEngine:
         return states_BSD.flatten(0, 1)[torch.cat(wanted).to(states_BSD.device)]
 
     def _judge(self, states_ND: Tensor, inputs_3N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        rows = max(1, _LOGITS_CHUNK // self._runner.vocab_size)
-        margins, logprobs = [], []
-        for states, (seeds, positions, tokens) in zip(states_ND.split(rows), inputs_3N.split(rows, dim=1), strict=True):
-            chunk = token_margins(self._runner.logits(states), seeds, positions, tokens, temperature)
-            margins.append(chunk[0])
-            logprobs.append(chunk[1])
+        size = max(1, _LOGITS_CHUNK // self._runner.vocab_size)
+        judged: list[tuple[Tensor, Tensor]] = []
+        for start in range(0, states_ND.shape[0], size):
+            logits = self._runner.logits(states_ND[start : start + size])
+            seeds, positions, tokens = inputs_3N[:, start : start + size]
+            judged.append(token_margins(logits, seeds, positions, tokens, temperature))
+        margins, logprobs = zip(*judged, strict=True)
         return torch.cat(margins), torch.cat(logprobs)
 
     def _cache_for(self, requests: Sequence[GenerationRequest]) -> KeyValueCache:
@@ -150,6 +152,14 @@ class TorchEngine:
             available_bytes=available_bytes(runner.device),
         )
         return KeyValueCache(runner.planes, cache_rows(plan, rows), capacity, dtype=runner.dtype, device=runner.device)
+
+    def _check_eos(self) -> None:
+        outside = [token for token in self._eos_token_ids if not 0 <= token < self.vocab_size]
+        if outside:
+            raise ModelError(
+                f"The tokenizer does not fit the model: its end token {outside[0]} lies outside of the "
+                f"{self.vocab_size} tokens that the model knows."
+            )
 
     def _check_loaded(self) -> None:
         if not self._loaded:
