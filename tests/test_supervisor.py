@@ -133,8 +133,33 @@ def test_failure_of_an_inessential_role_is_only_an_event() -> None:
 
 def test_essential_role_without_restart_ends_the_run_at_once() -> None:
     host = Host(role(restart=False))
-    with pytest.raises(SupervisorError, match="exit code 2"):
-        host.exit(2)
+    with pytest.raises(SupervisorError, match="exit code 3"):
+        host.exit(3)
+
+
+def test_wrong_configuration_ends_the_run_at_once_with_one_sentence(tmp_path: Path) -> None:
+    log = tmp_path / "coordinator.log"
+    log.write_text("--- start\nPort 7300 is taken. Choose another with --coordinator.port.\n")
+    host = Host(role("coordinator", log=log))
+    with pytest.raises(SupervisorError) as caught:
+        host.exit(os.EX_CONFIG)
+    assert (
+        str(caught.value) == "The coordinator cannot run: Port 7300 is taken. Choose another with --coordinator.port."
+    )
+
+
+def test_roles_that_started_are_stopped_when_a_later_one_cannot_start() -> None:
+    spawned: list[FakeProcess] = []
+
+    def spawn(role: Role) -> FakeProcess:
+        if role.name == "b":
+            raise SupervisorError("no room")
+        spawned.append(FakeProcess(1, (signal.SIGTERM,)))
+        return spawned[-1]
+
+    with pytest.raises(SupervisorError, match="no room"):
+        Supervisor([role("a"), role("b")], spawn=spawn)
+    assert spawned[0].exit_code == -signal.SIGTERM
 
 
 def test_children_of_a_dead_role_are_ended_before_its_restart() -> None:

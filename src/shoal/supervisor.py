@@ -2,7 +2,8 @@
 
 Each role is its own session, so Ctrl-C reaches the supervisor alone; stopping asks every process group with SIGTERM and, after
 one deadline, ends what is left with SIGKILL. Roles die with the supervisor even if it is killed. A role that exits with 0 has
-finished; another exit is followed by a restart after a growing pause, and by SupervisorError when it keeps failing fast.
+finished; another exit is followed by a restart after a growing pause, and by SupervisorError when it keeps failing fast or
+says by its exit code that a restart cannot help.
 """
 
 import contextlib
@@ -22,6 +23,8 @@ from typing import Literal, Protocol
 from shoal import tether
 from shoal.errors import ShoalError
 
+HOPELESS_EXIT_CODES = (2, os.EX_CONFIG)
+"""Wrong usage and wrong configuration: the next try would end the same way."""
 STOP_DEADLINE_S = 5.0
 KILL_DEADLINE_S = 5.0
 POLL_INTERVAL_S = 0.02
@@ -120,8 +123,12 @@ class Supervisor:
         self._born_at = clock()
         self._watched: dict[str, _Watched] = {}
         self._unread: list[RoleEvent] = []
-        for role in roles:
-            self.add(role)
+        try:
+            for role in roles:
+                self.add(role)
+        except BaseException:
+            self.stop()
+            raise
 
     def __enter__(self) -> "Supervisor":
         return self
@@ -196,21 +203,28 @@ class Supervisor:
         watched.fast_failures = watched.fast_failures + 1 if fast else 1
         if not watched.role.restart and not watched.role.essential:
             watched.finished = True
-        elif watched.role.restart and watched.fast_failures < self._policy.max_fast_failures:
+        elif self._may_restart(watched, exit_code):
             watched.restart_at = self._clock() + self._policy.pause_s(watched.fast_failures)
         else:
             self._give_up(watched, exit_code)
+
+    def _may_restart(self, watched: _Watched, exit_code: int) -> bool:
+        hopeless = exit_code in HOPELESS_EXIT_CODES
+        return watched.role.restart and not hopeless and watched.fast_failures < self._policy.max_fast_failures
 
     def _give_up(self, watched: _Watched, exit_code: int) -> None:
         watched.finished = True
         role, times = watched.role, watched.fast_failures
         how = describe_exit(exit_code) + (f", {times} times in a row" if times > 1 else "")
         self._note(watched, "given_up", how, exit_code)
-        if role.essential:
-            raise SupervisorError(
-                f"The {role.name} failed ({how}). The last lines of {role.log}:\n{log_tail(role.log)}",
-                hint="\nStart the run again when the cause is gone; it resumes where it was.",
-            )
+        if not role.essential:
+            return
+        if exit_code in HOPELESS_EXIT_CODES:
+            raise SupervisorError(f"The {role.name} cannot run: {log_tail(role.log, lines=1).strip()}")
+        raise SupervisorError(
+            f"The {role.name} failed ({how}). The last lines of {role.log}:\n{log_tail(role.log)}",
+            hint="\nStart the run again when the cause is gone; it resumes where it was.",
+        )
 
     def _note(self, watched: _Watched, kind: EventKind, detail: str, exit_code: int | None = None) -> None:
         event = RoleEvent(self._clock() - self._born_at, watched.role.name, kind, detail, exit_code)

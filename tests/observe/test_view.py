@@ -81,7 +81,7 @@ def test_ban_hides_the_rejection_that_caused_it_and_notes_are_in_order() -> None
 def test_rejection_without_a_ban_is_an_event() -> None:
     history = make_history().model_copy(update={"bans": []})
     (event,) = happenings(make_status(), history, ViewExtra())
-    assert (event.text, event.tone) == ("cheater-reward rejected at step 9: reward", "warning")
+    assert (event.text, event.tone) == ("cheater-reward rejected at step 9: reward", "warn")
 
 
 def test_plan_gives_small_terminals_the_essentials_first() -> None:

@@ -20,9 +20,9 @@ from shoal.observe.series import Point
 from shoal.observe.words import count, duration, plural, printable, size
 from shoal.protocol.api import HistoryView, RelayView, StatusView, WorkerView
 
-Tone = Literal["good", "bad", "warning", "info"]
+Tone = Literal["good", "bad", "warn", "info"]
 
-TONES: dict[Tone, str] = {"good": "green", "bad": "bold red", "warning": "yellow", "info": "default"}
+TONES: dict[Tone, str] = {"good": "green", "bad": "bold red", "warn": "yellow", "info": "default"}
 STATES = {
     "active": "green",
     "probation": "cyan",
@@ -113,7 +113,7 @@ def happenings(status: StatusView, history: HistoryView, extra: ViewExtra) -> li
             verdict.at_s,
             f"{printable(names.get(verdict.worker, verdict.worker), 40)} rejected at step {verdict.step}:"
             f" {printable(', '.join(verdict.reasons))}",
-            "warning",
+            "warn",
         )
         for verdict in status.recent_verdicts
         if not verdict.accepted and abs(verdict.at_s - banned_at_s.get(verdict.worker, -SAME_MOMENT_S)) >= SAME_MOMENT_S
