@@ -131,6 +131,7 @@ def relay(
             client.announce_relay(
                 api.RelayBody(
                     url=public_url or url,
+                    newest_version=_newest_version(root, descriptor.run_key),
                     bytes_sent=int(metrics.counters["bytes_sent"]),
                     bytes_received=int(metrics.counters["bytes_received"]),
                 )
@@ -146,6 +147,14 @@ def relay(
         on_ready=lambda url: report(f"relay at {url}, following {', '.join(upstreams)}"),
         metrics=metrics,
     )
+
+
+def _newest_version(root: Path, run_key: str) -> int:
+    from shoal.broadcast.manifest import open_head
+
+    path = root / "head.json"
+    head = open_head(path.read_bytes(), run_key) if path.exists() else None
+    return head.versions[-1].version if head and head.versions else -1
 
 
 def work(

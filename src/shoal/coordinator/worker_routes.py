@@ -45,6 +45,7 @@ def worker_routes(service: Service) -> APIRouter:
             worker=await service.read(lambda connection: views.worker_view(connection, context, row)),
             run_state=state,
             relay_urls=views.live_relay_urls(context),
+            interval_s=context.config.coordinator.heartbeat_s,
         )
 
     @router.post("/v1/leases")

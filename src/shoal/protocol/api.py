@@ -70,6 +70,8 @@ class HeartbeatAnswer(Answer):
     worker: WorkerView
     run_state: str
     relay_urls: list[str]
+    interval_s: float = 5.0
+    """When the next heartbeat is expected."""
 
 
 class LeaseBody(Body):

@@ -10,7 +10,7 @@ from shoal.policy.joined import RelayList
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 
-INTERVAL_S = 3.0
+FIRST_INTERVAL_S = 3.0
 
 
 class Totals(Protocol):
@@ -25,13 +25,12 @@ class Heartbeat:
         totals: Totals,
         metrics: Metrics,
         report: Callable[[str], None],
-        *,
-        interval_s: float = INTERVAL_S,
     ) -> None:
         self.activity = "joining"
         self.last: api.HeartbeatAnswer | None = None
         self._client, self._relays, self._totals = client, relays, totals
-        self._metrics, self._report, self._interval_s = metrics, report, interval_s
+        self._metrics, self._report = metrics, report
+        self._interval_s = FIRST_INTERVAL_S
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._beat_forever, name="heartbeat", daemon=True)
 
@@ -60,3 +59,4 @@ class Heartbeat:
             )
         )
         self._relays.update(self.last.relay_urls)
+        self._interval_s = self.last.interval_s
