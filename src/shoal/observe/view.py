@@ -266,13 +266,23 @@ def _facts(status: StatusView, width: int, rows: int) -> Table:
 
 
 def _age_bars(status: StatusView, columns: int, rows: int) -> Text:
-    histogram = dict(sorted(status.age_histogram.items())[:rows])
-    largest, digits = max(histogram.values(), default=0), len(str(max(histogram.values(), default=0)))
+    histogram = _binned(sorted(status.age_histogram.items()), rows)
+    largest = max((groups for _, groups in histogram), default=0)
+    digits = len(str(largest))
     text = Text(no_wrap=True, overflow="ellipsis")
-    for age, groups in histogram.items():
-        text.append(f"{age:>2} {groups:>{digits}} ", "dim").append(bar(groups, largest, columns - 4 - digits), "cyan")
+    for age, groups in histogram:
+        text.append(f"{age:>3} {groups:>{digits}} ", "dim").append(bar(groups, largest, columns - 5 - digits), "cyan")
         text.append("\n")
     return text if histogram else Text("no batch yet", "dim")
+
+
+def _binned(histogram: Sequence[tuple[int, int]], rows: int) -> list[tuple[str, int]]:
+    """At most `rows` bins; the last one holds everything older."""
+    bins = [(str(age), groups) for age, groups in histogram[:rows]]
+    if len(histogram) > rows:
+        older = sum(groups for _, groups in histogram[rows - 1 :])
+        bins[-1] = (f"{histogram[rows - 1][0]}+", older)
+    return bins
 
 
 def _relay_lines(relays: Sequence[RelayView], columns: int, rows: int) -> Text:
