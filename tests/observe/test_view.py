@@ -92,7 +92,7 @@ def test_plan_gives_small_terminals_the_essentials_first() -> None:
 
 
 def test_old_ages_share_the_last_bar() -> None:
-    status = make_status().model_copy(update={"age_histogram": {age: 10 for age in range(9)}, "async_level": 8})
+    status = make_status().model_copy(update={"age_histogram": dict.fromkeys(range(9), 10), "async_level": 8})
     lines = show(render(status, make_history()))
     bars = [line.split()[1:3] for line in lines if "█" in line]
     assert bars == [["0", "10"], ["1", "10"], ["2", "10"], ["3+", "60"]]
