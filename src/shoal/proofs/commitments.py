@@ -43,12 +43,8 @@ class ParsedProof:
 
     modulus: int
     coefficients: NDArray[np.uint16]
-
-    @property
-    def degenerate(self) -> bool:
-        """Of low degree or nearly empty: a formula, not the interpolation of measured values."""
-        zeros = self.coefficients.size - np.count_nonzero(self.coefficients)
-        return bool(zeros >= min(DEGENERATE_ZEROS, self.coefficients.size))
+    degenerate: bool
+    """Of low degree or nearly empty: a formula, not the interpolation of measured values."""
 
 
 @dataclass(frozen=True)
@@ -96,16 +92,9 @@ def build_proofs(chunks: Sequence[Tensor]) -> list[bytes]:
 
 def parse_proof(data: bytes, value_count: int) -> ParsedProof:
     """Read the proof of a chunk with `value_count` values; refuse anything that an honest prover cannot write."""
-    if len(data) != proof_bytes(value_count):
-        raise ProofError("proof_length", f"A proof of {len(data)} bytes instead of {proof_bytes(value_count)}.")
-    words = np.frombuffer(data, dtype=">u2").astype(np.uint16)
-    modulus = int(words[0])
-    lowest = MODULUS if value_count <= MODULUS else LOWEST_MODULUS
-    if not lowest <= modulus <= MODULUS:
-        raise ProofError("proof_modulus", f"Modulus {modulus} is outside {lowest} to {MODULUS}.")
-    if words[1:].max() >= MODULUS:
-        raise ProofError("proof_coefficient", f"A coefficient is not below {MODULUS}.")
-    return ParsedProof(modulus, words[1:])
+    words_1K = _read_words([data], [value_count])
+    size = min(TOP_K, value_count)
+    return ParsedProof(int(words_1K[0, 0]), words_1K[0, 1 : 1 + size], bool(_degenerate(words_1K, [value_count])[0]))
 
 
 def compare_chunks(proofs: Sequence[bytes], chunks: Sequence[Tensor]) -> list[ChunkDifference]:
@@ -116,20 +105,41 @@ def compare_chunks(proofs: Sequence[bytes], chunks: Sequence[Tensor]) -> list[Ch
         raise ProofError("proof_count", f"{len(proofs)} proofs for {len(chunks)} chunks.")
     if not chunks:
         return []
-    parsed = [parse_proof(proof, chunk.numel()) for proof, chunk in zip(proofs, chunks, strict=True)]
+    counts = [chunk.numel() for chunk in chunks]
+    words_CK = _read_words(proofs, counts)
     bits, offsets = _bit_patterns(chunks)
-    coefficients_CK = np.zeros((len(chunks), TOP_K), dtype=np.uint16)
-    for row, proof in zip(coefficients_CK, parsed, strict=True):
-        row[: proof.coefficients.size] = proof.coefficients
-    moduli = np.array([proof.modulus for proof in parsed], dtype=np.int64)
     results = np.zeros((len(chunks), 5), dtype=np.int64)
     status = np.zeros(len(chunks), dtype=np.int8)
-    kernels.compare_all(bits, offsets, moduli, coefficients_CK, results, status)
+    kernels.compare_all(bits, offsets, words_CK, results, status)
     _require_usable(status)
-    return [_difference(row, proof) for row, proof in zip(results.tolist(), parsed, strict=True)]
+    degenerate = _degenerate(words_CK, counts).tolist()
+    return [_difference(row, flag) for row, flag in zip(results.tolist(), degenerate, strict=True)]
 
 
-def _difference(row: list[int], proof: ParsedProof) -> ChunkDifference:
+def _read_words(proofs: Sequence[bytes], value_counts: Sequence[int]) -> NDArray[np.uint16]:
+    """One row per proof: modulus, coefficients, zeros up to the full width. Everything in it has been checked."""
+    for data, value_count in zip(proofs, value_counts, strict=True):
+        if len(data) != proof_bytes(value_count):
+            raise ProofError("proof_length", f"A proof of {len(data)} bytes instead of {proof_bytes(value_count)}.")
+    padded = b"".join([data.ljust(proof_bytes(TOP_K), b"\0") for data in proofs])
+    words_CK = np.frombuffer(padded, dtype=">u2").astype(np.uint16).reshape(len(proofs), 1 + TOP_K)
+    lowest = np.where(np.array(value_counts) <= MODULUS, MODULUS, LOWEST_MODULUS)
+    unearned = (words_CK[:, 0] < lowest) | (words_CK[:, 0] > MODULUS)
+    if unearned.any():
+        row = int(unearned.argmax())
+        raise ProofError("proof_modulus", f"Modulus {words_CK[row, 0]} is outside {lowest[row]} to {MODULUS}.")
+    if (words_CK[:, 1:] >= MODULUS).any():
+        raise ProofError("proof_coefficient", f"A coefficient is not below {MODULUS}.")
+    return words_CK
+
+
+def _degenerate(words_CK: NDArray[np.uint16], value_counts: Sequence[int]) -> NDArray[np.bool_]:
+    sizes = np.minimum(TOP_K, value_counts)
+    zeros = sizes - np.count_nonzero(words_CK[:, 1:], axis=1)
+    return np.asarray(zeros >= np.minimum(DEGENERATE_ZEROS, sizes))
+
+
+def _difference(row: list[int], degenerate: bool) -> ChunkDifference:
     exponents, signs, error_sum, error_median, compared = row
     agreeing = compared - exponents
     return ChunkDifference(
@@ -137,19 +147,19 @@ def _difference(row: list[int], proof: ParsedProof) -> ChunkDifference:
         mantissa_mean=error_sum / agreeing if agreeing else WORST_MANTISSA_ERROR,
         mantissa_median=float(error_median) if agreeing else WORST_MANTISSA_ERROR,
         compared=compared,
-        degenerate=proof.degenerate,
+        degenerate=degenerate,
         sign_mismatches=signs,
     )
 
 
 def _bit_patterns(chunks: Sequence[Tensor]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
     """The raw bf16 patterns of all chunks end to end, on the CPU, and where each chunk starts."""
-    if not all(chunk.numel() for chunk in chunks):
-        raise ProofError("states_empty", "A chunk holds no states.")
-    flat = [chunk.detach().reshape(-1).to(torch.bfloat16) for chunk in chunks]
-    joined = flat[0] if len(flat) == 1 else torch.cat(flat)
     offsets = np.cumsum([0, *(chunk.numel() for chunk in chunks)], dtype=np.int64)
-    return joined.cpu().view(torch.uint16).numpy(), offsets
+    if (offsets[1:] == offsets[:-1]).any():
+        raise ProofError("states_empty", "A chunk holds no states.")
+    flat = [chunk.reshape(-1) for chunk in chunks]
+    joined = flat[0] if len(flat) == 1 else torch.cat(flat)
+    return joined.detach().to(torch.bfloat16).cpu().view(torch.uint16).numpy(), offsets
 
 
 def _require_usable(status: NDArray[np.int8]) -> None:

@@ -17,9 +17,6 @@ PRIME = 65497
 STATUS_OK, STATUS_NOT_FINITE, STATUS_NO_MODULUS = 0, 1, 2
 
 _P = np.uint32(PRIME)
-_FOLD = np.uint32((1 << 16) - PRIME)
-_LOW_HALF = np.uint32(0xFFFF)
-_HALF_BITS = np.uint32(16)
 _MAGNITUDE = np.uint16(0x7FFF)
 _INFINITY = 0x7F80
 _BLOCK = 64
@@ -36,11 +33,8 @@ def compiled(function: F) -> F:
 
 @compiled
 def reduced(value: int | np.unsignedinteger[Any]) -> np.uint32:
-    """value mod 65497 for value < 2³²: 2¹⁶ ≡ 39, so two folds leave less than twice the prime."""
-    folded = np.uint32(value)
-    folded = np.uint32((folded >> _HALF_BITS) * _FOLD + (folded & _LOW_HALF))
-    folded = np.uint32((folded >> _HALF_BITS) * _FOLD + (folded & _LOW_HALF))
-    return min(folded, np.uint32(folded - _P))
+    """value mod 65497 for value < 2³²; in 32 bits, so that the compiler can use SIMD lanes."""
+    return np.uint32(np.uint32(value) % _P)
 
 
 @compiled
@@ -50,7 +44,7 @@ def evaluate(coefficients: NDArray[Any], points: Field, values: Field) -> None:
     for j in range(coefficients.size - 2, -1, -1):
         coefficient = np.uint32(coefficients[j])
         for i in range(points.size):
-            values[i] = reduced(np.uint32(values[i] * points[i]) + coefficient)
+            values[i] = reduced(values[i] * points[i] + coefficient)
 
 
 @compiled
@@ -85,11 +79,9 @@ def build_all(
 
 
 @compiled
-def compare_all(
-    bits: Bits, offsets: Index, moduli: Index, coefficients: Bits, results: Index, status: NDArray[np.int8]
-) -> None:
+def compare_all(bits: Bits, offsets: Index, proofs: Bits, results: Index, status: NDArray[np.int8]) -> None:
     """Row c of `results`: exponent mismatches, sign mismatches, sum and upper median of the mantissa errors, values."""
-    wanted = coefficients.shape[1]
+    wanted = proofs.shape[1] - 1
     indices, scratch = np.empty(wanted, np.int64), np.empty((2, bits.size), np.int32)
     points, claimed = np.empty(wanted, np.uint32), np.empty(wanted, np.uint32)
     for chunk in range(offsets.size - 1):
@@ -99,8 +91,8 @@ def compare_all(
             status[chunk] = STATUS_NOT_FINITE
             continue
         for i in range(count):
-            points[i] = indices[i] % moduli[chunk]
-        evaluate(coefficients[chunk, :count], points[:count], claimed[:count])
+            points[i] = indices[i] % np.int64(proofs[chunk, 0])
+        evaluate(proofs[chunk, 1 : count + 1], points[:count], claimed[:count])
         count_differences(own, indices[:count], claimed, results[chunk])
         status[chunk] = STATUS_OK
 
@@ -173,12 +165,12 @@ def kth_largest(magnitudes: NDArray[np.int32], k: int) -> np.int64:
     """The largest limit that at least k of the 15-bit magnitudes reach; 0 if there are fewer than k."""
     limit = np.int64(0)
     for bit in range(14, -1, -1):
-        guess = limit | (1 << bit)
+        guess = np.int32(limit | (1 << bit))
         reached = 0
         for i in range(magnitudes.size):
             reached += magnitudes[i] >= guess
         if reached >= k:
-            limit = guess
+            limit = np.int64(guess)
     return limit
 
 
@@ -236,5 +228,5 @@ def expand_roots(points: Field, master: Field) -> None:
     for degree in range(points.size):
         negative = np.uint32(_P - points[degree])
         for j in range(degree + 1, 0, -1):
-            master[j] = reduced(np.uint32(master[j] * negative) + master[j - 1])
+            master[j] = reduced(master[j] * negative + master[j - 1])
         master[0] = reduced(master[0] * negative)
