@@ -1,7 +1,7 @@
 """The `shoal` command: one thin command per role. Heavy imports happen inside the roles.
 
 Settings of a run are given as `--section.name VALUE` to any command that takes a run file; they are collected before the
-command line is parsed, so they may stand anywhere. A ShoalError becomes one sentence and exit code 1.
+command line is parsed, so they may stand anywhere. A ShoalError becomes one sentence and a non-zero exit code.
 """
 
 import os
@@ -25,6 +25,8 @@ run_app = typer.Typer(no_args_is_help=True, help="Look at a run from outside.")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(run_app, name="run")
 
+HOPELESS = {"config", "key_file", "port_taken", "banned", "protocol_version", "pinned_key", "numerics_class"}
+
 _settings: list[str] = []
 
 RunFile = Annotated[Path | None, typer.Argument(help="TOML file that describes the run; defaults apply without one.")]
@@ -40,14 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(rest, prog_name="shoal")
     except ShoalError as error:
-        _fail(str(error))
+        _fail(error)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-def _fail(text: str) -> None:
-    print(f"shoal: {text}", file=sys.stderr)
-    raise SystemExit(1)
+def _fail(error: ShoalError) -> None:
+    """One sentence; exit code 78 tells a supervisor that starting again cannot help."""
+    print(f"shoal: {error}", file=sys.stderr)
+    raise SystemExit(os.EX_CONFIG if error.code in HOPELESS else 1)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shoal.config import ShoalConfig, build_config, load_config
+from shoal.config import ShoalConfig, build_config, load_config, to_toml
 from shoal.coordinator.ledger import LedgerError, verify_export
 from shoal.errors import ShoalError, UnavailableError
 from shoal.observe import LiveView, failures, headline, summarise, write_report, write_summary
@@ -106,11 +106,19 @@ def run_demo(config: ShoalConfig, *, honest_workers: int, fresh: bool) -> int:
         started_cheaters=cheaters,
         role_restarts=restarts,
     )
+    broken = failures(summary)
     write_summary(directory.root / "summary.json", summary)
-    write_report(directory.root / "report.html", summary, status, history)
+    write_report(
+        directory.root / "report.html",
+        summary,
+        status,
+        history,
+        title="Shoal demo",
+        problems=broken,
+        settings_toml=to_toml(config),
+    )
     console.print(headline(summary))
     console.print(f"report: {directory.root / 'report.html'}   figures: {directory.root / 'summary.json'}")
-    broken = failures(summary)
     for sentence in broken:
         console.print(f"[red]failed:[/red] {sentence}")
     return 1 if broken else 0
