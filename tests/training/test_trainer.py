@@ -10,6 +10,8 @@ import torch
 from shoal.config import TrainingConfig
 from shoal.errors import ConfigError
 from shoal.training import BatchError, DivergedError, Group, Sample, Trainer
+from shoal.training.advantages import ADVANTAGES
+from shoal.training.batch import choose_members
 from shoal.training.trainer import learning_rate
 
 Groups = Callable[..., list[Group]]
@@ -188,3 +190,50 @@ def test_penalty_without_a_limit_is_refused(model_dir: Path, tmp_path: Path) -> 
 def test_learning_rate_warms_up_linearly() -> None:
     config = TrainingConfig(learning_rate=1.0, warmup_steps=4)
     assert [learning_rate(config, update) for update in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_activation_checkpointing_changes_no_bit(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    plain = make_trainer(model_dir, tmp_path / "a")
+    saving = make_trainer(model_dir, tmp_path / "b", activation_checkpointing=True)
+    plain.train_step(groups(1))
+    saving.train_step(groups(1))
+    assert weights(plain) == weights(saving)
+
+
+def test_bfloat16_compute_keeps_fp32_masters_and_stays_close(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    exact = make_trainer(model_dir, tmp_path / "a", kl_beta=0.01)
+    rounded = make_trainer(model_dir, tmp_path / "b", kl_beta=0.01, compute_dtype="bfloat16")
+    one, two = exact.train_step(groups(1)), rounded.train_step(groups(1))
+    assert {parameter.dtype for parameter in rounded.policy.parameters()} == {torch.float32}
+    assert two.entropy == pytest.approx(one.entropy, rel=0.02)
+    assert two.entropy != one.entropy
+
+
+@pytest.mark.parametrize("loss", ["dapo", "cispo", "gspo"])
+@pytest.mark.parametrize("correction", ["truncated_token", "truncated_sequence", "masked", "decoupled"])
+def test_every_recipe_trains(model_dir: Path, tmp_path: Path, groups: Groups, loss: str, correction: str) -> None:
+    trainer = make_trainer(
+        model_dir, tmp_path, loss=loss, correction=correction, loss_weighting="sequence", kl_limit=99.0
+    )
+    report = trainer.train_step(groups(1, behaviour=True))
+    assert report.grad_norm_mean > 0
+    assert report.correction_mean != 1.0
+
+
+def test_sequence_weighting_counts_every_completion_the_same(model_dir: Path, tmp_path: Path) -> None:
+    losses = {}
+    for weighting in ("token", "sequence"):
+        trainer = make_trainer(model_dir, tmp_path, loss_weighting=weighting, minibatches=1)
+        samples = [Sample([1, 2], [3] * 6, 1.0, 1.0), Sample([1, 2], [4], 0.0, 0.0)]
+        members = choose_members([Group("0/0/0", samples)], ADVANTAGES["grpo"], trainer.config, 9)[0]
+        (part,) = (minibatch := trainer._build(members)).parts
+        losses[weighting] = float((part.weights_N * (part.advantages_N > 0)).sum() / minibatch.total_weight)
+    assert losses == pytest.approx({"token": 6 / 7, "sequence": 1 / 2})
+
+
+def test_completions_without_validated_logprobs_have_weight_one(
+    model_dir: Path, tmp_path: Path, groups: Groups
+) -> None:
+    report = make_trainer(model_dir, tmp_path, correction="truncated_token").train_step(groups(1))
+    assert report.behaviour_fraction == 0.0
+    assert report.correction_mean == 1.0

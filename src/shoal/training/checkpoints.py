@@ -54,7 +54,7 @@ class Checkpoints:
         A step that is already there is left alone: training is deterministic.
         """
         self.finish()
-        final = self._path(step)
+        final = self.path(step)
         if final.exists():
             return final
         temporary = self.directory / f"{TEMPORARY_PREFIX}step-{step:08d}"
@@ -90,7 +90,7 @@ class Checkpoints:
 
     def load(self, step: int, model: nn.Module, optimiser: Optimizer) -> dict[str, Any]:
         """Read step's state into model and optimiser; returns the facts saved with it."""
-        path = self._path(step)
+        path = self.path(step)
         try:
             facts: dict[str, Any] = json.loads((path / "trainer.json").read_bytes())
         except (OSError, ValueError):
@@ -104,7 +104,7 @@ class Checkpoints:
         set_state_dict(model, optimiser, model_state_dict=state["model"], optim_state_dict=state["optimiser"])
         return facts
 
-    def _path(self, step: int) -> Path:
+    def path(self, step: int) -> Path:
         return self.directory / f"step-{step:08d}"
 
     def _remove_leftovers(self) -> None:
@@ -113,7 +113,7 @@ class Checkpoints:
 
     def _prune(self) -> None:
         for step in self.steps()[: -self._keep]:
-            path = self._path(step)
+            path = self.path(step)
             # Renamed first: a checkpoint that is half removed must not look whole.
             doomed = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
             os.replace(path, doomed)

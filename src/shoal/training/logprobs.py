@@ -25,6 +25,11 @@ def token_logprobs(
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, Tensor]:
     """log_softmax(logits/T) at the targets, and the entropy −Σ p·log p of the same distribution; both fp32."""
+    if torch.is_autocast_enabled(states_ND.device.type):
+        # Autocast is off in the backward pass of a custom function; casting here keeps both passes in the same dtype.
+        dtype = torch.get_autocast_dtype(states_ND.device.type)
+        states_ND, weight_VD = states_ND.to(dtype), weight_VD.to(dtype)
+        bias_V = None if bias_V is None else bias_V.to(dtype)
     chunk = max(1, chunk_elements // weight_VD.shape[0])
     logprobs_N, entropies_N = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
         states_ND, weight_VD, bias_V, targets_N, 1.0 / temperature, softcap, chunk

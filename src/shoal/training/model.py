@@ -23,8 +23,8 @@ PROBE_PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5], [4, 5]]
 PROBE_OUTPUTS = [[6, 7, 1, 2], [3], [2, 4, 4], [5, 1]]
 Layout = Literal["packed", "padded", "eager"]
 """Packed bins; padded rows with fused attention; padded rows with the model's own attention."""
-PROBE_TOLERANCE = 1e-3
-"""In log-probability, fp32; a wrong mask or a missed logit scale is off by far more."""
+FP32_TOLERANCE, BF16_TOLERANCE = 1e-3, 0.15
+"""In log-probability; a wrong mask or a missed logit scale is off by far more."""
 
 
 class UnsupportedModelError(ShoalError):
@@ -92,18 +92,22 @@ def load_policy(
     temperature: float,
     world: World,
     compute_dtype: torch.dtype = torch.float32,
+    trained: bool = True,
     activation_checkpointing: bool = False,
 ) -> PolicyModel:
-    """The policy of a model directory, sharded over the world, in the fastest layout that reproduces the model's own logits."""
-    model: Any = build_for(directory, world)
+    """The policy of a model directory, sharded over the world, in the fastest layout that reproduces the model's own logits.
+
+    A trained policy has fp32 parameters; a frozen one only needs the compute dtype.
+    """
+    model: Any = build_for(directory, world, "float32" if trained else str(compute_dtype).removeprefix("torch."))
     policy = PolicyModel(model, temperature=temperature)
     if world.size > 1:
         shard(policy, model, directory, world, compute_dtype)
-    choose_layout(policy, world.device)
+    choose_layout(policy, world.device, BF16_TOLERANCE if compute_dtype == torch.bfloat16 else FP32_TOLERANCE)
     if activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         policy.train()
-    return policy
+    return policy.requires_grad_(trained)
 
 
 def possible_layouts(model: Any) -> list[Layout]:
@@ -117,14 +121,14 @@ def possible_layouts(model: Any) -> list[Layout]:
 
 
 @torch.no_grad()
-def choose_layout(policy: PolicyModel, device: torch.device) -> None:
+def choose_layout(policy: PolicyModel, device: torch.device, tolerance: float = FP32_TOLERANCE) -> None:
     """The first layout that agrees with the model's own logits of plain rows; refuse a model that none reproduces."""
     everyone = range(len(PROBE_PROMPTS))
     policy.set_layout("eager")
     truth = torch.cat([_probe(policy, [number], device, own_head=False) for number in everyone])
     for layout in possible_layouts(policy.model):
         policy.set_layout(layout)
-        if bool(((_probe(policy, everyone, device) - truth).abs() < PROBE_TOLERANCE).all()):
+        if bool(((_probe(policy, everyone, device) - truth).abs() < tolerance).all()):
             return
     raise UnsupportedModelError(
         f"The engine does not reproduce the logits of {type(policy.model).__name__}.",

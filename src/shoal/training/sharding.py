@@ -1,7 +1,7 @@
 """A policy spread over ranks with FSDP2, built so that no rank ever holds the whole model.
 
 The module is made with untouched memory, sharded layer by layer, and then each rank reads only its own rows of each tensor from
-the safetensors. Parameters are fp32 shards; gathered copies and products use the compute dtype, reductions fp32.
+the safetensors. Trained parameters are fp32 shards; gathered copies and products use the compute dtype, reductions fp32.
 """
 
 from pathlib import Path
@@ -19,15 +19,13 @@ from shoal.policy.models import unique_tensors, weight_files
 from shoal.training.distributed import World
 
 
-def build_for(directory: Path, world: World) -> nn.Module:
-    """The causal LM in fp32: whole on its device for one rank, an empty shell on CPU for several."""
+def build_for(directory: Path, world: World, dtype: str) -> nn.Module:
+    """The causal LM: whole on its device for one rank, an empty shell on CPU for several."""
     if world.size == 1:
-        return build_model(directory, "float32", str(world.device))
+        return build_model(directory, dtype, str(world.device))
     if not _names_match(directory):
-        return build_model(
-            directory, "float32"
-        )  # files that only Transformers can convert: every rank loads all of them
-    return build_empty_model(directory, "float32")
+        return build_model(directory, dtype)  # only Transformers can convert these files: every rank loads them all
+    return build_empty_model(directory, dtype)
 
 
 def shard(policy: nn.Module, model: Any, directory: Path, world: World, compute_dtype: torch.dtype) -> None:

@@ -130,8 +130,9 @@ class Trainer:
             temperature=temperature,
             world=self.world,
             compute_dtype=self.compute_dtype,
+            trained=trained,
             activation_checkpointing=trained and self.config.activation_checkpointing,
-        ).requires_grad_(trained)
+        )
 
     def _build(self, members: Sequence[Member]) -> MiniBatch:
         return build_minibatch(

@@ -1,0 +1,148 @@
+"""A trained policy as a plain Hugging Face directory, with a model card made from the run.
+
+Weights come from a checkpoint (fp32 masters, rounded once to bf16, so they equal the published version) or from a published
+`model.safetensors`. The directory appears whole under its final name or not at all.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+
+from shoal.errors import ShoalError
+from shoal.files import TEMPORARY_PREFIX, write_atomic
+from shoal.policy import build_empty_model, load_weights
+from shoal.training.checkpoints import Checkpoints
+from shoal.training.distributed import World
+
+COMPANION_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "chat_template*",
+    "vocab*",
+    "merges.txt",
+    "generation_config.json",
+)
+
+
+class ExportError(ShoalError):
+    """A policy that cannot be exported."""
+
+    code = "export"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the card says about the run; empty values are left out."""
+
+    run_name: str
+    base_model: str
+    version: int
+    recipe_toml: str = ""
+    task_digest: str = ""
+    weights_digest: str = ""
+    ledger_head: str = ""
+    reward_curve: Sequence[tuple[int, float]] = field(default_factory=tuple)
+    heldout_curve: Sequence[tuple[int, float]] = field(default_factory=tuple)
+
+
+def export_policy(source: Path, model_dir: Path, output: Path, facts: RunFacts) -> Path:
+    """Write `output` from `source`: a checkpoint directory `…/checkpoints/step-N`, or one that holds safetensors.
+
+    `model_dir` is the base model: its config and tokenizer go along.
+    """
+    if output.exists() and any(output.iterdir()):
+        raise ExportError(f"{output} exists and is not empty.", hint="Name another directory, or remove it first.")
+    model = _load_model(source, model_dir)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = output.parent / f"{TEMPORARY_PREFIX}{output.name}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.to(torch.bfloat16).save_pretrained(temporary)
+    _copy_companions(model_dir, temporary)
+    figure = _plot(facts, temporary)
+    write_atomic(temporary / "README.md", model_card(facts, figure).encode())
+    if output.exists():
+        output.rmdir()
+    os.replace(temporary, output)
+    return output
+
+
+def latest_checkpoint(work_dir: Path, step: int | None = None) -> Path:
+    """The checkpoint of a step, or the newest; says so if there is none."""
+    checkpoints = Checkpoints(work_dir / "checkpoints", World(), keep=1)
+    steps = checkpoints.steps()
+    if not steps or (step is not None and step not in steps):
+        wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        known = f"There are: {', '.join(map(str, steps))}." if steps else "Train first, or export a published version."
+        raise ExportError(f"{checkpoints.directory} holds {wanted}.", hint=known)
+    return checkpoints.path(steps[-1] if step is None else step)
+
+
+def _load_model(source: Path, model_dir: Path) -> Any:
+    model: Any = build_empty_model(model_dir, "float32")
+    if any(source.glob("*.safetensors")):
+        load_weights(model, source)
+    elif (source / ".metadata").is_file():
+        load_distributed({"model": model.state_dict()}, checkpoint_id=source, no_dist=True)
+    else:
+        raise ExportError(f"{source} is neither a checkpoint nor a directory with safetensors.")
+    return model
+
+
+def _copy_companions(model_dir: Path, output: Path) -> None:
+    for pattern in COMPANION_FILES:
+        for file in model_dir.glob(pattern):
+            shutil.copyfile(file, output / file.name)
+
+
+def _plot(facts: RunFacts, directory: Path) -> str:
+    """File name of the curves, or empty when there are none."""
+    curves = {"training reward": facts.reward_curve, "held-out accuracy": facts.heldout_curve}
+    curves = {name: curve for name, curve in curves.items() if curve}
+    if not curves:
+        return ""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, curve in curves.items():
+        axes.plot([x for x, _ in curve], [y for _, y in curve], label=name)
+    axes.set_xlabel("policy version")
+    axes.legend()
+    figure.savefig(directory / "curves.png", dpi=120)
+    return "curves.png"
+
+
+def model_card(facts: RunFacts, figure: str = "") -> str:
+    """README.md of the exported policy."""
+    header = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["reinforcement-learning", "shoal"],
+    }
+    if facts.base_model != "bundled" and not facts.base_model.startswith(("/", ".", "~")):
+        header["base_model"] = facts.base_model
+    lines = ["---", *(f"{name}: {json.dumps(value)}" for name, value in header.items()), "---", ""]
+    lines += [f"# {facts.run_name}, policy version {facts.version}", ""]
+    lines += [f"Trained from `{facts.base_model}` by reinforcement learning with Shoal.", ""]
+    table = {
+        "Task set digest": facts.task_digest,
+        "Weights digest": facts.weights_digest,
+        "Ledger head": facts.ledger_head,
+        "Held-out accuracy": _first_to_last(facts.heldout_curve),
+        "Training reward": _first_to_last(facts.reward_curve),
+    }
+    lines += ["| | |", "|---|---|", *(f"| {name} | `{value}` |" for name, value in table.items() if value), ""]
+    lines += [f"![Curves of the run]({figure})", ""] if figure else []
+    lines += ["## Recipe", "", "```toml", facts.recipe_toml.strip(), "```", ""] if facts.recipe_toml else []
+    return "\n".join(lines)
+
+
+def _first_to_last(curve: Sequence[tuple[int, float]]) -> str:
+    return f"{curve[0][1]:.3f} → {curve[-1][1]:.3f}" if curve else ""

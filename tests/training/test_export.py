@@ -1,0 +1,82 @@
+"""The exported directory is what Transformers expects, with the published weights and a card."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from shoal.config import TrainingConfig
+from shoal.training import Group, Trainer
+from shoal.training.export import ExportError, RunFacts, export_policy, latest_checkpoint, model_card
+
+Groups = Callable[..., list[Group]]
+FACTS = RunFacts(
+    run_name="tiny",
+    base_model="org/base",
+    version=1,
+    recipe_toml="[training]\nlearning_rate = 1e-3",
+    task_digest="ab" * 32,
+    ledger_head="cd" * 32,
+    reward_curve=[(0, 0.25), (1, 0.75)],
+)
+
+
+@pytest.fixture
+def trained(model_dir: Path, tmp_path: Path, groups: Groups) -> Trainer:
+    trainer = Trainer(
+        TrainingConfig(learning_rate=1e-2, kl_beta=0.0, device="cpu"),
+        model_dir,
+        work_dir=tmp_path / "work",
+        temperature=1.0,
+        seed=0,
+    )
+    trainer.train_step(groups(0))
+    trainer.save()
+    trainer.close()
+    return trainer
+
+
+def test_exported_checkpoint_has_the_published_weights(trained: Trainer, model_dir: Path, tmp_path: Path) -> None:
+    output = export_policy(latest_checkpoint(tmp_path / "work"), model_dir, tmp_path / "out" / "policy", FACTS)
+    loaded = AutoModelForCausalLM.from_pretrained(output, dtype="auto").state_dict()
+    for tensor in trained.wire_tensors():
+        assert loaded[tensor.name].dtype == torch.bfloat16
+        assert loaded[tensor.name].view(torch.uint8).numpy().tobytes() == bytes(tensor.data)
+    again = export_policy(output, model_dir, tmp_path / "again", FACTS)
+    assert (again / "model.safetensors").read_bytes() == (output / "model.safetensors").read_bytes()
+
+
+def test_card_tells_recipe_data_curves_and_ledger(trained: Trainer, model_dir: Path, tmp_path: Path) -> None:
+    output = export_policy(latest_checkpoint(tmp_path / "work", 1), model_dir, tmp_path / "policy", FACTS)
+    card = (output / "README.md").read_text()
+    for text in ("base_model", "learning_rate = 1e-3", "ab" * 32, "cd" * 32, "0.250 → 0.750", "curves.png"):
+        assert text in card
+    assert (output / "curves.png").stat().st_size > 1000
+
+
+def test_companion_files_go_along(trained: Trainer, model_dir: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    for file in model_dir.iterdir():
+        (base / file.name).write_bytes(file.read_bytes())
+    (base / "tokenizer.json").write_text("{}")
+    (base / "chat_template.jinja").write_text("x")
+    output = export_policy(latest_checkpoint(tmp_path / "work"), base, tmp_path / "policy", FACTS)
+    assert {"tokenizer.json", "chat_template.jinja", "config.json"} <= {file.name for file in output.iterdir()}
+
+
+def test_nothing_to_export_or_nowhere_to_put_it_says_so(trained: Trainer, model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="no checkpoint"):
+        latest_checkpoint(tmp_path / "elsewhere")
+    with pytest.raises(ExportError, match="step 7"):
+        latest_checkpoint(tmp_path / "work", 7)
+    with pytest.raises(ExportError, match="not empty"):
+        export_policy(latest_checkpoint(tmp_path / "work"), model_dir, tmp_path / "work", FACTS)
+    with pytest.raises(ExportError, match="neither"):
+        export_policy(tmp_path, model_dir, tmp_path / "policy", FACTS)
+
+
+def test_card_without_curves_has_no_picture() -> None:
+    assert "![" not in model_card(RunFacts(run_name="r", base_model="bundled", version=0))
