@@ -8,7 +8,6 @@ from shoal.protocol.rollouts import (
     RolloutFileError,
     RolloutHeader,
     RolloutLimits,
-    read_header,
     read_rollouts,
     write_rollouts,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "fetch_descriptor",
     "heaviest",
     "open_descriptor",
-    "read_header",
     "read_rollouts",
     "secret_commitment",
     "slot_seed",

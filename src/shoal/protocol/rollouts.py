@@ -1,19 +1,18 @@
 """The rollout file: parquet with zstd, one row per completion, complete groups, signed as a whole.
 
-Everything a reader will materialise is bounded first, from the footer: rows, values per column, decompressed bytes, column
-types. Rewards and log-probabilities in the file are claims of the worker.
+Any parquet tool can read it; we read it with our own strict reader, which bounds rows, values per column, decompressed bytes
+and column types before anything is materialised. Rewards and log-probabilities in the file are claims of the worker.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shoal.errors import IntegrityError
 from shoal.protocol.descriptor import RunDescriptor
+from shoal.protocol.parquet import Column, Kind, Limits, ParquetError, ParquetFile
 
 FORMAT_VERSION = 1
 HEADER_KEY = b"shoal"
@@ -21,27 +20,21 @@ FIXED_ROW_BYTES = 4096
 PROOF_HEADER_BYTES = 2
 PROOF_VALUE_BYTES = 2
 
-
-def _list_of(kind: pa.DataType) -> pa.DataType:
-    return pa.list_(pa.field("element", kind, nullable=False))
-
-
-SCHEMA = pa.schema(
-    [
-        pa.field("task_id", pa.string(), nullable=False),
-        pa.field("group", pa.int32(), nullable=False),
-        pa.field("sample", pa.int32(), nullable=False),
-        pa.field("input_tokens", _list_of(pa.int32()), nullable=False),
-        pa.field("output_tokens", _list_of(pa.int32()), nullable=False),
-        pa.field("output_logprobs", _list_of(pa.float32()), nullable=False),
-        pa.field("target_length", pa.int32(), nullable=False),
-        pa.field("task_reward", pa.float64(), nullable=False),
-        pa.field("length_penalty", pa.float64(), nullable=False),
-        pa.field("reward", pa.float64(), nullable=False),
-        pa.field("finish_reason", pa.string(), nullable=False),
-        pa.field("proofs", _list_of(pa.binary()), nullable=False),
-    ]
+COLUMNS = (
+    Column("task_id", Kind.BYTES),
+    Column("group", Kind.INT32),
+    Column("sample", Kind.INT32),
+    Column("input_tokens", Kind.INT32, is_list=True),
+    Column("output_tokens", Kind.INT32, is_list=True),
+    Column("output_logprobs", Kind.FLOAT, is_list=True),
+    Column("target_length", Kind.INT32),
+    Column("task_reward", Kind.DOUBLE),
+    Column("length_penalty", Kind.DOUBLE),
+    Column("reward", Kind.DOUBLE),
+    Column("finish_reason", Kind.BYTES),
+    Column("proofs", Kind.BYTES, is_list=True),
 )
+TEXT_COLUMNS = ("task_id", "finish_reason")
 
 
 class RolloutFileError(IntegrityError):
@@ -103,79 +96,71 @@ class RolloutLimits:
         )
 
     @property
-    def values_per_column(self) -> int:
-        return self.rows * max(self.prompt_tokens, self.output_tokens, 1)
-
-    @property
-    def decompressed_bytes(self) -> int:
-        # Ids and claims are 4 bytes each, with as much again for levels and offsets.
+    def in_parquet(self) -> Limits:
+        # Ids and claims are 4 bytes each, with as much again for levels and lengths.
         per_row = FIXED_ROW_BYTES + 8 * self.prompt_tokens + 16 * self.output_tokens + 2 * self.proof_bytes
-        return self.rows * per_row
+        return Limits(self.rows, self.rows * max(self.prompt_tokens, self.output_tokens, 1), self.rows * per_row)
 
 
 def write_rollouts(header: RolloutHeader, rollouts: Sequence[Rollout]) -> bytes:
-    columns = {name: [getattr(rollout, name) for rollout in rollouts] for name in SCHEMA.names}
+    import pyarrow as pa  # only workers write, and it weighs more than the rest of this package
+    import pyarrow.parquet as pq
+
+    schema = _arrow_schema()
+    columns = {name: [getattr(rollout, name) for rollout in rollouts] for name in schema.names}
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, SCHEMA, compression="zstd", store_schema=False) as writer:
-        writer.write_table(pa.table(columns, schema=SCHEMA))
+    with pq.ParquetWriter(sink, schema, **WRITER_OPTIONS) as writer:
+        writer.write_table(pa.table(columns, schema=schema))
         writer.add_key_value_metadata({HEADER_KEY: header.model_dump_json().encode()})
     data: bytes = sink.getvalue().to_pybytes()
     return data
 
 
-def read_header(data: bytes) -> RolloutHeader:
-    return _header(_open(data))
+WRITER_OPTIONS = {
+    "compression": "zstd",
+    "store_schema": False,
+    "use_dictionary": False,
+    "write_statistics": False,
+    "version": "1.0",
+    "data_page_version": "1.0",
+}
+"""What the strict reader accepts, and what every reader of parquet understands."""
+
+
+def _arrow_schema() -> Any:
+    import pyarrow as pa
+
+    kinds = {Kind.INT32: pa.int32(), Kind.FLOAT: pa.float32(), Kind.DOUBLE: pa.float64(), Kind.BYTES: pa.binary()}
+
+    def field(column: Column) -> Any:
+        kind = pa.string() if column.name in TEXT_COLUMNS else kinds[column.kind]
+        if column.is_list:
+            kind = pa.list_(pa.field("element", kind, nullable=False))
+        return pa.field(column.name, kind, nullable=False)
+
+    return pa.schema([field(column) for column in COLUMNS])
 
 
 def read_rollouts(data: bytes, limits: RolloutLimits) -> tuple[RolloutHeader, list[Rollout]]:
     """Header and rows, or RolloutFileError before anything large was allocated."""
-    file = _open(data)
-    header = _header(file)
-    _check_bounds(file.metadata, limits)
-    if not file.schema_arrow.equals(SCHEMA, check_metadata=False):
-        raise RolloutFileError("The columns are not those of a rollout file.")
     try:
-        columns = file.read(use_threads=False).to_pydict()
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise RolloutFileError(f"The rollout file cannot be decoded: {str(error)[:200]}") from None
-    rows = [Rollout(*values) for values in zip(*(columns[name] for name in SCHEMA.names), strict=True)]
-    if any(None in (row.input_tokens, row.output_tokens, row.output_logprobs, row.proofs) for row in rows):
-        raise RolloutFileError("A rollout file has no empty fields.")
-    return header, rows
+        file = ParquetFile(data, COLUMNS)
+        header = _header(file.metadata)
+        columns = file.read(limits.in_parquet)
+        for name in TEXT_COLUMNS:
+            columns[name] = [text.decode() for text in columns[name]]
+    except ParquetError as error:
+        raise RolloutFileError(error.message) from None
+    except UnicodeDecodeError:
+        raise RolloutFileError("A text is not UTF-8.") from None
+    return header, [Rollout(*values) for values in zip(*columns.values(), strict=True)]
 
 
-def _open(data: bytes) -> Any:
+def _header(metadata: dict[bytes, bytes]) -> RolloutHeader:
     try:
-        return pq.ParquetFile(
-            pa.BufferReader(data), thrift_string_size_limit=1 << 20, thrift_container_size_limit=10_000
-        )
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise RolloutFileError(f"This is not a parquet file: {str(error)[:200]}") from None
-
-
-def _header(file: Any) -> RolloutHeader:
-    raw = (file.metadata.metadata or {}).get(HEADER_KEY, b"")
-    try:
-        header = RolloutHeader.model_validate_json(raw)
+        header = RolloutHeader.model_validate_json(metadata.get(HEADER_KEY, b""))
     except ValidationError:
         raise RolloutFileError("The rollout file has no valid header.") from None
     if header.format != FORMAT_VERSION:
         raise RolloutFileError(f"Rollout format {header.format} is not the supported {FORMAT_VERSION}.")
     return header
-
-
-def _check_bounds(metadata: Any, limits: RolloutLimits) -> None:
-    if metadata.num_rows > limits.rows or metadata.num_row_groups > 1:
-        raise RolloutFileError(
-            f"{metadata.num_rows} rows in {metadata.num_row_groups} groups; {limits.rows} are allowed."
-        )
-    if metadata.num_columns != len(SCHEMA):
-        raise RolloutFileError("The columns are not those of a rollout file.")
-    total_bytes = 0
-    for group in range(metadata.num_row_groups):
-        columns = [metadata.row_group(group).column(index) for index in range(metadata.num_columns)]
-        total_bytes += sum(column.total_uncompressed_size for column in columns)
-        if any(column.num_values > limits.values_per_column for column in columns):
-            raise RolloutFileError(f"A column holds more than {limits.values_per_column} values.")
-    if total_bytes > limits.decompressed_bytes:
-        raise RolloutFileError(f"{total_bytes} bytes decompressed; {limits.decompressed_bytes} are allowed.")

@@ -1,0 +1,86 @@
+"""Reads Thrift's compact encoding, the language of parquet metadata, from bytes that nobody vouches for.
+
+A struct becomes a dict from field number to value. Every length is checked against what is left, nesting is bounded, a field
+given twice is refused: whatever the bytes say, the answer is a value no larger than they are or ThriftError.
+"""
+
+import struct
+from typing import TypeAlias
+
+from shoal.errors import IntegrityError
+
+Value: TypeAlias = "bool | int | float | bytes | list[Value] | Struct"
+Struct: TypeAlias = "dict[int, Value]"
+
+MAX_DEPTH = 10
+STOP, TRUE, FALSE, BYTE, INT16, INT32, INT64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(13)
+INT_BITS = {INT16: 16, INT32: 32, INT64: 64}
+
+
+class ThriftError(IntegrityError):
+    code = "thrift"
+
+
+class ThriftReader:
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self.position = 0
+
+    def struct(self, depth: int = 0) -> Struct:
+        fields: Struct = {}
+        number = 0
+        while (lead := self._byte()) & 0x0F != STOP:
+            step, kind = lead >> 4, lead & 0x0F
+            number = number + step if step else self._int(16)
+            if number in fields:
+                raise ThriftError(f"Field {number} is given twice.")
+            fields[number] = kind == TRUE if kind in (TRUE, FALSE) else self._value(kind, depth)
+        return fields
+
+    def _value(self, kind: int, depth: int) -> Value:
+        if kind in INT_BITS:
+            return self._int(INT_BITS[kind])
+        if kind == BINARY:
+            return bytes(self._take(self._varint(32)))
+        if depth >= MAX_DEPTH:
+            raise ThriftError(f"Values are nested deeper than {MAX_DEPTH}.")
+        if kind == STRUCT:
+            return self.struct(depth + 1)
+        if kind in (LIST, SET):
+            return self._list(depth + 1)
+        if kind in (TRUE, FALSE, BYTE):  # inside lists a flag is a byte
+            return self._byte()
+        if kind == DOUBLE:
+            return float(struct.unpack("<d", self._take(8))[0])
+        raise ThriftError(f"A value is of the unknown type {kind}.")
+
+    def _list(self, depth: int) -> list[Value]:
+        lead = self._byte()
+        count = lead >> 4 if lead >> 4 < 15 else self._varint(32)
+        if count > len(self._data) - self.position:
+            raise ThriftError("A list is longer than the bytes that hold it.")
+        return [self._value(lead & 0x0F, depth) for _ in range(count)]
+
+    def _int(self, bits: int) -> int:
+        value = self._varint(bits)
+        return (value >> 1) ^ -(value & 1)
+
+    def _varint(self, bits: int) -> int:
+        value = shift = 0
+        while True:
+            part = self._byte()
+            value |= (part & 0x7F) << shift
+            if value >= 1 << bits or shift >= 70:
+                raise ThriftError(f"A number has more than {bits} bits.")
+            if part < 0x80:
+                return value
+            shift += 7
+
+    def _byte(self) -> int:
+        return self._take(1)[0]
+
+    def _take(self, count: int) -> memoryview:
+        if count > len(self._data) - self.position:
+            raise ThriftError("The metadata ends too early.")
+        self.position += count
+        return self._data[self.position - count : self.position]
