@@ -69,8 +69,7 @@ def test_bytes_and_differences_are_those_of_toploc(case: dict[str, object]) -> N
     proof = base64.b64decode(str(case["proof"]))
     assert build_proofs([states]) == [proof]
     [difference] = compare_chunks([proof], [with_noise(seed, states)])
-    if case["noisy"] is not None:
-        assert [difference.exponent_mismatches, difference.mantissa_mean, difference.mantissa_median] == case["noisy"]
+    assert [difference.exponent_mismatches, difference.mantissa_mean, difference.mantissa_median] == case["noisy"]
 
 
 def test_golden_cases_cover_moduli_below_the_prime() -> None:
@@ -154,8 +153,9 @@ def test_states_are_cut_every_32_tokens() -> None:
     assert compare_chunks([], []) == []
 
 
-def test_own_states_do_not_differ() -> None:
-    chunk = random_states(32, 576)
+@pytest.mark.parametrize("case", [case for case in GOLDEN if case["tokens"] == 32], ids=lambda case: case["modulus"])
+def test_own_states_do_not_differ(case: dict[str, int]) -> None:
+    chunk = golden_states(case["seed"], case["tokens"], case["width"])
     assert compare_chunks(build_proofs([chunk]), [chunk]) == [ChunkDifference(0, 0.0, 0.0, 128, False, 0)]
 
 

@@ -200,3 +200,12 @@ def test_no_rows_give_no_tokens() -> None:
     empty = torch.zeros(0, dtype=torch.int64)
     tokens, logprobs = choose_tokens(torch.zeros(0, 4), empty, empty, 1.0)
     assert tokens.shape == logprobs.shape == (0,)
+
+
+def test_inference_mode_and_gradients_do_not_get_in_the_way() -> None:
+    logits, seeds, positions = torch.randn(2, 77, requires_grad=True), torch.arange(2), torch.arange(2)
+    with torch.inference_mode():
+        tokens, _ = choose_tokens(logits, seeds, positions, 1.0)
+    margins, logprobs = token_margins(logits, seeds, positions, tokens.clone(), 1.0)
+    assert margins.eq(0).all()
+    assert not logprobs.requires_grad

@@ -71,6 +71,7 @@ def hash_bits_np(seeds: NDArray[np.uint64], positions: ArrayLike, token_ids: Arr
     return np.asarray((state >> (32 - NOISE_BITS)) + (1 << (NOISE_BITS - 1)), dtype=np.uint32)
 
 
+@torch.no_grad()
 def choose_tokens(logits_RV: Tensor, seeds_R: Tensor, positions_R: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """The winner of each row (ties: the lowest id) and its log_softmax(logits / T), without noise."""
     tokens_R = torch.empty(logits_RV.shape[0], dtype=torch.int64, device=logits_RV.device)
@@ -81,6 +82,7 @@ def choose_tokens(logits_RV: Tensor, seeds_R: Tensor, positions_R: Tensor, tempe
     return tokens_R, logprobs_R
 
 
+@torch.no_grad()
 def token_margins(
     logits_RV: Tensor, seeds_R: Tensor, positions_R: Tensor, tokens_R: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
