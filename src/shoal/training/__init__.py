@@ -4,10 +4,14 @@ from shoal.training.advantages import ADVANTAGES
 from shoal.training.checkpoints import CheckpointError, Checkpoints
 from shoal.training.corrections import CORRECTIONS
 from shoal.training.distributed import World
+from shoal.training.export import ExportError, RunFacts, export_policy, latest_checkpoint
 from shoal.training.losses import LOSSES, TokenBatch, TokenLoss
+from shoal.training.memory import MemoryPlan, ModelShape, model_shape, plan_memory
 from shoal.training.model import UnsupportedModelError
+from shoal.training.replay import ReplayError, recorded_groups, replay
 from shoal.training.reports import StepReport
 from shoal.training.samples import BatchError, Group, Sample
+from shoal.training.trackers import Trackers
 from shoal.training.trainer import DivergedError, Trainer
 
 __all__ = [
@@ -18,12 +22,24 @@ __all__ = [
     "CheckpointError",
     "Checkpoints",
     "DivergedError",
+    "ExportError",
     "Group",
+    "MemoryPlan",
+    "ModelShape",
+    "ReplayError",
+    "RunFacts",
     "Sample",
     "StepReport",
     "TokenBatch",
     "TokenLoss",
+    "Trackers",
     "Trainer",
     "UnsupportedModelError",
     "World",
+    "export_policy",
+    "latest_checkpoint",
+    "model_shape",
+    "plan_memory",
+    "recorded_groups",
+    "replay",
 ]
