@@ -6,18 +6,19 @@ in the same transaction as the change. Uploads are streamed to disk and hashed o
 
 import asyncio
 import contextlib
-import sqlite3
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.exceptions import HTTPException
 
 from shoal import __version__
-from shoal.coordinator import assignments, judging
+from shoal.coordinator import judging
 from shoal.coordinator.context import Context
+from shoal.coordinator.middleware import BodyLimit, ServerTime
 from shoal.coordinator.owner_routes import owner_routes
 from shoal.coordinator.public_routes import public_routes
 from shoal.coordinator.service import Service
@@ -25,7 +26,8 @@ from shoal.coordinator.store import Store, StoreError
 from shoal.coordinator.worker_routes import worker_routes
 from shoal.errors import RefusedError, ShoalError, SignatureError
 from shoal.protocol import api
-from shoal.protocol.signing import TIME_HEADER
+
+log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 1.0
 REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -36,9 +38,12 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 def create_app(store: Store, context: Context, descriptor_bytes: bytes) -> FastAPI:
     service = Service(store, context)
     app = FastAPI(title="Shoal coordinator", version=__version__, lifespan=_lifespan(service), responses=REFUSALS)
-    app.add_middleware(_ServerTime, clock=context.clock)
+    app.add_middleware(BodyLimit)
+    app.add_middleware(ServerTime, clock=context.clock)
     app.add_exception_handler(ShoalError, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_body)
+    app.add_exception_handler(HTTPException, _refuse_request)
+    app.add_exception_handler(Exception, _fail)
     app.include_router(public_routes(service, descriptor_bytes))
     app.include_router(worker_routes(service))
     app.include_router(owner_routes(service))
@@ -58,14 +63,11 @@ def _lifespan(service: Service) -> Callable[[FastAPI], contextlib.AbstractAsyncC
 
 
 async def _sweep_forever(service: Service) -> None:
-    def sweep(connection: sqlite3.Connection) -> bool:
-        swept = assignments.sweep(connection, service.context)
-        released = judging.release_claims(connection, service.context)
-        return judging.advance(connection, service.context) or swept or released
-
     while True:
-        with contextlib.suppress(StoreError):  # reported to every caller; the next sweep tries again
-            await service.maintain(sweep)
+        try:
+            await service.maintain(lambda connection: judging.maintain(connection, service.context))
+        except StoreError as error:
+            log.error("%s", error)  # every caller is told too; the next sweep tries again
         await asyncio.sleep(SWEEP_INTERVAL_S)
 
 
@@ -73,27 +75,26 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ShoalError)
     default = 401 if isinstance(error, SignatureError) else 503 if isinstance(error, StoreError) else 400
     status = error.status if isinstance(error, RefusedError) and error.status else default
-    return JSONResponse({"code": error.code, "message": error.message, "hint": error.hint}, status_code=status)
+    return _refusal(status, error.code, error.message, error.hint)
 
 
 async def _refuse_body(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    message = f"{where}: {first['msg']}"
-    return JSONResponse({"code": "malformed", "message": message, "hint": "See /docs for the API."}, status_code=422)
+    return _refusal(422, "malformed", f"{where[:200]}: {first['msg']}", "See /docs for the API.")
 
 
-class _ServerTime:
-    """Adds the server's time to every answer, so that clients need no clock of their own."""
+async def _refuse_request(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method", 413: "too_large"}.get(error.status_code, "malformed")
+    return _refusal(error.status_code, code, str(error.detail), "See /docs for the API.")
 
-    def __init__(self, app: ASGIApp, clock: Callable[[], float]) -> None:
-        self._app, self._clock = app, clock
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def timed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"].append((TIME_HEADER.encode(), f"{self._clock():.3f}".encode()))
-            await send(message)
+async def _fail(_: Request, error: Exception) -> JSONResponse:
+    return _refusal(500, "internal", f"The coordinator failed: {type(error).__name__}.", "Its log has the details.")
 
-        await self._app(scope, receive, timed)
+
+def _refusal(status: int, code: str, message: str, hint: str) -> JSONResponse:
+    printable = message.encode(errors="replace").decode()  # field names of a caller may be no unicode
+    return JSONResponse({"code": code, "message": printable, "hint": hint}, status_code=status)

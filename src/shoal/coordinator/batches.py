@@ -14,14 +14,13 @@ from shoal.config import TrainingConfig
 
 @dataclass(frozen=True, order=True)
 class GroupView:
-    """An accepted group that no batch holds yet, ordered by its place in the run."""
+    """A useful accepted group that no batch holds yet, ordered by its place in the run."""
 
     step: int
     slot: int
     number: int
     group_id: str
     policy_version: int
-    useful: bool
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class StepView:
 
     step: int
     waiting: Sequence[GroupView]
-    """Accepted groups, also of earlier steps, that are not in a batch."""
+    """Useful groups, also of earlier steps, that are not in a batch."""
     blocking_slots: Sequence[int]
     """Slots of this step on their first lease or in validation."""
     outstanding_groups: int
@@ -45,7 +44,8 @@ class Decision:
 
     batch: tuple[str, ...] | None
     expired: tuple[str, ...]
-    no_signal: tuple[str, ...]
+    useful: int
+    """Groups at hand that are young enough."""
     groups_wanted: int = 0
 
 
@@ -56,23 +56,19 @@ PRIOR_GROUPS = 8
 
 
 def decide(view: StepView, config: TrainingConfig) -> Decision:
-    expired = [group for group in view.waiting if group.policy_version < view.step - config.async_level]
-    young = sorted(group for group in view.waiting if group.policy_version >= view.step - config.async_level)
-    useful = [group for group in young if group.useful]
-    silent = tuple(group.group_id for group in young if not group.useful)
-    expired_ids = tuple(group.group_id for group in expired)
+    oldest = view.step - config.async_level
+    expired = tuple(group.group_id for group in view.waiting if group.policy_version < oldest)
+    useful = sorted(group for group in view.waiting if group.policy_version >= oldest)
 
     barrier = (view.step, min(view.blocking_slots, default=math.inf))
-    ready = [group for group in useful if (group.step, group.slot) < barrier]
+    ready = [group.group_id for group in useful if (group.step, group.slot) < barrier]
     cap = math.ceil(config.oversampling * config.groups_per_step)
-    if len(ready) >= config.groups_per_step:
-        return Decision(tuple(group.group_id for group in ready[: config.groups_per_step]), expired_ids, silent)
-    if view.outstanding_groups == 0 and view.judged_groups >= cap:
-        return Decision(tuple(group.group_id for group in ready), expired_ids, silent)
+    if len(ready) >= config.groups_per_step or (view.outstanding_groups == 0 and view.judged_groups >= cap):
+        return Decision(tuple(ready[: config.groups_per_step]), expired, len(useful))
 
     useful_of_step = sum(group.step == view.step for group in useful)
     share = (PRIOR_GROUPS / 2 + useful_of_step) / (PRIOR_GROUPS + view.judged_groups)
     missing = SLACK * config.groups_per_step - len(useful) - share * view.outstanding_groups
     wanted = math.ceil(missing / share) if missing > 0 else 0
     room = cap - view.judged_groups - view.outstanding_groups
-    return Decision(None, expired_ids, silent, max(0, min(wanted, room)))
+    return Decision(None, expired, len(useful), max(0, min(wanted, room)))

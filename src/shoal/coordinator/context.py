@@ -15,6 +15,9 @@ from shoal.identity import Keypair
 from shoal.protocol import api
 from shoal.protocol.descriptor import RunDescriptor
 
+MAX_RELAYS = 64
+RELAY_MEMORY_S = 600.0
+
 
 @dataclass
 class Presence:
@@ -23,11 +26,21 @@ class Presence:
     tokens_generated: int = 0
     bytes_received: int = 0
 
+    def note(self, body: api.HeartbeatBody) -> None:
+        self.activity = body.activity
+        self.tokens_generated, self.bytes_received = body.tokens_generated, body.bytes_received
+
 
 @dataclass
 class RelayPresence:
     seen_at: float
     body: api.RelayBody
+
+
+@dataclass(frozen=True)
+class Grant:
+    at: float
+    proven: bool
 
 
 @dataclass
@@ -41,6 +54,8 @@ class Context:
     clock: Callable[[], float] = time.time
     presence: dict[str, Presence] = field(default_factory=dict)
     relays: dict[str, RelayPresence] = field(default_factory=dict)
+    grants: dict[str, "Grant"] = field(default_factory=dict)
+    """Who was granted work, the latest last."""
 
     @property
     def slot_tokens(self) -> int:
@@ -56,6 +71,35 @@ class Context:
     def is_present(self, key: str) -> bool:
         presence = self.presence.get(key)
         return presence is not None and self.clock() - presence.seen_at <= self.config.coordinator.gone_after_s
+
+    def granted(self, key: str, proven: bool) -> None:
+        self.grants.pop(key, None)
+        self.grants[key] = Grant(self.clock(), proven)
+
+    def others_work(self, key: str, *, proven: bool) -> bool:
+        """Whether a present (and, if asked, proven) key other than this one was granted work while a lease lasts."""
+        since = self.clock() - self.config.coordinator.lease_s
+        for other, grant in reversed(self.grants.items()):
+            if grant.at < since:
+                return False
+            if other != key and grant.proven >= proven and self.is_present(other):
+                return True
+        return False
+
+    def note_relay(self, key: str, body: api.RelayBody) -> None:
+        """Keeps who announced itself lately; an open list must end somewhere."""
+        now = self.clock()
+        for silent in [known for known, relay in self.relays.items() if now - relay.seen_at > RELAY_MEMORY_S]:
+            del self.relays[silent]
+        if key not in self.relays and len(self.relays) >= MAX_RELAYS:
+            hint = "The list frees a place when a relay falls silent."
+            raise RefusedError("too_many_relays", f"{MAX_RELAYS} relays serve this run.", hint=hint, status=409)
+        self.relays[key] = RelayPresence(now, body)
+
+    def forget(self, key: str) -> None:
+        """A banned key neither works nor is present."""
+        self.presence.pop(key, None)
+        self.grants.pop(key, None)
 
     def file_of(self, submission_id: str) -> Path:
         return self.submissions / f"{submission_id}.parquet"

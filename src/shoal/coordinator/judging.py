@@ -6,24 +6,16 @@ A verdict and all its consequences (credit, trust, ban, withdrawal, the batch th
 import json
 import sqlite3
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from shoal.coordinator import batches, ledger, trust
-from shoal.coordinator.assignments import (
-    current_step,
-    drop_lease,
-    lease_of,
-    newest_version,
-    run_state,
-    save_trust,
-    step_view,
-    trust_record,
-)
+from shoal.coordinator import ledger, trust
+from shoal.coordinator.assignments import drop_lease, lease_of, sweep
 from shoal.coordinator.context import Context
+from shoal.coordinator.steps import advance, current_step, run_state
+from shoal.coordinator.workers import save_trust, trust_record
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes
 from shoal.protocol import api
-from shoal.protocol.assignment import step_secret
 from shoal.protocol.verdicts import Weight, heaviest
 
 
@@ -70,17 +62,26 @@ def release_claims(connection: sqlite3.Connection, context: Context) -> bool:
     ).fetchall()
     for row in lost:
         _try_again(connection, context, row, "no verdict before the claim ran out")
+        connection.execute("UPDATE submissions SET claim_id=NULL WHERE submission_id=?", (row["submission_id"],))
     return bool(lost)
 
 
+def maintain(connection: sqlite3.Connection, context: Context) -> bool:
+    """What time alone brings about; true if somebody who waits should look again."""
+    changes = [sweep(connection, context), release_claims(connection, context), advance(connection, context)]
+    return any(changes)
+
+
 def record_verdict(connection: sqlite3.Connection, context: Context, key: str, body: api.VerdictBody) -> bool:
-    """Applies a verdict once; false if the claim had passed to somebody else."""
+    """Applies a verdict once, and says so again when asked again; false if the claim had run out."""
     context.require_role(key, "validator")
     row = connection.execute("SELECT * FROM submissions WHERE submission_id=?", (body.submission_id,)).fetchone()
     if row is None:
         raise RefusedError("unknown_submission", "There is no such submission.", status=404)
-    if row["state"] != "claimed" or row["claim_id"] != body.claim_id:
-        return bool(row["state"] == "judged" and row["claim_id"] == body.claim_id)
+    if row["claim_id"] != body.claim_id or row["state"] == "void":
+        return False
+    if row["state"] != "claimed":
+        return True
     if body.accepted:
         _accept(connection, context, row, body)
     elif heaviest(list(body.reasons)) in (Weight.FAULT, None):
@@ -121,12 +122,12 @@ def _close(
 
 
 def _accept(connection: sqlite3.Connection, context: Context, row: sqlite3.Row, body: api.VerdictBody) -> None:
-    lease = _close(connection, context, row, body, "resolved")
     worker = connection.execute("SELECT * FROM workers WHERE key=?", (row["worker"],)).fetchone()
     record = trust_record(worker)
-    usable = record.state not in ("quarantined", "banned")
-    for group in body.groups:
-        state = "withheld" if not usable else "accepted" if group.useful else "no_signal"
+    usable = trust.is_usable(record, context.config.trust)
+    # What a quarantined key made is judged but not used: its slot goes to another key.
+    lease = _close(connection, context, row, body, "resolved" if usable else "open")
+    for group in body.groups if usable else []:
         connection.execute(
             "INSERT INTO groups (group_id, submission_id, worker, step, slot, number, policy_version, useful, tokens, rewards,"
             " task_rewards, logprobs_verified, state) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
@@ -143,7 +144,7 @@ def _accept(connection: sqlite3.Connection, context: Context, row: sqlite3.Row, 
                 json.dumps(group.rewards),
                 json.dumps(group.task_rewards),
                 body.logprobs_verified,
-                state,
+                "accepted" if group.useful else "no_signal",
             ),
         )
     save_trust(
@@ -191,25 +192,32 @@ def ban(connection: sqlite3.Connection, context: Context, key: str, reason: str)
     held = worker["credit_held"]
     ledger.append(connection, context.keypair, now, "slash", worker=key, held=-held, slashed=held)
     ledger.append(connection, context.keypair, now, "ban", worker=key, reason=reason)
+    context.forget(key)
     withdraw(connection, key)
 
 
 def withdraw(connection: sqlite3.Connection, key: str) -> None:
+    """Takes back what no batch holds; slots of the current step count as never done, so that others fill the gap."""
     connection.execute("UPDATE groups SET state='withdrawn' WHERE worker=? AND state='accepted'", (key,))
     connection.execute("UPDATE submissions SET state='void' WHERE worker=? AND state IN ('pending','claimed')", (key,))
     for lease in connection.execute(
-        "SELECT * FROM leases WHERE worker=? AND state IN ('leased','submitted')", (key,)
+        "SELECT leases.* FROM leases JOIN slots USING (step, slot) WHERE leases.worker=?"
+        " AND leases.state IN ('leased','submitted') AND slots.lease_id=leases.lease_id"
+        " AND slots.state IN ('leased','submitted')",
+        (key,),
     ).fetchall():
-        slot = connection.execute("SELECT state FROM slots WHERE lease_id=?", (lease["lease_id"],)).fetchone()
-        if slot is not None and slot["state"] in ("leased", "submitted"):
-            drop_lease(connection, lease, "void")
+        drop_lease(connection, lease, "void")
+    step = current_step(connection)
+    connection.execute(
+        "UPDATE slots SET state='void' WHERE step=? AND state='resolved' AND lease_id IN"
+        " (SELECT lease_id FROM leases WHERE step=? AND worker=?)",
+        (step, step, key),
+    )
 
 
 def _try_again(connection: sqlite3.Connection, context: Context, row: sqlite3.Row, why: str) -> None:
     if row["tries"] < context.config.validation.max_tries:
-        connection.execute(
-            "UPDATE submissions SET state='pending', claim_id=NULL WHERE submission_id=?", (row["submission_id"],)
-        )
+        connection.execute("UPDATE submissions SET state='pending' WHERE submission_id=?", (row["submission_id"],))
         return
     connection.execute(
         "UPDATE submissions SET state='set_aside', judged_at=?, verdict=? WHERE submission_id=?",
@@ -219,132 +227,4 @@ def _try_again(connection: sqlite3.Connection, context: Context, row: sqlite3.Ro
     drop_lease(connection, lease, "set_aside")
     ledger.append(
         connection, context.keypair, context.clock(), "set_aside", submission=row["submission_id"], why=why[:500]
-    )
-
-
-def advance(connection: sqlite3.Connection, context: Context) -> bool:
-    """Forms the batch of the current step if it is complete; expires groups that no batch may hold any more."""
-    step = current_step(connection)
-    if step >= context.config.run.steps:
-        return False
-    view = step_view(connection, context, step)
-    decision = batches.decide(view, context.config.training)
-    _mark(connection, decision.expired, "expired")
-    if decision.batch is None:
-        return False
-    for position, group_id in enumerate(decision.batch):
-        connection.execute(
-            "UPDATE groups SET state='consumed', batch_step=?, position=? WHERE group_id=?", (step, position, group_id)
-        )
-    dropped = _dropped_counts(connection, step, len(decision.expired))
-    now = context.clock()
-    connection.execute(
-        "INSERT INTO batches VALUES (?,?,?,?,?)",
-        (step, now, len(decision.batch), view.judged_groups, json.dumps(dropped)),
-    )
-    connection.execute("UPDATE slots SET state='closed' WHERE step=? AND state='open'", (step,))
-    ledger.append(
-        connection,
-        context.keypair,
-        now,
-        "batch",
-        step=step,
-        groups=list(decision.batch),
-        step_secret=step_secret(context.secret, step).hex(),
-    )
-    return True
-
-
-def _mark(connection: sqlite3.Connection, group_ids: Sequence[str], state: str) -> None:
-    connection.executemany("UPDATE groups SET state=? WHERE group_id=?", [(state, group_id) for group_id in group_ids])
-
-
-def _dropped_counts(connection: sqlite3.Connection, step: int, expired: int) -> dict[str, int]:
-    rows = connection.execute(
-        "SELECT state, COUNT(*) AS n FROM groups WHERE step=? AND state NOT IN ('consumed') GROUP BY state", (step,)
-    )
-    names = {"accepted": "carried_over"}
-    counts = {names.get(row["state"], row["state"]): int(row["n"]) for row in rows}
-    if expired:
-        counts["expired"] = expired
-    return counts
-
-
-def batch_record(connection: sqlite3.Connection, context: Context, step: int) -> api.BatchAnswer:
-    row = connection.execute("SELECT * FROM batches WHERE step=?", (step,)).fetchone()
-    if row is None:
-        return api.BatchAnswer(waiting_for=_missing(connection, context, step))
-    groups = connection.execute(
-        "SELECT groups.*, submissions.digest AS digest FROM groups JOIN submissions USING (submission_id)"
-        " WHERE batch_step=? ORDER BY position",
-        (step,),
-    )
-    record = api.BatchRecord(
-        step=step,
-        groups=[
-            api.BatchGroup(
-                group_id=group["group_id"],
-                submission_id=group["submission_id"],
-                digest=group["digest"],
-                group=group["number"],
-                policy_version=group["policy_version"],
-                rewards=json.loads(group["rewards"]),
-                task_rewards=json.loads(group["task_rewards"]),
-                logprobs_verified=bool(group["logprobs_verified"]),
-            )
-            for group in groups
-        ],
-        dropped=json.loads(row["dropped"]),
-        generated_groups=row["generated"],
-        formed_at=row["formed_at"],
-    )
-    return api.BatchAnswer(batch=record)
-
-
-def _missing(connection: sqlite3.Connection, context: Context, step: int) -> str:
-    view = step_view(connection, context, step)
-    useful = sum(group.useful for group in view.waiting)
-    workers = sum(
-        context.is_present(row["key"]) for row in connection.execute("SELECT key FROM workers WHERE state!='banned'")
-    )
-    return (
-        f"{useful} of {context.config.training.groups_per_step} useful groups of step {step}"
-        f" ({view.outstanding_groups} on their way, {workers} workers present)"
-    )
-
-
-def publish(connection: sqlite3.Connection, context: Context, key: str, body: api.VersionBody) -> str:
-    """Records a version once; a number never gets other bytes. Returns the ledger head that the signed head must carry."""
-    context.require_role(key, "trainer")
-    known = connection.execute("SELECT * FROM versions WHERE version=?", (body.version,)).fetchone()
-    if known is not None:
-        if known["weights_digest"] != body.weights_digest:
-            raise RefusedError(
-                "version_conflict", f"Version {body.version} was published with other weights.", status=409
-            )
-        return ledger.head(connection)[1]
-    expected = newest_version(connection) + 1
-    if body.version != expected or body.version > current_step(connection):
-        raise RefusedError("version_order", f"Version {expected} is the next one, not {body.version}.", status=409)
-    now = context.clock()
-    connection.execute(
-        "INSERT INTO versions VALUES (?,?,?,?,?,?)",
-        (body.version, body.manifest_digest, body.weights_digest, body.bytes_total, now, json.dumps(body.report)),
-    )
-    return ledger.append(
-        connection,
-        context.keypair,
-        now,
-        "version",
-        version=body.version,
-        manifest=body.manifest_digest,
-        weights=body.weights_digest,
-    )
-
-
-def record_evaluation(connection: sqlite3.Connection, context: Context, key: str, body: api.EvaluationBody) -> None:
-    context.require_role(key, "evaluator")
-    connection.execute(
-        "INSERT INTO evaluations VALUES (?,?,?) ON CONFLICT (version) DO NOTHING",
-        (body.version, context.clock(), body.model_dump_json()),
     )

@@ -1,8 +1,9 @@
 """Who may work on what: pure rules for leases.
 
 The lease names the policy version, so nobody picks an old policy: it is the newest one that the worker holds inside the
-asynchrony window. A dropped slot goes, unchanged, to a different key. No key fills more than its share of a step while others
-work, and neither do all keys on probation together while proven ones work.
+asynchrony window. A dropped slot goes, unchanged, to a different key, and who drops many gets no more: nobody shops for easy
+slots. No key fills more than its share of a step while others work, and neither do all keys on probation together while proven
+ones work. *Work* means: was granted a lease lately. A key that only shows life could otherwise stall the swarm.
 """
 
 import math
@@ -14,6 +15,8 @@ from shoal.config import TrustConfig
 SHORTEST_LEASE_S = 10.0
 LEASE_MARGIN = 4.0
 """A lease lasts this many times the expected work: a laptop that is also used for something else still makes it."""
+DROPS_PER_STEP = 4
+"""Two outages with two leases each are bad luck."""
 
 
 def leased_version(held: Sequence[int], published: Sequence[int], step: int, async_level: int) -> int | None:
@@ -37,16 +40,19 @@ class StepLoad:
     """How the slots of the current step are spread over keys."""
 
     slots_of_key: int
+    drops_of_key: int
     slots_of_probation: int
     slots_planned: int
-    other_keys: int
-    proven_keys: int
+    others_work: bool
+    proven_work: bool
 
 
 def may_lease(load: StepLoad, on_probation: bool, trust: TrustConfig) -> bool:
-    if load.other_keys and load.slots_of_key >= _share(trust.key_share, load.slots_planned):
+    if load.others_work and (
+        load.drops_of_key >= DROPS_PER_STEP or load.slots_of_key >= _share(trust.key_share, load.slots_planned)
+    ):
         return False
-    if not on_probation or not load.proven_keys:
+    if not on_probation or not load.proven_work:
         return True
     return load.slots_of_probation < _share(trust.probation_share, load.slots_planned)
 

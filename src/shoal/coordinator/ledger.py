@@ -6,8 +6,8 @@ rewriting show; the head also stands in every signed head.json, so the coordinat
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 
 from shoal.errors import IntegrityError, SignatureError
 from shoal.files import digest_bytes
@@ -32,9 +32,12 @@ class Entry:
     signature: str
 
 
+ENTRY_TYPES: list[type] = [int, float, str, str, str, str, str]
+
+
 def append(connection: sqlite3.Connection, keypair: Keypair, at: float, kind: str, **body: object) -> str:
     """Adds one entry inside the caller's transaction; returns the new head."""
-    count, previous = head(connection)
+    (count, previous), at = head(connection), float(at)  # the chain hashes what the store will give back
     text = json.dumps(body, separators=(",", ":"))
     entry_hash = _entry_hash(count, at, kind, text, previous)
     connection.execute(
@@ -50,19 +53,24 @@ def head(connection: sqlite3.Connection) -> tuple[int, str]:
     return (row["seq"] + 1, row["hash"]) if row else (0, GENESIS)
 
 
-def export(connection: sqlite3.Connection, keypair: Keypair, run_id: str) -> Iterator[bytes]:
-    """One JSON line per entry, then the signed seal."""
-    count, last = head(connection)
-    rows = connection.execute("SELECT * FROM ledger WHERE seq < ? ORDER BY seq", (count,))
-    for row in rows:
-        yield json.dumps(dict(row)).encode() + b"\n"
-    seal = json.dumps({"run_id": run_id, "count": count, "head": last})
-    yield Envelope.seal(SEAL_KIND, seal, keypair).to_bytes() + b"\n"
+def page(connection: sqlite3.Connection, start: int, stop: int) -> list[bytes]:
+    """The lines of entries start … stop−1. Entries never change, so an export may be read page by page."""
+    rows = connection.execute("SELECT * FROM ledger WHERE seq >= ? AND seq < ? ORDER BY seq", (start, stop))
+    return [_line(Entry(**row)) for row in rows]
+
+
+def seal(keypair: Keypair, run_id: str, count: int, last: str) -> bytes:
+    payload = json.dumps({"run_id": run_id, "count": count, "head": last})
+    return Envelope.seal(SEAL_KIND, payload, keypair).to_bytes() + b"\n"
+
+
+def _line(entry: Entry) -> bytes:
+    return json.dumps(asdict(entry)).encode() + b"\n"
 
 
 def verify_export(lines: Iterable[bytes], coordinator_key: str) -> tuple[list[Entry], str]:
     """Every entry and the run id, or LedgerError that names the first line which does not hold."""
-    numbered = [line for line in lines if line.strip()]
+    numbered = [line.removesuffix(b"\n") + b"\n" for line in lines if line]
     if not numbered:
         raise LedgerError("The ledger export is empty.")
     entries: list[Entry] = []
@@ -100,17 +108,24 @@ def _entry_hash(seq: int, at: float, kind: str, body: str, previous: str) -> str
 
 
 def _parse_entry(number: int, line: bytes) -> Entry:
+    """An entry in the one spelling that an export uses, so that no byte of it can change unseen."""
     try:
-        return Entry(**json.loads(line))
-    except (ValueError, TypeError):
+        entry = Entry(**json.loads(line))
+    except (ValueError, TypeError, RecursionError):
         raise LedgerError(f"Line {number + 1} is not a ledger entry.") from None
+    if [type(value) for value in asdict(entry).values()] != ENTRY_TYPES or _line(entry) != line:
+        raise LedgerError(f"Line {number + 1} is not a ledger entry.")
+    return entry
 
 
 def _check_seal(line: bytes, coordinator_key: str, count: int, last: str) -> str:
     try:
-        seal = json.loads(Envelope.from_bytes(line).open(SEAL_KIND, coordinator_key))
+        envelope = Envelope.from_bytes(line)
+        sealed = json.loads(envelope.open(SEAL_KIND, coordinator_key))
     except (IntegrityError, SignatureError):
         raise LedgerError("The export does not end with the coordinator's seal: it is truncated or forged.") from None
-    if (seal["count"], seal["head"]) != (count, last):
-        raise LedgerError(f"The seal speaks of {seal['count']} entries, the export has {count}.")
-    return str(seal["run_id"])
+    if envelope.to_bytes() + b"\n" != line:
+        raise LedgerError("The seal was rewritten.")
+    if (sealed["count"], sealed["head"]) != (count, last):
+        raise LedgerError(f"The seal speaks of {sealed['count']} entries, the export has {count}.")
+    return str(sealed["run_id"])

@@ -1,33 +1,35 @@
 """Routes of the owner's roles: validators claim and judge, the trainer takes batches and publishes, the evaluator reports."""
 
 import asyncio
+import re
 import sqlite3
-from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import FileResponse
 
-from shoal.coordinator import assignments, judging
+from shoal.coordinator import judging, steps
 from shoal.coordinator.service import Service, Signed, until_changed
 from shoal.errors import RefusedError
 from shoal.protocol import api
 
 LONGEST_WAIT_S = 30.0
+SUBMISSION_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def owner_routes(service: Service) -> APIRouter:
     router, context = APIRouter(), service.context
     Caller = Annotated[Signed, Depends(service.caller)]
+    Step = Annotated[int, Path(ge=0, le=1 << 53)]
+    Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)]
 
     @router.get("/v1/submissions/{submission_id}/file")
     async def submission_file(submission_id: str, caller: Caller) -> FileResponse:
         if caller.key not in context.role_keys:
             raise RefusedError("role", "Rollouts are for the owner's roles.", status=403)
-        path = context.file_of(submission_id) if submission_id.isalnum() else Path("/nonexistent")
-        if not path.exists():
+        if not SUBMISSION_ID.fullmatch(submission_id) or not context.file_of(submission_id).exists():
             raise RefusedError("unknown_submission", "There is no such submission.", status=404)
-        return FileResponse(path, media_type="application/vnd.apache.parquet")
+        return FileResponse(context.file_of(submission_id), media_type="application/vnd.apache.parquet")
 
     @router.post("/v1/claims")
     async def claim(body: api.ClaimBody, caller: Caller) -> api.ClaimAnswer:
@@ -45,32 +47,36 @@ def owner_routes(service: Service) -> APIRouter:
     @router.post("/v1/verdicts")
     async def verdict(body: api.VerdictBody, caller: Caller) -> api.VerdictAnswer:
         recorded = await service.write(
-            caller, lambda connection: judging.record_verdict(connection, context, caller.key, body)
+            caller, lambda connection: judging.record_verdict(connection, context, caller.key, body), rings=True
         )
         return api.VerdictAnswer(recorded=recorded)
 
     @router.get("/v1/batches/{step}")
-    async def batch(step: int, wait_s: float = 0.0) -> api.BatchAnswer:
+    async def batch(step: Step, wait_s: Wait = 0.0) -> api.BatchAnswer:
         clock = asyncio.get_running_loop().time
-        deadline = clock() + min(wait_s, LONGEST_WAIT_S)
+        deadline = clock() + wait_s
         while True:
             ticket = service.bell.ticket()
-            answer = await service.read(lambda connection: judging.batch_record(connection, context, step))
-            if answer.batch is not None or (left_s := deadline - clock()) <= 0:
-                return answer
+            record = await service.read(lambda connection: steps.batch_record(connection, step))
+            if record is not None:
+                return api.BatchAnswer(batch=record)
+            if (left_s := deadline - clock()) <= 0:
+                break
             await until_changed(ticket, left_s)
+        waiting_for = await service.read(lambda connection: steps.missing(connection, context, step))
+        return api.BatchAnswer(waiting_for=waiting_for)
 
     @router.post("/v1/versions")
     async def publish(body: api.VersionBody, caller: Caller) -> api.VersionAnswer:
         def operation(connection: sqlite3.Connection) -> api.VersionAnswer:
-            head = judging.publish(connection, context, caller.key, body)
-            return api.VersionAnswer(ledger_head=head, run_state=assignments.run_state(connection, context))
+            head = steps.publish(connection, context, caller.key, body)
+            return api.VersionAnswer(ledger_head=head, run_state=steps.run_state(connection, context))
 
         return await service.write(caller, operation)
 
     @router.post("/v1/evaluations")
     async def evaluation(body: api.EvaluationBody, caller: Caller) -> api.EvaluationAnswer:
-        await service.write(caller, lambda connection: judging.record_evaluation(connection, context, caller.key, body))
+        await service.write(caller, lambda connection: steps.record_evaluation(connection, context, caller.key, body))
         return api.EvaluationAnswer(recorded=True)
 
     return router

@@ -1,6 +1,7 @@
 """Routes that anyone may read: descriptor, status, history, ledger."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from functools import partial
 
 from fastapi import APIRouter
 from fastapi.responses import Response, StreamingResponse
@@ -8,6 +9,8 @@ from fastapi.responses import Response, StreamingResponse
 from shoal.coordinator import ledger, views
 from shoal.coordinator.service import Service
 from shoal.protocol import api
+
+PAGE_ENTRIES = 512
 
 
 def public_routes(service: Service, descriptor_bytes: bytes) -> APIRouter:
@@ -27,14 +30,16 @@ def public_routes(service: Service, descriptor_bytes: bytes) -> APIRouter:
 
     @router.get("/v1/ledger")
     async def export_ledger() -> StreamingResponse:
-        lines = await service.read(
-            lambda connection: list(ledger.export(connection, context.keypair, context.descriptor.run_id))
-        )
-        return StreamingResponse(_chunks(lines), media_type="application/jsonl")
+        return StreamingResponse(_export(service), media_type="application/jsonl")
 
     return router
 
 
-def _chunks(lines: list[bytes]) -> Iterator[bytes]:
-    for start in range(0, len(lines), 256):
-        yield b"".join(lines[start : start + 256])
+async def _export(service: Service) -> AsyncIterator[bytes]:
+    """Page by page, so that a long ledger neither fills the memory nor holds up other readers."""
+    context = service.context
+    count, head = await service.read(ledger.head)
+    for start in range(0, count, PAGE_ENTRIES):
+        stop = min(start + PAGE_ENTRIES, count)
+        yield b"".join(await service.read(partial(ledger.page, start=start, stop=stop)))
+    yield ledger.seal(context.keypair, context.descriptor.run_id, count, head)

@@ -12,7 +12,6 @@ from shoal.coordinator.app import create_app
 from shoal.coordinator.context import Context, Presence
 from shoal.coordinator.store import Store
 from shoal.errors import ConfigError, ShoalError
-from shoal.files import TEMPORARY_PREFIX
 from shoal.rundir import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -26,7 +25,7 @@ def run_coordinator(directory: RunDirectory, *, on_ready: Callable[[str], None] 
     context = build_context(directory)
     listener = bind(context.config.coordinator.host, context.config.coordinator.port, "coordinator.port")
     store = Store(directory.store)
-    store.write(lambda connection: _begin(connection, context))
+    store.write(lambda connection: begin(connection, context))
     collect_leftovers(store, context)
     log.info("expected-loss rule: %s", loss_rule(context))
     app = create_app(store, context, directory.descriptor_file.read_bytes())
@@ -80,7 +79,7 @@ def bind(host: str, port: int, setting: str) -> socket.socket:
     return listener
 
 
-def _begin(connection: sqlite3.Connection, context: Context) -> None:
+def begin(connection: sqlite3.Connection, context: Context) -> None:
     """First start: the ledger begins. Any start: everybody who was known counts as just seen."""
     now = context.clock()
     if connection.execute("SELECT 1 FROM meta WHERE name='started_at'").fetchone() is None:
@@ -104,5 +103,5 @@ def collect_leftovers(store: Store, context: Context) -> None:
         lambda connection: {row[0] for row in connection.execute("SELECT submission_id FROM submissions")}
     )
     for path in context.submissions.iterdir():
-        if path.name.startswith(TEMPORARY_PREFIX) or path.stem not in known:
+        if path.stem not in known:
             path.unlink()

@@ -1,11 +1,10 @@
-"""How an HTTP request becomes an operation on the store: authentication, nonces, bounded bodies, waiting for changes."""
+"""How an HTTP request becomes an operation on the store: authentication, nonces, uploads, waiting for changes."""
 
 import asyncio
 import contextlib
 import os
 import sqlite3
-import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -16,11 +15,10 @@ from fastapi import Request
 from shoal.coordinator.context import Context
 from shoal.coordinator.store import Store
 from shoal.errors import RefusedError
-from shoal.files import TEMPORARY_PREFIX, digest_bytes
+from shoal.files import digest_bytes
 from shoal.protocol.signing import RequestStamp, check_stamp
 
 Result = TypeVar("Result")
-MAX_JSON_BYTES = 4 << 20
 
 
 class Bell:
@@ -47,6 +45,7 @@ class Signed:
     """Who asks; `spend` uses the request's nonce up inside the operation's transaction."""
 
     key: str
+    at: float
     nonce: str
     expires_at: float
 
@@ -63,13 +62,18 @@ class Service:
     def __init__(self, store: Store, context: Context) -> None:
         self.store, self.context, self.bell = store, context, Bell()
 
-    async def write(self, signed: Signed, operation: Callable[[sqlite3.Connection], Result]) -> Result:
+    async def write(
+        self, signed: Signed, operation: Callable[[sqlite3.Connection], Result], *, rings: bool = False
+    ) -> Result:
+        """Runs a state change once; rings if it may be what a validator or the trainer waits for."""
+
         def work(connection: sqlite3.Connection) -> Result:
             signed.spend(connection)
             return operation(connection)
 
         result = await asyncio.wrap_future(self.store.submit(work))
-        self.bell.ring()
+        if rings:
+            self.bell.ring()
         return result
 
     async def maintain(self, operation: Callable[[sqlite3.Connection], bool]) -> None:
@@ -85,54 +89,41 @@ class Service:
 
     async def caller(self, request: Request) -> Signed:
         """Who signed this request; a dependency of every route that changes state."""
-        return self.authenticate(request, digest_bytes(await bounded_body(request, MAX_JSON_BYTES)))
+        return self.authenticate(request, digest_bytes(await request.body()))
 
     def authenticate(self, request: Request, body_digest: str) -> Signed:
         stamp = RequestStamp.from_headers(request.headers)
-        window_s, now = self.context.config.coordinator.clock_window_s, self.context.clock()
-        if abs(float(stamp.time) - now) > window_s:
-            hint = "The answer carries the server's time; sign again with it."
-            raise RefusedError("clock", "The request's time is too far from the server's.", hint=hint, status=401)
+        window_s = self.context.config.coordinator.clock_window_s
+        self.check_clock(float(stamp.time), window_s)
         descriptor = self.context.descriptor
         check_stamp(
             stamp,
             descriptor.run_id,
             descriptor.coordinator_key,
             request.method,
-            request.url.path,
-            request.url.query,
+            request.scope["path"],  # not request.url, which is pieced together with the Host header
+            request.scope["query_string"].decode("latin-1"),
             body_digest,
         )
-        return Signed(stamp.key, stamp.nonce, now + 2 * window_s)
+        return Signed(stamp.key, float(stamp.time), stamp.nonce, self.context.clock() + 2 * window_s)
+
+    def check_clock(self, at: float, window_s: float) -> None:
+        if abs(at - self.context.clock()) > window_s:
+            hint = "The answer carries the server's time; sign again with it."
+            raise RefusedError("clock", "The request's time is too far from the server's.", hint=hint, status=401)
 
 
-async def bounded_body(request: Request, limit: int) -> bytes:
-    _check_length(request, limit)
-    body = await request.body()
-    if len(body) > limit:
-        raise RefusedError("too_large", f"The body is larger than {limit} bytes.", status=413)
-    return body
-
-
-def _check_length(request: Request, limit: int) -> None:
-    length = request.headers.get("content-length", "0")
-    if not length.isdigit() or int(length) > limit:
-        raise RefusedError("too_large", f"The body is larger than {limit} bytes.", status=413)
-
-
-async def stream_to_disk(request: Request, directory: Path, limit: int) -> tuple[Path, str, int]:
-    _check_length(request, limit)
-    path, hasher, size_bytes = directory / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}", blake3(), 0
+async def stream_to_disk(request: Request, path: Path, limit: int) -> tuple[str, int]:
+    """Digest and size of the body, which is safely on disk; no file if anything went wrong."""
+    hasher, size_bytes = blake3(), 0
     try:
         with path.open("wb") as file:
-            async for chunk in request.stream():
+            async for chunk in bounded_stream(request, limit):
                 size_bytes += len(chunk)
-                if size_bytes > limit:
-                    raise RefusedError("too_large", f"The upload is larger than {limit} bytes.", status=413)
                 hasher.update(chunk)
                 file.write(chunk)
             file.flush()
-            os.fsync(file.fileno())
+            await asyncio.to_thread(os.fsync, file.fileno())
     except OSError as error:
         path.unlink(missing_ok=True)
         hint = "The owner must free disk space; your work can be uploaded again."
@@ -142,4 +133,13 @@ async def stream_to_disk(request: Request, directory: Path, limit: int) -> tuple
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    return path, hasher.hexdigest(), size_bytes
+    return hasher.hexdigest(), size_bytes
+
+
+async def bounded_stream(request: Request, limit: int) -> AsyncIterator[bytes]:
+    size_bytes = 0
+    async for chunk in request.stream():
+        size_bytes += len(chunk)
+        if size_bytes > limit:
+            raise RefusedError("too_large", f"The upload is larger than {limit} bytes.", status=413)
+        yield chunk

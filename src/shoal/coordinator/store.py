@@ -2,9 +2,10 @@
 
 `write(work)` runs a function on the writer's connection inside a transaction and returns when it is on disk. Waiting writes
 share one commit, each inside its own savepoint, so that a refused one leaves no trace and a busy coordinator syncs once per
-few milliseconds, not once per request. `read(work)` sees committed state only.
+few milliseconds, not once per request. `read(work)` sees one committed state, whatever is written meanwhile.
 """
 
+import contextlib
 import queue
 import sqlite3
 import threading
@@ -29,6 +30,7 @@ CREATE TABLE workers (
   clean_audits INTEGER NOT NULL DEFAULT 0, anomalies INTEGER NOT NULL DEFAULT 0,
   accepted INTEGER NOT NULL DEFAULT 0, rejected INTEGER NOT NULL DEFAULT 0,
   credit_held INTEGER NOT NULL DEFAULT 0, credit_released INTEGER NOT NULL DEFAULT 0, banned_at REAL);
+CREATE INDEX workers_by_state ON workers (state, key);
 CREATE TABLE nonces (key TEXT NOT NULL, nonce TEXT NOT NULL, expires_at REAL NOT NULL, PRIMARY KEY (key, nonce)) WITHOUT ROWID;
 CREATE INDEX nonces_by_expiry ON nonces (expires_at);
 CREATE TABLE slots (
@@ -59,7 +61,7 @@ CREATE INDEX groups_by_batch ON groups (batch_step, position);
 CREATE INDEX groups_by_submission ON groups (submission_id);
 CREATE TABLE batches (
   step INTEGER PRIMARY KEY, formed_at REAL NOT NULL, groups INTEGER NOT NULL, generated INTEGER NOT NULL,
-  dropped TEXT NOT NULL);
+  dropped TEXT NOT NULL, ages TEXT NOT NULL);
 CREATE TABLE versions (
   version INTEGER PRIMARY KEY, manifest_digest TEXT NOT NULL, weights_digest TEXT NOT NULL, bytes_total INTEGER NOT NULL,
   published_at REAL NOT NULL, report TEXT NOT NULL);
@@ -78,6 +80,7 @@ class Store:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
+        self._closed = False
         self._queue: queue.SimpleQueue[tuple[Work[object], Future[object]] | None] = queue.SimpleQueue()
         self._reader_lock = threading.Lock()
         self._reader = self._connect()
@@ -87,6 +90,8 @@ class Store:
 
     def submit(self, work: Work[Result]) -> "Future[Result]":
         future: Future[Result] = Future()
+        if self._closed:
+            raise StoreError("The store is closed.", hint="The coordinator is stopping; try again.")
         self._queue.put((work, future))  # type: ignore[arg-type]  # the pair agrees on Result
         return future
 
@@ -95,9 +100,17 @@ class Store:
 
     def read(self, work: Work[Result]) -> Result:
         with self._reader_lock:
-            return work(self._reader)
+            try:
+                self._reader.execute("BEGIN")
+                try:
+                    return work(self._reader)
+                finally:
+                    self._reader.execute("ROLLBACK")
+            except sqlite3.OperationalError as error:
+                raise StoreError(f"The store cannot be read: {error}.", hint="Check the disk.") from None
 
     def close(self) -> None:
+        self._closed = True
         self._queue.put(None)
         self._thread.join()
         with self._reader_lock:
@@ -129,19 +142,20 @@ class Store:
 
 
 def _commit_group(connection: sqlite3.Connection, group: list[tuple[Work[object], "Future[object]"]]) -> None:
+    # From here on nobody can cancel: a caller that went away must not break the writer that answers it.
+    running = [(work, future) for work, future in group if future.set_running_or_notify_cancel()]
     outcomes: list[tuple[Future[object], object, BaseException | None]] = []
     try:
         connection.execute("BEGIN IMMEDIATE")
-        for work, future in group:
+        for work, future in running:
             outcomes.append((future, *_run_in_savepoint(connection, work)))
         connection.execute("COMMIT")
-    except sqlite3.Error as error:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
+    except Exception as error:
+        _roll_back(connection)
         failure = StoreError(
             f"The store cannot be written: {error}.", hint="Check the disk; nothing of this request was kept."
         )
-        for _, future in group:
+        for _, future in running:
             future.set_exception(failure)
         return
     for future, result, problem in outcomes:
@@ -149,6 +163,11 @@ def _commit_group(connection: sqlite3.Connection, group: list[tuple[Work[object]
             future.set_result(result)
         else:
             future.set_exception(problem)
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    with contextlib.suppress(sqlite3.Error):  # on a broken disk SQLite may have rolled back by itself
+        connection.execute("ROLLBACK")
 
 
 def _run_in_savepoint(connection: sqlite3.Connection, work: Work[object]) -> tuple[object, BaseException | None]:

@@ -41,7 +41,7 @@ def after(record: TrustRecord, event: TrustEvent, config: TrustConfig) -> TrustR
     if event == "silent":
         return replace(record, state="gone")
     if event == "returned" and record.state == "gone":
-        return replace(record, state=_earned_state(record, config))
+        return replace(record, state=earned_state(record, config))
     return record
 
 
@@ -49,19 +49,26 @@ def _after_clean_audit(record: TrustRecord, config: TrustConfig) -> TrustRecord:
     record = replace(record, clean_audits=record.clean_audits + 1)
     if record.clean_audits < config.probation_audits or record.state == "gone":
         return record
-    if record.state in ("suspect", "quarantined"):
-        # A clean run of full length forgives one anomaly at a time.
-        left = record.anomalies - 1
-        return TrustRecord(record.state, 0, left) if left else TrustRecord("active", record.clean_audits, 0)
-    return replace(record, state="active")
+    # A clean run of full length forgives one anomaly at a time.
+    left = max(record.anomalies - 1, 0)
+    record = replace(record, anomalies=left, clean_audits=0 if left else record.clean_audits)
+    return replace(record, state=earned_state(record, config))
 
 
-def _earned_state(record: TrustRecord, config: TrustConfig) -> WorkerState:
+def earned_state(record: TrustRecord, config: TrustConfig) -> WorkerState:
+    """What the record is worth, whether its key is present or gone: silence neither helps nor harms."""
+    if record.state == "banned":
+        return "banned"
     if record.anomalies >= ANOMALIES_TO_QUARANTINE:
         return "quarantined"
     if record.anomalies:
         return "suspect"
     return "active" if record.clean_audits >= config.probation_audits else "probation"
+
+
+def is_usable(record: TrustRecord, config: TrustConfig) -> bool:
+    """Whether accepted work enters batches and earns credit."""
+    return earned_state(record, config) not in ("quarantined", "banned")
 
 
 def audit_rate(record: TrustRecord, config: TrustConfig) -> float:

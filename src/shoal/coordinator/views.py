@@ -2,10 +2,12 @@
 
 import json
 import sqlite3
+from collections import Counter
 
 from shoal.coordinator import batches, ledger, trust
-from shoal.coordinator.assignments import current_step, newest_version, run_state, step_view, trust_record
 from shoal.coordinator.context import Context
+from shoal.coordinator.steps import current_step, newest_version, run_state, step_view
+from shoal.coordinator.workers import trust_record
 from shoal.protocol import api
 
 RECENT_VERDICTS = 12
@@ -45,7 +47,7 @@ def relay_views(context: Context) -> list[api.RelayView]:
             bytes_received=relay.body.bytes_received,
             last_seen_s=round(context.clock() - relay.seen_at, 1),
         )
-        for key, relay in context.relays.items()
+        for key, relay in list(context.relays.items())  # the loop's thread adds to it
     ]
 
 
@@ -57,8 +59,10 @@ def live_relay_urls(context: Context) -> list[str]:
 def status(connection: sqlite3.Connection, context: Context) -> api.StatusView:
     step = current_step(connection)
     begun = started_at(connection)
-    view = step_view(connection, context, step)
-    counts = connection.execute("SELECT state, COUNT(*) AS n FROM submissions GROUP BY state")
+    decision = batches.decide(step_view(connection, context, step), context.config.training)
+    counts = connection.execute(
+        "SELECT state, COUNT(*) AS n FROM submissions WHERE state IN ('pending','claimed','set_aside','void') GROUP BY state"
+    )
     by_state = {row["state"]: row["n"] for row in counts}
     workers = connection.execute("SELECT * FROM workers ORDER BY registered_at").fetchall()
     entries, head = ledger.head(connection)
@@ -70,9 +74,9 @@ def status(connection: sqlite3.Connection, context: Context) -> api.StatusView:
         steps=context.config.run.steps,
         async_level=context.config.training.async_level,
         newest_version=newest_version(connection),
-        useful_groups=sum(group.useful for group in view.waiting),
+        useful_groups=decision.useful,
         groups_needed=context.config.training.groups_per_step,
-        slots_open=batches.decide(view, context.config.training).groups_wanted,
+        slots_open=-(-decision.groups_wanted // context.descriptor.rollouts.tasks_per_slot),
         submissions_pending=by_state.get("pending", 0) + by_state.get("claimed", 0),
         workers=[worker_view(connection, context, row) for row in workers],
         relays=relay_views(context),
@@ -114,10 +118,14 @@ def _recent_verdicts(connection: sqlite3.Connection, begun: float) -> list[api.V
 
 
 def age_histogram(connection: sqlite3.Connection) -> dict[int, int]:
-    rows = connection.execute(
-        "SELECT batch_step - policy_version AS age, COUNT(*) AS n FROM groups WHERE state='consumed' GROUP BY age ORDER BY age"
-    )
-    return {int(row["age"]): int(row["n"]) for row in rows}
+    ages: Counter[int] = Counter()
+    for row in connection.execute("SELECT ages FROM batches"):
+        ages.update(_ages(row))
+    return dict(sorted(ages.items()))
+
+
+def _ages(batch: sqlite3.Row) -> dict[int, int]:
+    return {int(age): count for age, count in json.loads(batch["ages"]).items()}
 
 
 def history(connection: sqlite3.Connection, context: Context) -> api.HistoryView:
@@ -145,18 +153,14 @@ def history(connection: sqlite3.Connection, context: Context) -> api.HistoryView
 
 
 def _batches(connection: sqlite3.Connection, begun: float) -> list[dict[str, float | int]]:
-    rows = connection.execute(
-        "SELECT batches.*, MAX(batches.step - groups.policy_version) AS oldest FROM batches"
-        " LEFT JOIN groups ON groups.batch_step = batches.step GROUP BY batches.step ORDER BY batches.step"
-    )
     return [
         {
             "step": row["step"],
             "formed_s": row["formed_at"] - begun,
             "groups": row["groups"],
             "generated_groups": row["generated"],
-            "max_age": row["oldest"] or 0,
+            "max_age": max(_ages(row), default=0),
             **{f"dropped_{reason}": count for reason, count in json.loads(row["dropped"]).items()},
         }
-        for row in rows
+        for row in connection.execute("SELECT * FROM batches ORDER BY step")
     ]

@@ -1,6 +1,5 @@
 """Routes of workers and relays: register, show life, lease, give back, submit."""
 
-import os
 import sqlite3
 import uuid
 from typing import Annotated
@@ -8,11 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from shoal.coordinator import assignments, views
-from shoal.coordinator.context import RelayPresence
-from shoal.coordinator.service import Service, Signed, stream_to_disk
+from shoal.coordinator import assignments, steps, views, workers
+from shoal.coordinator.service import Service, Signed, bounded_stream, stream_to_disk
+from shoal.errors import RefusedError, ShoalError
 from shoal.protocol import api
 from shoal.protocol.client import SUBMISSION_SIGNATURE_HEADER
+from shoal.protocol.signing import BODY_HEADER
 
 
 def worker_routes(service: Service) -> APIRouter:
@@ -22,30 +22,27 @@ def worker_routes(service: Service) -> APIRouter:
     @router.post("/v1/workers")
     async def register(body: api.RegisterBody, caller: Caller) -> api.WorkerView:
         def operation(connection: sqlite3.Connection) -> api.WorkerView:
-            assignments.register(connection, context, caller.key, body)
-            return views.worker_view(connection, context, assignments.require_worker(connection, caller.key))
+            workers.register(connection, context, caller.key, body)
+            return views.worker_view(connection, context, workers.require_worker(connection, caller.key))
 
         return await service.write(caller, operation)
 
     @router.post("/v1/heartbeat")
     async def heartbeat(body: api.HeartbeatBody, caller: Caller) -> api.HeartbeatAnswer:
-        # Kept in memory and unsigned by a nonce: a replayed heartbeat can only repeat what its own key said moments ago.
-        def look(connection: sqlite3.Connection) -> tuple[sqlite3.Row, str]:
-            return assignments.require_worker(connection, caller.key), assignments.run_state(connection, context)
+        # Costs no nonce and no durable write. Replayed, it repeats what its own key said, and not for long.
+        service.check_clock(caller.at, context.config.coordinator.gone_after_s)
 
-        row, state = await service.read(look)
-        if row["state"] == "gone":
-            await service.write(caller, lambda connection: assignments.welcome_back(connection, context, caller.key))
-        presence = context.seen(caller.key)
-        presence.activity = body.activity
-        presence.tokens_generated = body.tokens_generated
-        presence.bytes_received = body.bytes_received
+        def look(connection: sqlite3.Connection) -> tuple[api.WorkerView, str]:
+            row = workers.require_worker(connection, caller.key)
+            context.seen(caller.key).note(body)
+            return views.worker_view(connection, context, row), steps.run_state(connection, context)
+
+        view, state = await service.read(look)
+        if view.state == "gone":
+            await service.write(caller, lambda connection: workers.welcome_back(connection, context, caller.key))
+            view, state = await service.read(look)
         return api.HeartbeatAnswer(
-            server_time=context.clock(),
-            worker=await service.read(lambda connection: views.worker_view(connection, context, row)),
-            run_state=state,
-            relay_urls=views.live_relay_urls(context),
-            interval_s=context.config.coordinator.heartbeat_s,
+            server_time=context.clock(), worker=view, run_state=state, relay_urls=views.live_relay_urls(context)
         )
 
     @router.post("/v1/leases")
@@ -60,29 +57,43 @@ def worker_routes(service: Service) -> APIRouter:
     @router.put("/v1/submissions/{lease_id}")
     async def submit(lease_id: str, request: Request) -> api.SubmissionAnswer:
         limit = context.config.coordinator.max_upload_bytes
-        temporary, digest, size_bytes = await stream_to_disk(request, context.submissions, limit)
+        claimed = request.headers.get(BODY_HEADER, "")
+        signature = request.headers.get(SUBMISSION_SIGNATURE_HEADER, "")
         try:
-            caller = service.authenticate(request, digest)
-            signature = request.headers.get(SUBMISSION_SIGNATURE_HEADER, "")
-            submission_id = uuid.uuid4().hex
-            os.replace(temporary, context.file_of(submission_id))
-            temporary = context.file_of(submission_id)
-            answer = await service.write(
-                caller,
-                lambda connection: assignments.accept_upload(
-                    connection, context, caller.key, lease_id, submission_id, digest, size_bytes, signature
-                ),
+            caller = service.authenticate(request, claimed)
+            await service.read(
+                lambda connection: assignments.check_upload(
+                    connection, context, caller.key, lease_id, claimed, signature
+                )
             )
-        except BaseException:
-            temporary.unlink(missing_ok=True)
+        except ShoalError:
+            # Closing on a sender makes it see a broken pipe instead of the refusal.
+            async for _ in bounded_stream(request, limit):
+                pass
+            raise
+        submission_id = uuid.uuid4().hex
+        path = context.file_of(submission_id)
+        digest, size_bytes = await stream_to_disk(request, path, limit)
+
+        def operation(connection: sqlite3.Connection) -> api.SubmissionAnswer:
+            if digest != claimed:
+                raise RefusedError("digest", "The uploaded bytes are not those that were signed.", status=400)
+            return assignments.accept_upload(
+                connection, context, caller.key, lease_id, submission_id, digest, size_bytes, signature
+            )
+
+        try:
+            answer = await service.write(caller, operation, rings=True)
+        except Exception:  # a cancelled request may still be kept by the store: then the file must stay
+            path.unlink(missing_ok=True)
             raise
         if answer.submission_id != submission_id:
-            temporary.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         return answer
 
     @router.post("/v1/relays")
     async def announce_relay(body: api.RelayBody, caller: Caller) -> api.RelaysAnswer:
-        context.relays[caller.key] = RelayPresence(context.clock(), body)
+        context.note_relay(caller.key, body)
         return relays_answer()
 
     @router.get("/v1/relays")

@@ -1,0 +1,49 @@
+"""What happens to every request before and after its route: the server's time in each answer, a bound on each body."""
+
+from collections.abc import Callable
+
+from fastapi import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shoal.protocol.signing import TIME_HEADER
+
+UPLOADS = "/v1/submissions/"
+MAX_JSON_BYTES = 4 << 20
+
+
+class ServerTime:
+    """Adds the server's time to every answer, so that clients need no clock of their own."""
+
+    def __init__(self, app: ASGIApp, clock: Callable[[], float]) -> None:
+        self._app, self._clock = app, clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def timed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"].append((TIME_HEADER.encode(), f"{self._clock():.3f}".encode()))
+            await send(message)
+
+        await self._app(scope, receive, timed)
+
+
+class BodyLimit:
+    """Stops reading a body that is too large. The framework reads and parses it before any route or signature is looked at."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        read_bytes = 0
+
+        async def bounded() -> Message:
+            nonlocal read_bytes
+            message = await receive()
+            read_bytes += len(message.get("body", b""))
+            if read_bytes > MAX_JSON_BYTES:
+                raise HTTPException(413, f"The body is larger than {MAX_JSON_BYTES} bytes.")
+            return message
+
+        streams = scope["type"] != "http" or scope["path"].startswith(
+            UPLOADS
+        )  # uploads go to disk and count themselves
+        await self._app(scope, receive if streams else bounded, send)

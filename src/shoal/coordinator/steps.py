@@ -1,0 +1,185 @@
+"""The row of steps: which one is current, what is known about it, its batch once it is formed, and the versions that follow.
+
+Runs inside one transaction of the store; which groups make a batch is decided by `batches`.
+"""
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+
+from shoal.coordinator import batches, ledger
+from shoal.coordinator.context import Context
+from shoal.errors import RefusedError
+from shoal.protocol import api
+from shoal.protocol.assignment import step_secret
+
+
+def current_step(connection: sqlite3.Connection) -> int:
+    row = connection.execute("SELECT MAX(step) AS last FROM batches").fetchone()
+    return 0 if row["last"] is None else int(row["last"]) + 1
+
+
+def newest_version(connection: sqlite3.Connection) -> int:
+    row = connection.execute("SELECT MAX(version) AS newest FROM versions").fetchone()
+    return -1 if row["newest"] is None else int(row["newest"])
+
+
+def run_state(connection: sqlite3.Connection, context: Context) -> str:
+    if newest_version(connection) >= context.config.run.steps:
+        return "finished"
+    row = connection.execute("SELECT value FROM meta WHERE name='run_state'").fetchone()
+    return str(row["value"]) if row else "running"
+
+
+def step_view(connection: sqlite3.Connection, context: Context, step: int) -> batches.StepView:
+    waiting = [
+        batches.GroupView(row["step"], row["slot"], row["number"], row["group_id"], row["policy_version"])
+        for row in connection.execute(
+            "SELECT step, slot, number, group_id, policy_version FROM groups WHERE state='accepted'"
+        )
+    ]
+    active = connection.execute(
+        "SELECT slot, attempts FROM slots WHERE step=? AND state IN ('leased','submitted')", (step,)
+    ).fetchall()
+    judged = connection.execute(
+        "SELECT COUNT(*) AS n FROM slots WHERE step=? AND state='resolved'", (step,)
+    ).fetchone()["n"]
+    per_slot = context.descriptor.rollouts.tasks_per_slot
+    return batches.StepView(
+        step=step,
+        waiting=waiting,
+        blocking_slots=[row["slot"] for row in active if row["attempts"] == 1],
+        outstanding_groups=len(active) * per_slot,
+        judged_groups=judged * per_slot,
+    )
+
+
+def advance(connection: sqlite3.Connection, context: Context) -> bool:
+    """Forms the batch of the current step if it is complete; expires groups that no batch may hold any more."""
+    step = current_step(connection)
+    if step >= context.config.run.steps:
+        return False
+    view = step_view(connection, context, step)
+    decision = batches.decide(view, context.config.training)
+    if decision.batch is None:
+        return False
+    _mark(connection, decision.expired, "expired")
+    for position, group_id in enumerate(decision.batch):
+        connection.execute(
+            "UPDATE groups SET state='consumed', batch_step=?, position=? WHERE group_id=?", (step, position, group_id)
+        )
+    dropped = _dropped_counts(connection, step, len(decision.expired))
+    now = context.clock()
+    chosen = set(decision.batch)
+    ages = Counter(step - group.policy_version for group in view.waiting if group.group_id in chosen)
+    connection.execute(
+        "INSERT INTO batches VALUES (?,?,?,?,?,?)",
+        (step, now, len(chosen), view.judged_groups, json.dumps(dropped), json.dumps(ages)),
+    )
+    connection.execute("UPDATE slots SET state='closed' WHERE step=? AND state='open'", (step,))
+    ledger.append(
+        connection,
+        context.keypair,
+        now,
+        "batch",
+        step=step,
+        groups=list(decision.batch),
+        step_secret=step_secret(context.secret, step).hex(),
+    )
+    return True
+
+
+def _mark(connection: sqlite3.Connection, group_ids: Sequence[str], state: str) -> None:
+    connection.executemany("UPDATE groups SET state=? WHERE group_id=?", [(state, group_id) for group_id in group_ids])
+
+
+def _dropped_counts(connection: sqlite3.Connection, step: int, expired: int) -> dict[str, int]:
+    rows = connection.execute(
+        "SELECT state, COUNT(*) AS n FROM groups WHERE step=? AND state IN ('accepted','no_signal','withdrawn')"
+        " GROUP BY state",
+        (step,),
+    )
+    names = {"accepted": "carried_over"}
+    counts = {names.get(row["state"], row["state"]): int(row["n"]) for row in rows}
+    if expired:
+        counts["expired"] = expired
+    return counts
+
+
+def batch_record(connection: sqlite3.Connection, step: int) -> api.BatchRecord | None:
+    row = connection.execute("SELECT * FROM batches WHERE step=?", (step,)).fetchone()
+    if row is None:
+        return None
+    groups = connection.execute(
+        "SELECT groups.*, submissions.digest AS digest FROM groups JOIN submissions USING (submission_id)"
+        " WHERE batch_step=? ORDER BY position",
+        (step,),
+    )
+    return api.BatchRecord(
+        step=step,
+        groups=[
+            api.BatchGroup(
+                group_id=group["group_id"],
+                submission_id=group["submission_id"],
+                digest=group["digest"],
+                group=group["number"],
+                policy_version=group["policy_version"],
+                rewards=json.loads(group["rewards"]),
+                task_rewards=json.loads(group["task_rewards"]),
+                logprobs_verified=bool(group["logprobs_verified"]),
+            )
+            for group in groups
+        ],
+        dropped=json.loads(row["dropped"]),
+        generated_groups=row["generated"],
+        formed_at=row["formed_at"],
+    )
+
+
+def missing(connection: sqlite3.Connection, context: Context, step: int) -> str:
+    """Whom a batch that is not formed waits for."""
+    view = step_view(connection, context, step)
+    useful = batches.decide(view, context.config.training).useful
+    workers = sum(context.is_present(key) for key in list(context.presence))
+    return (
+        f"{useful} of {context.config.training.groups_per_step} useful groups of step {step}"
+        f" ({view.outstanding_groups} on their way, {workers} workers present)"
+    )
+
+
+def publish(connection: sqlite3.Connection, context: Context, key: str, body: api.VersionBody) -> str:
+    """Records a version once; a number never gets other bytes. Returns the ledger head that the signed head must carry."""
+    context.require_role(key, "trainer")
+    known = connection.execute("SELECT * FROM versions WHERE version=?", (body.version,)).fetchone()
+    if known is not None:
+        if (known["manifest_digest"], known["weights_digest"]) != (body.manifest_digest, body.weights_digest):
+            raise RefusedError(
+                "version_conflict", f"Version {body.version} was published with other weights.", status=409
+            )
+        return ledger.head(connection)[1]
+    expected = newest_version(connection) + 1
+    if body.version != expected or body.version > current_step(connection):
+        raise RefusedError("version_order", f"Version {expected} is the next one, not {body.version}.", status=409)
+    now = context.clock()
+    connection.execute(
+        "INSERT INTO versions VALUES (?,?,?,?,?,?)",
+        (body.version, body.manifest_digest, body.weights_digest, body.bytes_total, now, json.dumps(body.report)),
+    )
+    return ledger.append(
+        connection,
+        context.keypair,
+        now,
+        "version",
+        version=body.version,
+        manifest=body.manifest_digest,
+        weights=body.weights_digest,
+    )
+
+
+def record_evaluation(connection: sqlite3.Connection, context: Context, key: str, body: api.EvaluationBody) -> None:
+    context.require_role(key, "evaluator")
+    connection.execute(
+        "INSERT INTO evaluations VALUES (?,?,?) ON CONFLICT (version) DO NOTHING",
+        (body.version, context.clock(), body.model_dump_json()),
+    )

@@ -1,0 +1,74 @@
+"""Who works: registration, presence, and the record that trust is computed from. Runs inside one transaction of the store."""
+
+import sqlite3
+
+from shoal.coordinator import ledger, trust
+from shoal.coordinator.context import Context
+from shoal.errors import RefusedError
+from shoal.protocol import api
+
+
+def require_worker(connection: sqlite3.Connection, key: str) -> sqlite3.Row:
+    row: sqlite3.Row | None = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
+    if row is None:
+        raise RefusedError("unknown_worker", "This key is not registered.", hint="Register first.", status=403)
+    if row["state"] == "banned":
+        hint = "The ledger holds the verdict; the run's owner can lift a ban."
+        raise RefusedError("banned", f"This key is banned: {row['reason']}.", hint=hint, status=403)
+    return row
+
+
+def register(connection: sqlite3.Connection, context: Context, key: str, body: api.RegisterBody) -> None:
+    if body.numerics_class not in context.descriptor.numerics_classes:
+        known = ", ".join(context.descriptor.numerics_classes)
+        raise RefusedError(
+            "numerics_class",
+            f"This run cannot judge work of the numerics class {body.numerics_class}.",
+            hint=f"It accepts {known}; the owner can admit another class by calibrating it.",
+            status=422,
+        )
+    if context.role_keys.get(key):
+        raise RefusedError(
+            "role_key", "A key of the owner's roles cannot work.", hint="Use another key file.", status=403
+        )
+    now = context.clock()
+    row = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
+    if row is None:
+        connection.execute(
+            "INSERT INTO workers (key, name, engine, numerics_class, tokens_per_s, registered_at, state)"
+            " VALUES (?,?,?,?,?,?,'probation')",
+            (key, body.name, body.engine, body.numerics_class, body.tokens_per_s, now),
+        )
+        ledger.append(connection, context.keypair, now, "registered", worker=key, numerics_class=body.numerics_class)
+    else:
+        require_worker(connection, key)
+        connection.execute(
+            "UPDATE workers SET name=?, engine=?, numerics_class=?, tokens_per_s=? WHERE key=?",
+            (body.name, body.engine, body.numerics_class, body.tokens_per_s, key),
+        )
+    welcome_back(connection, context, key)
+
+
+def welcome_back(connection: sqlite3.Connection, context: Context, key: str) -> sqlite3.Row:
+    """Notes that the key lives; one that was given up returns to the state that it had earned."""
+    row = require_worker(connection, key)
+    context.seen(key)
+    if row["state"] != "gone":
+        return row
+    save_trust(connection, key, trust.after(trust_record(row), "returned", context.config.trust))
+    return require_worker(connection, key)
+
+
+def trust_record(row: sqlite3.Row) -> trust.TrustRecord:
+    return trust.TrustRecord(row["state"], row["clean_audits"], row["anomalies"])
+
+
+def earned_state(context: Context, row: sqlite3.Row) -> api.WorkerState:
+    return trust.earned_state(trust_record(row), context.config.trust)
+
+
+def save_trust(connection: sqlite3.Connection, key: str, record: trust.TrustRecord) -> None:
+    connection.execute(
+        "UPDATE workers SET state=?, clean_audits=?, anomalies=? WHERE key=?",
+        (record.state, record.clean_audits, record.anomalies, key),
+    )
