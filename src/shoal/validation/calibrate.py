@@ -28,6 +28,9 @@ LIMIT_FACTOR = 25.0
 SMALLEST_NOISE = 1e-4
 """Below this a margin is indistinguishable from the last bits of an fp32 sum on another machine."""
 
+HONEST_SETTINGS = ((1, 128), (2, 128), (1, 7), (2, 32))
+"""Compute threads and rows per batch."""
+
 Forge = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
@@ -97,6 +100,7 @@ def calibrate(
     model_name: str,
     temperature: float,
     max_new_tokens: int,
+    settings: Sequence[tuple[int, int]] = HONEST_SETTINGS,
     report: Callable[[str], None] = lambda text: None,
 ) -> Calibration:
     """Measures the embedded engine on this machine; every prompt is one honest sample per setting."""
@@ -106,7 +110,7 @@ def calibrate(
     ]
     scorer = TorchEngine(model_directory, eos_token_ids=eos_token_ids)
     honest = Measured()
-    for threads, max_batch in ((1, 128), (2, 128), (1, 7), (2, 32)):
+    for threads, max_batch in settings:
         with _threads(threads):
             engine = TorchEngine(model_directory, eos_token_ids=eos_token_ids, max_batch=max_batch)
             completions = engine.generate(requests, temperature=temperature)

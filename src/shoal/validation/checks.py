@@ -21,6 +21,8 @@ from shoal.tasks.workload import Reward, WorkItem, Workload
 from shoal.validation.calibration import Limits
 
 REWARD_TOLERANCE = 1e-9
+LOGPROB_ROUNDING = 1e-4
+"""Engines that subtract a sum of exponentials round a sure token to a hair above zero."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def _check_bounds(number: int, rollout: Rollout, workload: Workload, vocab_size:
         )
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         raise RejectedError(Reason.BOUNDS, f"row {number} has a token outside the vocabulary of {vocab_size}")
-    if not all(math.isfinite(value) and value <= 0 for value in rollout.output_logprobs):
+    if not all(math.isfinite(value) and value <= LOGPROB_ROUNDING for value in rollout.output_logprobs):
         raise RejectedError(Reason.BOUNDS, f"row {number} has a log-probability that is not one")
     claims = (rollout.task_reward, rollout.length_penalty, rollout.reward)
     if not all(math.isfinite(value) for value in claims):
@@ -195,6 +197,8 @@ def _check_commitments(
     try:
         differences = compare_chunks(proofs, chunks)
     except ProofError as error:
+        if not error.code.startswith("proof_"):
+            raise  # about the validator's own states, so not the worker's fault
         return [Finding(Reason.PROOF_FORMAT, error.message)]
     figures["exponent_mismatches_max"] = max(difference.exponent_mismatches for difference in differences)
     figures["mantissa_mean_max"] = max(difference.mantissa_mean for difference in differences)
@@ -210,8 +214,9 @@ def _check_commitments(
 def _within(difference: ChunkDifference, limits: Limits) -> bool:
     # A short last chunk has fewer values; the limit on mismatches shrinks with it.
     mismatches_allowed = math.ceil(limits.exponent_mismatches * difference.compared / 128)
+    # A wrong sign is as wrong as a wrong exponent; the measure of toploc does not see it.
     return (
-        difference.exponent_mismatches <= mismatches_allowed
+        difference.exponent_mismatches + difference.sign_mismatches <= mismatches_allowed
         and difference.mantissa_mean <= limits.mantissa_mean
         and difference.mantissa_median <= limits.mantissa_median
     )

@@ -21,6 +21,7 @@ from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
 from shoal.tasks.workload import WorkItem
 from shoal.worker.heartbeat import Heartbeat
+from shoal.worker.progress import Progress
 from shoal.worker.weights import WeightFollower
 
 Report = Callable[[str], None]
@@ -38,6 +39,18 @@ class WorkerTotals:
     tokens: int = 0
     swap_s: float = 0.0
     generate_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The samples of one slot and the time they took."""
+
+    rollouts: list[Rollout]
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(rollout.output_tokens) for rollout in self.rollouts)
 
 
 class Worker:
@@ -58,7 +71,8 @@ class Worker:
         self.weights = WeightFollower(
             run.weights, keep_versions=run.descriptor.async_level + 2, metrics=self.metrics, report=report
         )
-        self.heartbeat = Heartbeat(client, run.relays, self.totals, self.metrics, report)
+        self.progress = Progress(report)
+        self.heartbeat = Heartbeat(client, run.relays, self.totals, self.metrics, self.progress, report)
         self._loaded: tuple[int, str] | None = None
         self._uploads = ThreadPoolExecutor(1, thread_name_prefix="upload")
         self._uploading: Future[None] | None = None
@@ -81,19 +95,25 @@ class Worker:
                     self._submit(answer.lease, self.generate(answer.lease))
                     self._lease = None
             self._settle_upload()
+        except RefusedError:
+            self._lease = None  # whoever refuses this key takes its slot back too
+            raise
         finally:
             self._leave()
 
-    def generate(self, lease: api.Lease) -> list[Rollout]:
+    def generate(self, lease: api.Lease) -> Generated:
         """All samples of the slot, with rewards and commitments."""
         items = self.run_info.workload.items(bytes.fromhex(lease.slot_seed))
         self._swap(lease.policy_version, lease.manifest_digest, self.policy_path(lease))
         self._say(f"generating step {lease.step} slot {lease.slot} with version {lease.policy_version}")
         started = time.monotonic()
         completions = self._sample(items)
-        self.totals.generate_s += time.monotonic() - started
-        self.totals.tokens += sum(len(completion.tokens) for completion in completions)
-        return [self.rollout(item, completion) for item, completion in zip(items, completions, strict=True)]
+        seconds = time.monotonic() - started
+        rollouts = [self.rollout(item, completion) for item, completion in zip(items, completions, strict=True)]
+        generated = Generated(rollouts, seconds)
+        self.totals.generate_s += seconds
+        self.totals.tokens += generated.tokens
+        return generated
 
     def policy_path(self, lease: api.Lease) -> Path:
         left_s = max(1.0, lease.expires_at - self.client.server_time())
@@ -117,10 +137,9 @@ class Worker:
         )
 
     def _join(self) -> None:
-        version = self.weights.wait_for_any(FIRST_WEIGHTS_S)
-        head = self.run_info.weights.head()
-        entry = next(entry for entry in head.versions if entry.version == version)
-        self._swap(version, entry.manifest_digest, self.weights.path(version, entry.manifest_digest, deadline_s=60))
+        first = self.weights.wait_for_any(FIRST_WEIGHTS_S)
+        self._swap(first.version, first.manifest_digest, first.path)
+        self.report(f"has version {first.version} of the policy; measuring this machine")
         speed = self._measure_speed()
         view = self.client.register(
             api.RegisterBody(
@@ -130,7 +149,7 @@ class Worker:
                 tokens_per_s=speed,
             )
         )
-        self.report(f"joined as {self.name} ({view.state}), {speed:.0f} tokens/s, key {view.key[:12]}…")
+        self.report(f"joined as {self.name} ({view.state}), {speed:,.0f} tokens/s, key {view.key[:12]}…")
         self.heartbeat.start()
 
     def _measure_speed(self) -> float:
@@ -155,13 +174,13 @@ class Worker:
         return answer
 
     def _wait(self, answer: api.LeaseAnswer) -> None:
-        self._say(
-            {
-                "need_weights": f"fetching version {answer.wanted_version}",
-                "waiting_for_trainer": "waiting for the trainer",
-                "paused": "the run is paused",
-            }.get(answer.reason, "waiting for work")
-        )
+        activity = {
+            "need_weights": f"fetching version {answer.wanted_version}",
+            "waiting_for_trainer": "waiting for the trainer",
+            "paused": "the run is paused",
+        }.get(answer.reason, "waiting for work")
+        self._say(activity)
+        self.progress.waiting(activity)
         if answer.reason == "need_weights":
             self.weights.wait_newer(self.weights.newest(), answer.retry_after_s)
         else:
@@ -178,7 +197,7 @@ class Worker:
         self.metrics.event("weights_swapped", version=version, swap_s=round(seconds, 4))
         self._loaded = (version, digest)
 
-    def _submit(self, lease: api.Lease, rollouts: Sequence[Rollout]) -> None:
+    def _submit(self, lease: api.Lease, generated: Generated) -> None:
         header = RolloutHeader(
             run_id=self.run_info.descriptor.run_id,
             step=lease.step,
@@ -190,11 +209,11 @@ class Worker:
             engine=type(self.engine).__name__,
             numerics_class=self.engine.numerics_class,
         )
-        data = write_rollouts(header, rollouts)
+        data = write_rollouts(header, generated.rollouts)
         self._settle_upload()
-        self._uploading = self._uploads.submit(self._upload, lease, data)
+        self._uploading = self._uploads.submit(self._upload, lease, generated, data)
 
-    def _upload(self, lease: api.Lease, data: bytes) -> None:
+    def _upload(self, lease: api.Lease, generated: Generated, data: bytes) -> None:
         try:
             self.client.submit(lease.lease_id, data)
         except RefusedError as refusal:
@@ -203,6 +222,7 @@ class Worker:
             self.report(f"step {lease.step} slot {lease.slot} came too late: {refusal}")
             return
         self.totals.submissions += 1
+        self.progress.submitted(lease, len(generated.rollouts), generated.tokens, generated.seconds)
         self.metrics.event("submitted", step=lease.step, slot=lease.slot, size_bytes=len(data))
 
     def _settle_upload(self) -> None:
@@ -217,6 +237,8 @@ class Worker:
             self._give_back(self._lease)
         self.heartbeat.stop()
         self.weights.stop()
+        if self.totals.tokens:
+            self.progress.farewell(self.totals.submissions, self.totals.tokens)
 
     def _give_back(self, lease: api.Lease) -> None:
         try:

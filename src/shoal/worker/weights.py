@@ -7,6 +7,7 @@ asynchrony window can ask for it.
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.broadcast import Head, WeightClient
@@ -15,6 +16,13 @@ from shoal.metrics import Metrics
 
 LONG_POLL_S = 15.0
 RETRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class HeldVersion:
+    version: int
+    manifest_digest: str
+    path: Path
 
 
 class WeightFollower:
@@ -28,7 +36,7 @@ class WeightFollower:
     ) -> None:
         self._weights, self._keep, self._report = weights, keep_versions, report
         self._metrics = metrics or Metrics()
-        self._versions: dict[int, tuple[str, Path]] = {}
+        self._versions: dict[int, HeldVersion] = {}
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="weight-follower", daemon=True)
@@ -52,12 +60,12 @@ class WeightFollower:
     def path(self, version: int, manifest_digest: str, *, deadline_s: float) -> Path:
         """The directory of a version that a lease names; fetched now if the follower does not hold it."""
         with self._changed:
-            digest, path = self._versions.get(version, ("", Path()))
-        if digest == manifest_digest and path.exists():
-            return path
+            held = self._versions.get(version)
+        if held is not None and held.manifest_digest == manifest_digest and held.path.exists():
+            return held.path
         return self._fetch(version, manifest_digest, deadline_s)
 
-    def wait_for_any(self, deadline_s: float) -> int:
+    def wait_for_any(self, deadline_s: float) -> HeldVersion:
         """The newest version held, as soon as there is one."""
         with self._changed:
             self._changed.wait_for(lambda: self._versions or self._stopping.is_set(), deadline_s)
@@ -66,7 +74,7 @@ class WeightFollower:
                     f"No relay delivered a policy version within {deadline_s:.0f} s.",
                     hint="Is the trainer running? Check the relay addresses with `shoal run status`.",
                 )
-            return max(self._versions)
+            return self._versions[max(self._versions)]
 
     def wait_newer(self, version: int, timeout_s: float) -> None:
         with self._changed:
@@ -81,7 +89,7 @@ class WeightFollower:
                 head = self._weights.head(newer_than=counter, wait_s=LONG_POLL_S if counter else 0.0)
                 self._take(head)
                 counter = head.counter
-            except ShoalError as error:
+            except (ShoalError, OSError) as error:  # OSError: a full disk, which the contributor can cure
                 if not self._stopping.is_set():
                     self._report(f"weights: {error}")
                     self._stopping.wait(RETRY_S)
@@ -97,7 +105,7 @@ class WeightFollower:
         path = self._weights.fetch_version(version, manifest_digest, deadline_s=deadline_s)
         self._metrics.event("weights_fetched", version=version, seconds=round(time.monotonic() - started, 3))
         with self._changed:
-            self._versions[version] = (manifest_digest, path)
+            self._versions[version] = HeldVersion(version, manifest_digest, path)
             for old in sorted(self._versions)[: -self._keep]:
                 del self._versions[old]
             self._changed.notify_all()

@@ -1,0 +1,70 @@
+"""What the contributor sees: one line per submission, every change of standing, and why there is nothing to do if that lasts."""
+
+import time
+from collections.abc import Callable
+
+from shoal.protocol import api
+
+PATIENCE_S = 5.0
+STANDING = {
+    "probation": "every submission is audited until enough of them were clean",
+    "active": "only a sample of the submissions is audited from now on",
+    "suspect": "an audit found something odd; clean work repairs it",
+    "quarantined": "work is audited but not used; clean work ends this",
+    "gone": "the coordinator had not heard from this worker",
+}
+
+
+class Progress:
+    def __init__(
+        self,
+        report: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.account: api.WorkerView | None = None
+        self._report, self._clock, self._patience_s = report, clock, patience_s
+        self._waiting_for = ""
+        self._waiting_since = 0.0
+        self._told = False
+
+    def submitted(self, lease: api.Lease, samples: int, tokens: int, seconds: float) -> None:
+        self._waiting_for = ""
+        line = (
+            f"step {lease.step} slot {lease.slot}: {samples} samples, {tokens:,} tokens "
+            f"at {tokens / max(seconds, 1e-9):,.0f}/s, submitted"
+        )
+        self._report(f"{line}; {self._credit(self.account)}" if self.account else line)
+
+    def waiting(self, what: str) -> None:
+        """Told once, when it has lasted: short waits are part of every step."""
+        if what != self._waiting_for:
+            self._waiting_for, self._waiting_since, self._told = what, self._clock(), False
+        elif not self._told and self._clock() - self._waiting_since >= self._patience_s:
+            self._told = True
+            self._report(what)
+
+    def standing(self, account: api.WorkerView) -> None:
+        """Takes the coordinator's view of this worker and tells what changed."""
+        before, self.account = self.account, account
+        if before is None:
+            return
+        if account.state != before.state:
+            self._report(f"now {account.state}: {STANDING.get(account.state, account.reason)}")
+        rejected = account.submissions_rejected - before.submissions_rejected
+        if rejected > 0:
+            self._report(
+                f"{rejected} submission{'s' if rejected > 1 else ''} rejected, {account.reason or 'see the run'}"
+            )
+
+    def farewell(self, submissions: int, tokens: int) -> None:
+        credit = f"; {self._credit(self.account)}" if self.account else ""
+        self._report(f"{submissions} submissions with {tokens:,} tokens this time{credit}")
+
+    @staticmethod
+    def _credit(account: api.WorkerView) -> str:
+        return (
+            f"{account.submissions_accepted} accepted so far, "
+            f"credit {account.credit_held:,} held, {account.credit_released:,} released"
+        )

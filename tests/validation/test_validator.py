@@ -1,0 +1,189 @@
+"""The validator blames workers for lies and nobody for trouble of its own."""
+
+from collections.abc import Callable
+
+import pytest
+
+from protocol.samples import keypair
+from shoal.protocol import api
+from shoal.protocol.verdicts import Reason, Weight, heaviest
+from shoal.tasks.workload import Reward
+from shoal.validation import Calibration, Checked, Validator, load_calibration
+from shoal.validation.validator import _groups
+from shoal.worker import CHEATERS
+from validation.submissions import Submission, submit
+from worker.fakes import FakeCoordinator, Refuse
+from worker.tiny_run import DiskWeights, Reports, TinyRun
+
+VALIDATOR = keypair("validator")
+
+
+@pytest.fixture(scope="session")
+def honest(tiny_run: TinyRun) -> Submission:
+    return submit(tiny_run)
+
+
+@pytest.fixture
+def coordinator() -> FakeCoordinator:
+    return FakeCoordinator()
+
+
+Make = Callable[..., Validator]
+
+
+@pytest.fixture
+def make(tiny_run: TinyRun, coordinator: FakeCoordinator) -> Make:
+    def validator(
+        weights: DiskWeights | None = None, calibration: Calibration | None = None, **options: object
+    ) -> Validator:
+        engine = tiny_run.new_engine()
+        return Validator(
+            tiny_run.joined(weights or tiny_run.weights(0, 1)),
+            coordinator.client(VALIDATOR),
+            engine,
+            calibration or load_calibration("bundled"),
+            vocab_size=engine.vocab_size,
+            **options,  # type: ignore[arg-type]
+        )
+
+    return validator
+
+
+def upload(coordinator: FakeCoordinator, submission: Submission, *, audit: bool = True) -> api.Claim:
+    claim = submission.claim(audit=audit)
+    coordinator.files[claim.submission_id] = submission.data
+    return claim
+
+
+def test_honest_work_is_accepted_with_verified_logprobs(
+    make: Make, coordinator: FakeCoordinator, honest: Submission
+) -> None:
+    verdict = make().check(upload(coordinator, honest))
+    assert (verdict.accepted, verdict.audited, verdict.logprobs_verified) == (True, True, True)
+    assert [group.group for group in verdict.groups] == [0, 1]
+    assert verdict.figures.tokens == sum(group.tokens for group in verdict.groups)
+
+
+def test_without_the_audit_draw_claims_are_checked_and_the_policy_is_not_loaded(
+    make: Make, coordinator: FakeCoordinator, honest: Submission, tiny_run: TinyRun
+) -> None:
+    weights = tiny_run.weights(0)
+    verdict = make(weights).check(upload(coordinator, honest, audit=False))
+    assert (verdict.accepted, verdict.audited, verdict.logprobs_verified) == (True, False, False)
+    assert weights.fetched == []
+
+
+def test_versions_are_loaded_once_and_swapped_when_the_lease_names_another(
+    make: Make, coordinator: FakeCoordinator, honest: Submission, tiny_run: TinyRun
+) -> None:
+    weights = tiny_run.weights(0, 1)
+    validator = make(weights)
+    other = submit(tiny_run, slot=5, version=1)
+    for submission in (honest, honest, other, honest):
+        assert validator.check(upload(coordinator, submission)).accepted
+    assert weights.fetched == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "audit", "reason"), [("stale", True, Reason.SAMPLING), ("rewards", False, Reason.REWARD)]
+)
+def test_the_cheaters_of_the_demo_are_proven_guilty(
+    make: Make, coordinator: FakeCoordinator, tiny_run: TinyRun, name: str, audit: bool, reason: Reason
+) -> None:
+    class Cheater(CHEATERS[name]):  # type: ignore[misc, valid-type]
+        def policy_path(self, lease: api.Lease) -> object:
+            self._first_path = tiny_run.policies[1]
+            return super().policy_path(lease)
+
+    lie = submit(tiny_run, kind=Cheater if name == "stale" else CHEATERS[name])
+    verdict = make().check(upload(coordinator, lie, audit=audit))
+    assert not verdict.accepted
+    assert reason in verdict.reasons
+    assert heaviest(list(verdict.reasons)) is Weight.PROOF
+    assert verdict.groups == []
+
+
+def test_only_the_decisive_findings_are_told(make: Make, coordinator: FakeCoordinator, honest: Submission) -> None:
+    edited = honest.with_row(0, output_tokens=[*honest.rollouts[0].output_tokens[:-1], 50])
+    verdict = make().check(upload(coordinator, edited))
+    assert {Reason.SAMPLING, Reason.LOGPROBS} <= set(verdict.reasons)
+    assert "log-probability" not in verdict.detail
+
+
+def test_a_file_that_is_gone_is_a_fault(make: Make, coordinator: FakeCoordinator, honest: Submission) -> None:
+    claim = upload(coordinator, honest)
+    coordinator.files[claim.submission_id] += b"rot"
+    assert make().check(claim).reasons == [Reason.FILE_GONE]
+    coordinator.refusals["/v1/submissions"] = Refuse("unknown_submission", status=404)
+    assert make().check(claim).reasons == [Reason.FILE_GONE]
+
+
+def test_a_version_that_is_gone_is_a_fault(
+    make: Make, coordinator: FakeCoordinator, honest: Submission, tiny_run: TinyRun
+) -> None:
+    verdict = make(DiskWeights({}, [0])).check(upload(coordinator, honest))
+    assert verdict.reasons == [Reason.VERSION_GONE]
+    assert "Version 0 cannot be had" in verdict.detail
+
+
+def test_a_numerics_class_without_calibration_is_a_fault(
+    make: Make, coordinator: FakeCoordinator, honest: Submission
+) -> None:
+    empty = Calibration(model="other", made_with="hand", classes={})
+    verdict = make(calibration=empty).check(upload(coordinator, honest))
+    assert verdict.reasons == [Reason.NUMERICS_UNKNOWN]
+
+
+def test_a_crash_while_judging_is_a_fault(make: Make, coordinator: FakeCoordinator, honest: Submission) -> None:
+    validator = make()
+
+    def explode(*args: object, **options: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    validator.engine.score = explode  # type: ignore[method-assign, assignment]
+    verdict = validator.check(upload(coordinator, honest))
+    assert verdict.reasons == [Reason.VALIDATOR_CRASH]
+    assert verdict.detail == "ZeroDivisionError: oh"
+    assert heaviest(list(verdict.reasons)) is Weight.FAULT
+
+
+def test_after_a_failed_load_the_next_submission_loads_again(
+    make: Make, coordinator: FakeCoordinator, honest: Submission, tiny_run: TinyRun
+) -> None:
+    weights = tiny_run.weights(0, 1)
+    validator = make(weights)
+    assert validator.check(upload(coordinator, honest)).accepted
+    assert validator.check(upload(coordinator, submit(tiny_run, version=1))).accepted
+    weights.versions = {0: tiny_run.policies[0]}
+    assert validator.check(upload(coordinator, honest)).accepted
+    assert weights.fetched == [0, 1, 0]
+
+
+def test_it_judges_until_the_run_is_finished_and_says_who_was_rejected(
+    make: Make, coordinator: FakeCoordinator, honest: Submission
+) -> None:
+    claim = upload(coordinator, honest.with_row(0, reward=7.0))
+    coordinator.claims = [
+        api.ClaimAnswer(run_state="running"),
+        api.ClaimAnswer(claim=claim, run_state="finished"),
+        api.ClaimAnswer(run_state="finished"),
+    ]
+    reports = Reports()
+    make(report=reports).run()
+    assert [verdict.reasons for verdict in coordinator.verdicts] == [[Reason.REWARD]]
+    assert reports.some("step 3 slot 3: row 0 claims reward 7")
+
+
+def test_groups_are_useful_only_if_their_task_rewards_differ(tiny_run: TinyRun, honest: Submission) -> None:
+    items = tiny_run.workload.items(bytes.fromhex(honest.lease.slot_seed))
+    task_rewards = [0, 1, 0, 0, 1, 1, 1, 1]
+    rewards = [
+        Reward(float(reward), 0.01 * number, reward - 0.01 * number, "", True)
+        for number, reward in enumerate(task_rewards)
+    ]
+    first, second = _groups(Checked(honest.header, honest.rollouts, items, rewards))
+    assert (first.useful, second.useful) == (True, False)
+    assert first.task_rewards == [0.0, 1.0, 0.0, 0.0]
+    assert second.rewards == pytest.approx([0.96, 0.95, 0.94, 0.93])
+    assert second.task_id == items[4].task.problem_id
+    assert second.tokens == sum(len(rollout.output_tokens) for rollout in honest.rollouts[4:])

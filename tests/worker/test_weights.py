@@ -1,0 +1,131 @@
+"""Weights are followed in the background, from relays that may fail."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broadcast.conftest import RUN_KEY, make_tensors
+from shoal.broadcast import Origin, OriginServer, WeightClient
+from shoal.errors import UnavailableError
+from shoal.worker import WeightFollower
+from worker.tiny_run import DiskWeights, Reports, version_digest
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Origin:
+    return Origin(tmp_path / "origin", RUN_KEY, shard_bytes=4000)
+
+
+@pytest.fixture
+def client(tmp_path: Path, origin: Origin) -> Iterator[WeightClient]:
+    server = OriginServer(origin.root, "127.0.0.1", 0, readers=origin.readers)
+    server.start()
+    client = WeightClient(RUN_KEY.public, lambda: [server.url], tmp_path / "cache", keep_versions=3)
+    yield client
+    client.close()
+    server.stop()
+
+
+@pytest.fixture
+def follow() -> Iterator[Callable[..., WeightFollower]]:
+    followers: list[WeightFollower] = []
+
+    def start(weights: object, keep_versions: int = 3, **options: object) -> WeightFollower:
+        follower = WeightFollower(weights, keep_versions=keep_versions, **options)  # type: ignore[arg-type]
+        followers.append(follower)
+        follower.start()
+        return follower
+
+    yield start
+    for follower in followers:
+        follower.stop()
+
+
+def publish(origin: Origin, version: int) -> str:
+    publication = origin.stage(version, make_tensors(version))
+    origin.announce(ledger_head="0" * 64)
+    return publication.manifest_digest
+
+
+def test_the_first_version_is_waited_for_and_named_with_its_bytes(
+    origin: Origin, client: WeightClient, follow: Callable[..., WeightFollower]
+) -> None:
+    follower = follow(client)
+    assert follower.held() == []
+    assert follower.newest() == -1
+    digest = publish(origin, 0)
+    first = follower.wait_for_any(DEADLINE_S)
+    assert (first.version, first.manifest_digest) == (0, digest)
+    assert (first.path / "model.safetensors").is_file()
+
+
+def test_new_versions_arrive_by_themselves_and_old_ones_are_forgotten(
+    origin: Origin, client: WeightClient, follow: Callable[..., WeightFollower]
+) -> None:
+    follower = follow(client, keep_versions=2)
+    for version in range(4):
+        publish(origin, version)
+        follower.wait_newer(version - 1, DEADLINE_S)
+        assert follower.newest() == version
+    assert follower.held() == [2, 3]
+
+
+def test_the_path_of_a_held_version_needs_no_fetch_and_another_is_fetched(
+    origin: Origin, client: WeightClient, follow: Callable[..., WeightFollower]
+) -> None:
+    first = publish(origin, 0)
+    second = publish(origin, 1)
+    follower = follow(client)
+    newest = follower.wait_for_any(DEADLINE_S)
+    assert newest.version == 1
+    assert follower.path(1, second, deadline_s=0.0) == newest.path
+    assert (follower.path(0, first, deadline_s=DEADLINE_S) / "model.safetensors").is_file()
+    assert follower.held() == [0, 1]
+
+
+def test_a_relay_that_fails_is_told_and_tried_again(
+    follow: Callable[..., WeightFollower], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.worker.weights.RETRY_S", 0.001)
+    reports = Reports()
+    weights = DiskWeights({0: tmp_path})
+    follower = follow(weights, report=reports)
+    weights.published.append(0)
+    assert follower.wait_for_any(DEADLINE_S).path == tmp_path
+    assert follower.path(0, version_digest(0), deadline_s=1.0) == tmp_path
+
+
+def test_a_full_disk_is_told_and_survived(
+    follow: Callable[..., WeightFollower], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.worker.weights.RETRY_S", 0.001)
+
+    class FullOnce(DiskWeights):
+        def fetch_version(self, version: int, manifest_digest: str, *, deadline_s: float = 600) -> Path:
+            if not self.fetched:
+                self.fetched.append(-1)
+                raise OSError(28, "No space left on device")
+            return super().fetch_version(version, manifest_digest, deadline_s=deadline_s)
+
+    reports = Reports()
+    follower = follow(FullOnce({0: tmp_path}, [0]), report=reports)
+    assert follower.wait_for_any(DEADLINE_S).version == 0
+    assert reports.some("No space left on device")
+
+
+def test_without_versions_the_wait_ends_with_a_sentence(follow: Callable[..., WeightFollower]) -> None:
+    follower = follow(DiskWeights({}))
+    with pytest.raises(UnavailableError, match="No relay delivered a policy version within 0 s"):
+        follower.wait_for_any(0.01)
+
+
+def test_stop_ends_every_wait(follow: Callable[..., WeightFollower]) -> None:
+    follower = follow(DiskWeights({}))
+    threading.Timer(0.005, follower.stop).start()
+    with pytest.raises(UnavailableError):
+        follower.wait_for_any(DEADLINE_S)
+    follower.wait_newer(5, DEADLINE_S)
