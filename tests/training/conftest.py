@@ -1,6 +1,5 @@
 """A tiny random policy and batches for it."""
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,9 +7,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from shoal.training import Group, Sample
+from shoal.training import Group
 
-VOCABULARY = 32
+from .batches import VOCABULARY, make_groups
 
 
 @pytest.fixture(autouse=True)
@@ -34,23 +33,6 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
     LlamaForCausalLM(config).save_pretrained(directory)
     return directory
-
-
-def make_groups(
-    seed: int, groups: int = 4, group_size: int = 4, *, policy_version: int = 0, behaviour: bool = False
-) -> list[Group]:
-    draw = random.Random(seed)
-    made = []
-    for number in range(groups):
-        prompt = [draw.randrange(VOCABULARY) for _ in range(draw.randint(2, 6))]
-        samples = []
-        for place in range(group_size):
-            output = [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 9))]
-            logprobs = [-draw.random() * 3 for _ in output] if behaviour else None
-            reward = float((place + number) % 2)
-            samples.append(Sample(prompt, output, reward, reward, logprobs, policy_version))
-        made.append(Group(f"0/0/{number}", samples))
-    return made
 
 
 @pytest.fixture

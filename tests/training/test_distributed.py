@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-SCRIPT = Path(__file__).with_name("train_under_torchrun.py")
+MODULE = "training.train_under_torchrun"
 TOLERANCE = 1e-6
 
 
@@ -17,8 +17,9 @@ def train(ranks: int, model_dir: Path, work_dir: Path, result: Path, steps: int)
     launcher = [sys.executable]
     if ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    arguments = [*launcher, str(SCRIPT), str(model_dir), str(work_dir), str(result), str(steps)]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
+    arguments = [*launcher, "-m", MODULE, str(model_dir), str(work_dir), str(result), str(steps)]
+    tests = Path(__file__).parents[1]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False, cwd=tests)
     assert done.returncode == 0, done.stderr[-3000:]
     return pickle.loads(result.read_bytes())
 

@@ -10,9 +10,7 @@ from torch.distributed.tensor import DTensor
 from shoal.config import TrainingConfig
 from shoal.training import Trainer
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from conftest import make_groups
+from .batches import make_groups
 
 
 def main(model_dir: Path, work_dir: Path, result: Path, steps: int) -> None:

@@ -2,7 +2,7 @@
 
 A checkpoint is a directory `step-00000012` in torch's distributed format with fully qualified names, so that another number
 of ranks can read it, plus `trainer.json`. It is written under a temporary name and renamed when every byte is synced; what
-a killed process left behind under a temporary name is never read and is removed by the next save.
+a killed process left behind under a temporary name is never read, and removed by the next load or save.
 """
 
 import json
@@ -98,6 +98,8 @@ class Checkpoints:
             raise CheckpointError(
                 f"There is no checkpoint of step {step} in {self.directory}.", hint=f"There: {known}."
             ) from None
+        if self._world.is_main:
+            self._remove_leftovers()
         weights, moments = get_state_dict(model, optimiser)
         state: dict[str, Any] = {"model": weights, "optimiser": moments}
         load_distributed(state, checkpoint_id=path, no_dist=self._world.size == 1)
