@@ -80,14 +80,13 @@ def build_proofs(chunks: Sequence[Tensor]) -> list[bytes]:
     if not chunks:
         return []
     bits, offsets = _bit_patterns(chunks)
+    counts = np.diff(offsets).tolist()
     proofs_CK = np.zeros((len(chunks), 1 + TOP_K), dtype=np.uint16)
     status = np.zeros(len(chunks), dtype=np.int8)
-    kernels.build_all(bits, offsets, TOP_K, LOWEST_MODULUS, _inverses(), proofs_CK, status)
+    kernels.build_all(bits, offsets, max(counts), TOP_K, LOWEST_MODULUS, _inverses(), proofs_CK, status)
     _require_usable(status)
     wire = proofs_CK.astype(">u2").tobytes()
-    return [
-        wire[row * 2 * (1 + TOP_K) :][: proof_bytes(int(count))] for row, count in enumerate(np.diff(offsets).tolist())
-    ]
+    return [wire[row * proof_bytes(TOP_K) :][: proof_bytes(count)] for row, count in enumerate(counts)]
 
 
 def parse_proof(data: bytes, value_count: int) -> ParsedProof:
@@ -110,7 +109,7 @@ def compare_chunks(proofs: Sequence[bytes], chunks: Sequence[Tensor]) -> list[Ch
     bits, offsets = _bit_patterns(chunks)
     results = np.zeros((len(chunks), 5), dtype=np.int64)
     status = np.zeros(len(chunks), dtype=np.int8)
-    kernels.compare_all(bits, offsets, words_CK, results, status)
+    kernels.compare_all(bits, offsets, max(counts), words_CK, results, status)
     _require_usable(status)
     degenerate = _degenerate(words_CK, counts).tolist()
     return [_difference(row, flag) for row, flag in zip(results.tolist(), degenerate, strict=True)]

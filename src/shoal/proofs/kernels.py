@@ -51,6 +51,7 @@ def evaluate(coefficients: NDArray[Any], points: Field, values: Field) -> None:
 def build_all(
     bits: Bits,
     offsets: Index,
+    longest: int,
     wanted: int,
     lowest_modulus: int,
     inverses: Field,
@@ -58,7 +59,7 @@ def build_all(
     status: NDArray[np.int8],
 ) -> None:
     """Row c of `proofs` becomes the modulus and the coefficients of chunk c; unused places stay as they are."""
-    indices, scratch = np.empty(wanted, np.int64), np.empty((2, bits.size), np.int32)
+    indices, scratch = np.empty(wanted, np.int64), np.empty((2, longest), np.int32)
     points, values = np.empty(wanted, np.uint32), np.empty(wanted, np.uint32)
     work, seen = np.empty((3, wanted + 1), np.uint32), np.zeros(PRIME, np.int8)
     for chunk in range(offsets.size - 1):
@@ -79,10 +80,12 @@ def build_all(
 
 
 @compiled
-def compare_all(bits: Bits, offsets: Index, proofs: Bits, results: Index, status: NDArray[np.int8]) -> None:
+def compare_all(
+    bits: Bits, offsets: Index, longest: int, proofs: Bits, results: Index, status: NDArray[np.int8]
+) -> None:
     """Row c of `results`: exponent mismatches, sign mismatches, sum and upper median of the mantissa errors, values."""
     wanted = proofs.shape[1] - 1
-    indices, scratch = np.empty(wanted, np.int64), np.empty((2, bits.size), np.int32)
+    indices, scratch = np.empty(wanted, np.int64), np.empty((2, longest), np.int32)
     points, claimed = np.empty(wanted, np.uint32), np.empty(wanted, np.uint32)
     for chunk in range(offsets.size - 1):
         own = bits[offsets[chunk] : offsets[chunk + 1]]
