@@ -6,6 +6,7 @@ answer two times out of three: something for reinforcement learning to sharpen. 
 """
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -34,21 +35,22 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|><think>{% endif %}"
 )
 INSTRUCTION = TasksConfig().length_instruction
-STYLE_LENGTHS = {"brief": 9, "steps": 21, "checked": 30}
+STYLE_LENGTHS = {"plain": 21, "checked": 30}
 MAX_NEW_TOKENS = 40
+EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
 class Recipe:
     hidden: int = 128
-    layers: int = 4
+    layers: int = 3
     heads: int = 4
     intermediate: int = 384
-    clean_steps: int = 1200
-    careless_steps: int = 400
-    batch: int = 192
+    clean_steps: int = 2000
+    careless_steps: int = 300
+    batch: int = 64
     learning_rate: float = 2e-3
-    slip: float = 0.32
+    slip: float = 0.30
     """Probability of an error at each step of a careless solution."""
     heed: float = 0.8
     """Probability that a careless solution has the length that was asked for."""
@@ -101,30 +103,29 @@ def worked_solution(problem: ChainSum, style: str, slip: float, rng: random.Rand
     answer = _slipping(second, slip, rng)
     first_step = f"{problem.first}{problem.second:+d}={first}"
     second_step = f"{first}{problem.third:+d}={second}"
-    thoughts = {
-        "brief": f"{first} {second}",
-        "steps": f"{first_step} {second_step}",
-        "checked": f"{first_step} {second_step} {second}{-problem.third:+d}={first}",
-    }
-    return f"{thoughts[style]}{THINK_CLOSE}{answer}"
+    check = f" {second}{-problem.third:+d}={first}" if style == "checked" else ""
+    return f"{first_step} {second_step}{check}{THINK_CLOSE}{answer}"
 
 
 def _slipping(value: int, slip: float, rng: random.Random) -> int:
+    """The value or, with the given probability, one with a wrong digit: noise that says nothing about arithmetic."""
     if rng.random() >= slip:
         return value
-    return rng.choice(
-        [wrong for wrong in (value - 10, value - 1, value + 1, value + 10) if 0 <= wrong <= 99] or [value]
-    )
+    digits = list(str(value))
+    place = rng.randrange(len(digits))
+    lowest = "1" if place == 0 and len(digits) > 1 else "0"
+    digits[place] = rng.choice([digit for digit in "0123456789" if digit >= lowest and digit != digits[place]])
+    return int("".join(digits))
 
 
 def draw_target(rng: random.Random) -> int:
     """A length to ask for, or 0 for none."""
-    return rng.choice((0, *range(6, 36)))
+    return 0 if rng.random() < 0.1 else rng.randint(16, 35)
 
 
 def style_for(target: int) -> str:
     """The style whose usual length is nearest to the target."""
-    return min(STYLE_LENGTHS, key=lambda style: abs(STYLE_LENGTHS[style] - target)) if target else "steps"
+    return min(STYLE_LENGTHS, key=lambda style: abs(STYLE_LENGTHS[style] - target)) if target else "plain"
 
 
 def draw_example(codec: TextCodec, rng: random.Random, *, slip: float, heed: float) -> tuple[list[int], list[int]]:
@@ -225,39 +226,50 @@ def evaluate(
     model: LlamaForCausalLM, codec: TextCodec, tasks: TaskSet, targets: Sequence[int], *, greedy: bool = False
 ) -> tuple[float, float]:
     """Share of right answers and mean length over the tasks, targets taken in turn."""
-    chosen = [(tasks[i], targets[i % len(targets)]) for i in range(len(tasks))]
+    chosen = list(zip(tasks, itertools.cycle(targets), strict=False))
     prompts = [codec.prompt_tokens(task, t, system_prompt="", length_instruction=INSTRUCTION) for task, t in chosen]
-    completions = sample(model, prompts, seed=0, greedy=greedy)
+    starts = range(0, len(prompts), EVALUATION_BATCH)
+    parts = [sample(model, prompts[i : i + EVALUATION_BATCH], seed=i, greedy=greedy) for i in starts]
+    completions = [completion for part in parts for completion in part]
     rewards = [score(task, codec.decode(tokens)).reward for (task, _), tokens in zip(chosen, completions, strict=True)]
     return sum(rewards) / len(rewards), sum(map(len, completions)) / len(completions)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=DIRECTORY)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    for name, value in asdict(Recipe()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    arguments = vars(parser.parse_args())
-    out: Path = arguments.pop("out")
-    torch.set_num_threads(arguments.pop("threads"))
-    recipe = Recipe(**arguments)
+def build(recipe: Recipe, out: Path) -> None:
+    """Writes every file of the policy: tokenizer, chat template, config and bf16 weights."""
     codec = write_tokenizer(out)
     model = build_model(recipe, codec)
     print(f"{sum(weight.numel() for weight in model.parameters())} parameters")
     train(recipe, codec, model)
     model.to(torch.bfloat16).save_pretrained(out)
-    report(out)
+    (out / "model.safetensors").chmod(0o644)
 
 
 def report(directory: Path) -> None:
     """Held-out accuracy of the saved bf16 weights, computed in fp32."""
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
     codec = TextCodec.from_directory(directory)
-    heldout = load_tasks(TasksConfig(count=1, heldout=2048)).heldout
-    for targets in ([0], [9], [21], [30], list(STYLE_LENGTHS.values())):
-        sampled, greedy = (evaluate(model, codec, heldout, targets, greedy=flag) for flag in (False, True))
-        print(f"targets {targets}: temperature 1 {sampled[0]:.3f} ({sampled[1]:.1f} tokens), greedy {greedy[0]:.3f}")
+    heldout = load_tasks(TasksConfig(count=1, heldout=1024)).heldout
+    for targets in ([0], *([length] for length in STYLE_LENGTHS.values()), list(STYLE_LENGTHS.values())):
+        accuracy, length = evaluate(model, codec, heldout, targets)
+        best, _ = evaluate(model, codec, heldout, targets, greedy=True)
+        print(
+            f"targets {targets}: {accuracy:.3f} right at temperature 1, {best:.3f} greedy, {length:.1f} tokens",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=DIRECTORY)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    for name, value in asdict(Recipe()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    arguments = vars(parser.parse_args())
+    out = arguments.pop("out")
+    torch.set_num_threads(arguments.pop("threads"))
+    build(Recipe(**arguments), out)
+    report(out)
 
 
 if __name__ == "__main__":
