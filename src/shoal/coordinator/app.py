@@ -66,8 +66,8 @@ async def _sweep_forever(service: Service) -> None:
     while True:
         try:
             await service.maintain(lambda connection: judging.maintain(connection, service.context))
-        except StoreError as error:
-            log.error("%s", error)  # every caller is told too; the next sweep tries again
+        except Exception:  # the swarm depends on the next sweep, whatever happened to this one
+            log.exception("a sweep failed")
         await asyncio.sleep(SWEEP_INTERVAL_S)
 
 

@@ -1,0 +1,59 @@
+from pathlib import Path
+
+from coordinator.swarm import Swarm, running, small_config
+from shoal.protocol import api
+from shoal.protocol.verdicts import Reason
+
+
+def test_an_empty_run_has_a_status(swarm: Swarm) -> None:
+    status = swarm.client("anyone").status()
+    assert (status.run_id, status.run_state, status.step, status.newest_version) == ("run-1", "running", 0, -1)
+    assert (status.workers, status.recent_verdicts, status.age_histogram) == ([], [], {})
+    assert status.slots_open == 3
+    assert status.ledger_entries == 1
+
+
+def test_the_status_tells_who_does_what(swarm: Swarm) -> None:
+    swarm.publish(0)
+    ann, eve = swarm.join("ann", "eve")
+    swarm.produce(ann, useful=1)
+    swarm.work(eve)
+    swarm.clock.advance(2)
+    swarm.reject(Reason.REWARD)
+    swarm.work(ann)
+    ann.heartbeat(api.HeartbeatBody(activity="generating"))
+    status = ann.status()
+    by_name = {view.name: view for view in status.workers}
+    assert (by_name["ann"].activity, by_name["ann"].last_seen_s, by_name["ann"].audit_rate) == ("generating", 0.0, 1.0)
+    assert (by_name["eve"].state, by_name["eve"].banned_at_s) == ("banned", 2.0)
+    assert status.verdicts == {"accepted": 1, "rejected": 1, "set_aside": 0, "void": 0}
+    assert (status.useful_groups, status.groups_needed, status.submissions_pending) == (1, 2, 1)
+    latest = status.recent_verdicts[0]
+    assert (latest.accepted, latest.reasons, latest.at_s, latest.slot) == (False, ["reward"], 2.0, 1)
+
+
+def test_the_history_tells_what_each_step_was_made_of(tmp_path: Path) -> None:
+    with running(tmp_path, small_config(training={"groups_per_step": 1})) as swarm:
+        swarm.publish(0)
+        (ann,) = swarm.join("ann")
+        swarm.produce(ann, useful=2)
+        swarm.clock.advance(3)
+        swarm.publish(1)
+        swarm.sweep()
+        history = ann.history()
+        assert [view.published_s for view in history.versions] == [0.0, 3.0]
+        assert history.versions[0].report == {"bytes_total": 100}
+        first, second = history.batches
+        assert first == {
+            "step": 0, "formed_s": 0.0, "groups": 1, "generated_groups": 2, "max_age": 0, "dropped_carried_over": 1,
+        }  # fmt: skip
+        assert (second["step"], second["max_age"]) == (1, 1)
+        assert history.bans == []
+
+
+def test_bans_are_part_of_the_history(swarm: Swarm) -> None:
+    swarm.publish(0)
+    (eve,) = swarm.join("eve")
+    swarm.work(eve)
+    swarm.reject(Reason.SAMPLING)
+    assert [view.name for view in eve.history().bans] == ["eve"]
