@@ -34,9 +34,15 @@ bench: setup  ## every figure of the docs; each script prints one JSON object as
 bundled: setup  ## rebuild the tiny policy inside the package from its recipe
 	$(BIN)/python -m shoal.policy.recipe $(ARGS)
 
+PACKAGES := bubblewrap nginx-light postgresql chromium
+PROGRAMS := bwrap nginx chromium psql
+
 system:  ## packages of the operating system that some tests use
-	command -v bwrap nginx chromium >/dev/null 2>&1 || \
-	  { SUDO=$$(test "$$(id -u)" = 0 || echo sudo); $$SUDO apt-get update -q && $$SUDO apt-get install -q -y bubblewrap nginx-light chromium postgresql; }
+	@for program in $(PROGRAMS); do command -v $$program >/dev/null || test -x /usr/sbin/$$program || missing=1; done; \
+	if [ -n "$$missing" ]; then \
+	  SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	  $$SUDO apt-get update -q && $$SUDO env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(PACKAGES); \
+	fi
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
