@@ -49,7 +49,7 @@ def test_system_prompt_comes_first(codec: TextCodec) -> None:
 
 def test_exact_tokens_of_a_bundled_prompt(codec: TextCodec) -> None:
     tokens = codec.prompt_tokens(TASK, 21, system_prompt="", length_instruction=INSTRUCTION)
-    spelled = [codec._tokenizer.id_to_token(token).replace("Ġ", " ") for token in tokens]
+    spelled = [str(codec._tokenizer.id_to_token(token)).replace("Ġ", " ") for token in tokens]
     request = ["Compute ", *"47+38-19", ". Think for ", "2", "1", " tokens before giving a response."]
     assert spelled == ["<|user|>", *request, "<|end|>", "<|assistant|>", "<think>"]
 

@@ -34,6 +34,6 @@ def test_index_beyond_the_set_is_an_error() -> None:
 
 def test_tasks_are_immutable_and_refuse_unknown_fields() -> None:
     with pytest.raises(ValidationError):
-        make_task(1).prompt = "other"  # type: ignore[misc]
+        make_task(1).prompt = "other"
     with pytest.raises(ValidationError):
         Task.model_validate({**make_task(1).model_dump(), "answer": 1})

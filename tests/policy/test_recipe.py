@@ -1,0 +1,104 @@
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from shoal.policy.recipe import (
+    DIRECTORY,
+    STYLE_LENGTHS,
+    Recipe,
+    build,
+    build_tokenizer,
+    collate,
+    draw_example,
+    style_for,
+    worked_solution,
+)
+from shoal.tasks import TextCodec, score
+from shoal.tasks.chain_sums import ChainSum, as_task, draw_chain_sum
+
+PROBLEM = ChainSum(47, 38, -19)
+
+
+@pytest.fixture(scope="module")
+def codec() -> TextCodec:
+    return TextCodec.from_directory(DIRECTORY)
+
+
+def test_the_recipe_makes_the_tokenizer_that_is_bundled() -> None:
+    assert build_tokenizer().to_str(pretty=True) == (DIRECTORY / "tokenizer.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("style", "text"),
+    [("plain", "47+38=85 85-19=66</think>66"), ("checked", "47+38=85 85-19=66 66+19=85</think>66")],
+)
+def test_clean_solutions_state_each_intermediate_result(style: str, text: str) -> None:
+    assert worked_solution(PROBLEM, style, 0.0, random.Random(0)) == text
+
+
+@pytest.mark.parametrize("style", list(STYLE_LENGTHS))
+def test_clean_solutions_are_always_right_and_as_long_as_their_style(codec: TextCodec, style: str) -> None:
+    rng = random.Random(0)
+    for _ in range(100):
+        problem = draw_chain_sum(rng)
+        text = worked_solution(problem, style, 0.0, rng)
+        assert score(as_task(problem), text).reward == 1.0
+        assert STYLE_LENGTHS[style] - 6 <= len(codec.encode(text)) + 1 <= STYLE_LENGTHS[style]
+
+
+def test_careless_solutions_are_mostly_wrong_but_carry_their_slips_on() -> None:
+    rng = random.Random(0)
+    texts = [worked_solution(PROBLEM, "plain", 0.3, rng) for _ in range(400)]
+    right = sum(score(as_task(PROBLEM), text).reward for text in texts) / len(texts)
+    assert 0.2 < right < 0.5
+    second_steps = [text.split(" ")[1].split("</think>")[0] for text in texts]
+    consistent = Counter(eval(step.replace("=", "==")) for step in second_steps)
+    assert 0.6 < consistent[True] / len(texts) < 0.8
+
+
+def test_asked_length_chooses_the_nearest_style() -> None:
+    assert [style_for(target) for target in (0, 16, 21, 25)] == ["plain"] * 4
+    assert [style_for(target) for target in (26, 30, 35)] == ["checked"] * 3
+
+
+def test_only_solutions_are_labelled(codec: TextCodec) -> None:
+    rng = random.Random(0)
+    examples = [draw_example(codec, rng, slip=0.3, heed=0.8) for _ in range(4)]
+    ids_BL, labels_BL = collate(examples)
+    for row, (prompt, solution) in enumerate(examples):
+        assert ids_BL[row, : len(prompt) + len(solution)].tolist() == prompt + solution
+        assert labels_BL[row][labels_BL[row] >= 0].tolist() == solution
+
+
+def test_a_build_writes_every_file_of_a_policy(tmp_path: Path) -> None:
+    build(Recipe(hidden=32, layers=1, heads=1, intermediate=32, clean_steps=1, careless_steps=1, batch=2), tmp_path)
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    }
+
+
+def test_bundled_weights_are_small_and_bf16() -> None:
+    path = DIRECTORY / "model.safetensors"
+    assert path.stat().st_size <= 4 << 20
+    with safe_open(path, framework="pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118
+
+
+def test_transformers_loads_policy_and_tokenizer_and_agrees_with_the_codec(codec: TextCodec) -> None:
+    model = AutoModelForCausalLM.from_pretrained(DIRECTORY, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(DIRECTORY)
+    chat = [{"role": "user", "content": PROBLEM.prompt}]
+    theirs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    assert theirs == codec.prompt_tokens(as_task(PROBLEM), 0, system_prompt="", length_instruction="")
+    assert model.config.vocab_size == len(tokenizer) == codec.vocab_size
+    assert (model.config.eos_token_id,) == codec.eos_token_ids
