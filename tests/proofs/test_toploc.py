@@ -44,7 +44,7 @@ def real_states() -> Tensor:
     from shoal.policy import GenerationRequest, ScoreRequest, TorchEngine, bundled_directory
 
     engine = TorchEngine(bundled_directory(), eos_token_ids=(1,))
-    prompts = [tuple(range(10 + i, 40 + i)) for i in range(16)]
+    prompts = [tuple(range(10 + i, 40 + i)) for i in range(80)]
     requests = [GenerationRequest(prompt, seed, 90) for seed, prompt in enumerate(prompts)]
     completions = engine.generate(requests, temperature=1.0)
     scored = engine.score(
