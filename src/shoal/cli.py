@@ -16,7 +16,7 @@ import typer
 
 from shoal import __version__
 from shoal.config import ShoalConfig, describe, load_config, to_toml
-from shoal.errors import ConfigError, ShoalError
+from shoal.errors import ConfigError, IntegrityError, ShoalError
 from shoal.rundir import RunDirectory
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -25,7 +25,13 @@ run_app = typer.Typer(no_args_is_help=True, help="Look at a run from outside.")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(run_app, name="run")
 
-HOPELESS = {"config", "key_file", "port_taken", "banned", "protocol_version", "pinned_key", "numerics_class"}
+HOPELESS = {
+    *("config", "key_file", "port_taken", "banned", "protocol_version", "pinned_key", "numerics_class"),
+    *("model", "architecture", "role_key", "busy"),
+}
+"""Codes of errors that starting again cannot cure."""
+LOOK_DEADLINE_S = 5.0
+TAKE_SETTINGS = {"init", "coordinator", "train", "validate", "evaluate", "up", "demo", "calibrate"}
 
 _settings: list[str] = []
 
@@ -43,6 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(rest, prog_name="shoal")
     except ShoalError as error:
         _fail(error)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(ShoalError(f"{error.filename} cannot be used: {(error.strerror or str(error)).lower()}."))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
@@ -70,6 +80,22 @@ def _split_settings(arguments: list[str]) -> tuple[list[str], list[str]]:
         else:
             rest.append(argument)
     return rest, settings
+
+
+@app.callback(invoke_without_command=True)
+def _before(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Train language models by reinforcement learning on compute that nobody has to trust."""
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+    if _settings and context.invoked_subcommand not in TAKE_SETTINGS:
+        raise ConfigError(
+            f"`shoal {context.invoked_subcommand}` takes no settings such as {_settings[0]}.",
+            hint=f"They belong to {', '.join(sorted(TAKE_SETTINGS))}.",
+        )
 
 
 def _config(run_file: Path | None, dry_run: bool = False) -> ShoalConfig:
@@ -198,7 +224,7 @@ def up(run_file: RunFile = None, dry_run: DryRun = False) -> None:
 @app.command()
 def demo(
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
-    workers: Annotated[int, typer.Option(help="Honest workers.")] = 3,
+    workers: Annotated[int, typer.Option(min=1, help="Honest workers.")] = 3,
     async_level: Annotated[
         int | None, typer.Option(help="How many versions rollouts may lag behind; 0 is synchronous.")
     ] = None,
@@ -251,7 +277,7 @@ def run_status(url: Url) -> None:
     from shoal.observe import render
     from shoal.protocol import CoordinatorClient
 
-    with CoordinatorClient(url, None, deadline_s=5.0) as client:
+    with CoordinatorClient(url, None, deadline_s=LOOK_DEADLINE_S) as client:
         Console().print(render(client.status(), client.history()))
 
 
@@ -261,7 +287,7 @@ def ledger_export(url: Url, out: Annotated[Path, typer.Argument(help="File to wr
     from shoal.files import write_atomic
     from shoal.protocol import CoordinatorClient
 
-    with CoordinatorClient(url, None, deadline_s=5.0) as client:
+    with CoordinatorClient(url, None, deadline_s=LOOK_DEADLINE_S) as client:
         write_atomic(out, client.ledger_export())
     _report(f"wrote {out}")
 
@@ -275,10 +301,9 @@ def ledger_verify(
 ) -> None:
     """Re-check an exported ledger offline: chain, signatures, count, balances."""
     from shoal.coordinator import verify_export
-    from shoal.identity import Envelope
 
     lines = _read_lines(file)
-    key = coordinator_key or Envelope.from_bytes(lines[-1]).key
+    key = coordinator_key or _seal_key(lines)
     entries, run_id = verify_export(lines, key)
     _report(
         f"ok: {len(entries)} entries of run {run_id}, signed by {key[:12]}…, head {entries[-1].hash if entries else '-'}"
@@ -289,20 +314,24 @@ def ledger_verify(
 def ledger_show(file: Annotated[Path, typer.Argument(help="An exported ledger.")]) -> None:
     """Print the entries and the balances that follow from them."""
     from shoal.coordinator import balances, verify_export
-    from shoal.identity import Envelope
 
     lines = _read_lines(file)
-    entries, _ = verify_export(lines, Envelope.from_bytes(lines[-1]).key)
+    entries, _ = verify_export(lines, _seal_key(lines))
     for entry in entries:
         typer.echo(f"{entry.seq:6d} {entry.kind:10s} {entry.body}")
     for worker, account in balances(entries).items():
         typer.echo(f"{worker[:12]}… {account}")
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    typer.echo(__version__)
+def _seal_key(lines: Sequence[bytes]) -> str:
+    """The key that the export says it is signed with."""
+    from shoal.coordinator import LedgerError
+    from shoal.identity import Envelope
+
+    try:
+        return Envelope.from_bytes(lines[-1]).key
+    except IntegrityError:
+        raise LedgerError("The export does not end with a seal: it is truncated, or not a ledger export.") from None
 
 
 def _read_lines(file: Path) -> list[bytes]:

@@ -8,6 +8,8 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -15,16 +17,26 @@ from rich.console import Console
 
 from shoal.config import ShoalConfig, build_config, load_config, to_toml
 from shoal.coordinator.ledger import LedgerError, verify_export
+from shoal.coordinator.server import bind
 from shoal.errors import ShoalError, UnavailableError
+from shoal.files import write_atomic
+from shoal.locks import hold
 from shoal.observe import LiveView, failures, headline, summarise, write_report, write_summary
 from shoal.protocol.api import HistoryView, StatusView
 from shoal.protocol.client import CoordinatorClient
 from shoal.rundir import RunDirectory
-from shoal.supervisor import Role, RoleEvent, Supervisor, interrupt_on_termination
+from shoal.supervisor import HOPELESS_EXIT_CODES, Role, RoleEvent, Supervisor, interrupt_on_termination
 
 RELAYS = 2
 CHEATS = ("stale", "rewards")
+LOCK_FILE = "supervisor.lock"
+WRITTEN_BY_A_RUN = (
+    *("run.toml", "descriptor.json", "keys", "origin", "coordinator", "trainer", "validator", "evaluator"),
+    *("relay-*", "workers", "logs", "events", "create.lock", "summary.json", "report.html", "ledger.jsonl"),
+)
+INTERRUPTED = 130
 LOOK_INTERVAL_S = 0.5
+LOOK_DEADLINE_S = 1.0
 FINISH_DEADLINE_S = 120.0
 """How long the last evaluation may take once the last version is published."""
 
@@ -71,32 +83,80 @@ def worker_role(directory: RunDirectory, config: ShoalConfig, name: str, cheat: 
     lie = ("--cheat", cheat) if cheat else ()
     root = str(directory.root / "workers" / name)
     arguments = ("work", config.coordinator_url, "--dir", root, "--name", name, "--threads", "1", *lie)
-    return _role(directory, name, *arguments, restart=not cheat, essential=False)
+    return _role(directory, name, *arguments, essential=False)
 
 
 def run_owner_roles(directory: RunDirectory, report: Callable[[str], None]) -> None:
     """Supervises the owner's roles until the run is finished or Ctrl-C."""
-    config = directory.config()
-    report(f"contributors join with: shoal work {config.coordinator_url} --run-key {directory.descriptor().run_key}")
-    with interrupt_on_termination(), Supervisor(list(owner_roles(directory, config))) as supervisor:
-        _watch(config, supervisor, LiveView(directory.descriptor().run_id))
+    config, descriptor = directory.config(), directory.descriptor()
+    with _alone(config), interrupt_on_termination():
+        check_ports(config)
+        report(f"contributors join with: shoal work {config.coordinator_url} --run-key {descriptor.run_key}")
+        client = CoordinatorClient(config.coordinator_url, None, deadline_s=LOOK_DEADLINE_S)
+        with (
+            client,
+            Supervisor(list(owner_roles(directory, config))) as supervisor,
+            LiveView(descriptor.run_id) as view,
+        ):
+            status, _ = Watch(config, supervisor, view, client).run()
+    report(f"{descriptor.run_id} is finished: {status.newest_version} versions in {directory.root}")
+
+
+def check_ports(config: ShoalConfig) -> None:
+    """Finds a taken port before any role is started, so that it is one sentence instead of a role that fails in its log."""
+    bind(config.coordinator.host, config.coordinator.port, "coordinator.port").close()
+    for number in range(RELAYS + 1):
+        bind(config.broadcast.host, config.broadcast.port + number, "broadcast.port").close()
+
+
+def start_over(root: Path) -> None:
+    """Removes what a run has written, and nothing else that may lie in its directory."""
+    for name in WRITTEN_BY_A_RUN:
+        for path in root.glob(name):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def _alone(config: ShoalConfig) -> AbstractContextManager[None]:
+    message = f"Another shoal command already runs {config.run.dir}."
+    return hold(config.run.dir / LOCK_FILE, message, hint="Stop it, or choose another directory with --run.dir.")
 
 
 def run_demo(config: ShoalConfig, *, honest_workers: int, fresh: bool) -> int:
     """Runs or resumes the demo; 0 if it kept every promise."""
+    console = Console()
+    try:
+        with _alone(config), interrupt_on_termination():
+            return _run_demo(config, console, honest_workers, fresh)
+    except KeyboardInterrupt:
+        console.print("Stopped. The same command goes on from here; --fresh starts over.")
+        return INTERRUPTED
+
+
+def _run_demo(config: ShoalConfig, console: Console, honest_workers: int, fresh: bool) -> int:
     from shoal.runs import initialise
 
-    started, console = time.monotonic(), Console()
-    if fresh and config.run.dir.exists():
-        shutil.rmtree(config.run.dir)
-    console.print("preparing the run (keys, tasks, the bundled policy) …")
+    started = time.monotonic()
+    check_ports(config)
+    if fresh:
+        start_over(config.run.dir)
+    if RunDirectory(config.run.dir).is_initialised:
+        console.print(f"going on with the run in {config.run.dir}; --fresh starts over")
+    else:
+        console.print("preparing the run (keys, tasks, the bundled policy) …")
     directory = initialise(config)
+    honest = [f"honest-{number}" for number in range(1, honest_workers + 1)]
     cheaters = [f"cheater-{cheat}" for cheat in CHEATS]
     roles = list(owner_roles(directory, config))
-    roles += [worker_role(directory, config, f"honest-{number}") for number in range(1, honest_workers + 1)]
+    roles += [worker_role(directory, config, name) for name in honest]
     roles += [worker_role(directory, config, name, cheat) for name, cheat in zip(cheaters, CHEATS, strict=True)]
-    with interrupt_on_termination(), Supervisor(roles) as supervisor:
-        status, history, restarts = _watch(config, supervisor, LiveView("shoal demo"))
+    client = CoordinatorClient(config.coordinator_url, None, deadline_s=LOOK_DEADLINE_S)
+    with client, Supervisor(roles) as supervisor:
+        with LiveView("shoal demo") as view:
+            watch = Watch(config, supervisor, view, client, honest)
+            status, history = watch.run()
         ledger_ok = _ledger_ok(config, directory)
     summary = summarise(
         status,
@@ -104,7 +164,7 @@ def run_demo(config: ShoalConfig, *, honest_workers: int, fresh: bool) -> int:
         ledger_ok=ledger_ok,
         wall_s=time.monotonic() - started,
         started_cheaters=cheaters,
-        role_restarts=restarts,
+        role_restarts=watch.restarts,
     )
     broken = failures(summary)
     write_summary(directory.root / "summary.json", summary)
@@ -124,43 +184,68 @@ def run_demo(config: ShoalConfig, *, honest_workers: int, fresh: bool) -> int:
     return 1 if broken else 0
 
 
-def _watch(config: ShoalConfig, supervisor: Supervisor, view: LiveView) -> tuple[StatusView, HistoryView, int]:
-    """Shows the run until its last version is published and evaluated."""
-    restarts, last_version_at = 0, None
-    with view, CoordinatorClient(config.coordinator_url, None, deadline_s=1.0) as client:
-        view.wait("the coordinator is starting")
+@dataclass
+class Watch:
+    """Shows a run until its last version is measured; ends with one sentence when that cannot happen any more."""
+
+    config: ShoalConfig
+    supervisor: Supervisor
+    view: LiveView
+    client: CoordinatorClient
+    workers: Sequence[str] = ()
+    """Roles of which one must live; none where strangers do the work."""
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    restarts: int = 0
+    _finished_at: float | None = None
+
+    def run(self) -> tuple[StatusView, HistoryView]:
+        self.view.wait("the coordinator is starting")
         while True:
-            for event in supervisor.poll():
-                restarts += event.kind == "restarted"
-                if _noteworthy(event):
-                    view.note(event.text, "bad" if event.kind == "given_up" else "warn")
+            self._look_after_roles()
             try:
-                status, history = client.status(), client.history()
+                status, history = self.client.status(), self.client.history()
             except UnavailableError:
-                view.wait(f"the coordinator at {config.coordinator_url} does not answer yet")
-                continue
-            view.update(status, history)
-            if any(evaluation.version >= config.run.steps for evaluation in history.evaluations):
-                return status, history, restarts
-            if status.run_state == "finished":
-                last_version_at = last_version_at or time.monotonic()
-                if time.monotonic() - last_version_at > FINISH_DEADLINE_S:
-                    raise UnavailableError(
-                        f"The evaluator did not measure the last version within {FINISH_DEADLINE_S:.0f} s.",
-                        hint=f"See {config.run.dir}/logs/evaluator.log.",
-                    )
-            time.sleep(LOOK_INTERVAL_S)
+                self.view.wait(f"the coordinator at {self.config.coordinator_url} does not answer yet")
+                continue  # the client has waited
+            self.view.update(status, history)
+            if any(evaluation.version >= self.config.run.steps for evaluation in history.evaluations):
+                return status, history
+            self._check_hope(status)
+            self.sleep(LOOK_INTERVAL_S)
+
+    def _look_after_roles(self) -> None:
+        for event in self.supervisor.poll():
+            self.restarts += event.kind == "restarted"
+            if _noteworthy(event):
+                self.view.note(event.text, "bad" if event.kind == "given_up" else "warn")
+
+    def _check_hope(self, status: StatusView) -> None:
+        logs = self.config.run.dir / "logs"
+        if status.run_state != "finished":
+            if self.workers and not set(self.workers) & set(self.supervisor.alive):
+                raise UnavailableError("No honest worker is left.", hint=f"See {logs / self.workers[0]}.log.")
+            return
+        if self._finished_at is None:
+            self._finished_at = self.clock()
+        if self.clock() - self._finished_at > FINISH_DEADLINE_S:
+            raise UnavailableError(
+                f"The evaluator did not measure the last version within {FINISH_DEADLINE_S:.0f} s.",
+                hint=f"See {logs / 'evaluator.log'}.",
+            )
 
 
 def _noteworthy(event: RoleEvent) -> bool:
-    return event.kind in ("restarted", "given_up") or (event.kind == "exited" and event.exit_code not in (0, None))
+    """Not the end of a role that has finished, nor of one that is given up: another event says it better."""
+    final = event.exit_code in (0, None, *HOPELESS_EXIT_CODES)
+    return event.kind in ("restarted", "given_up") or (event.kind == "exited" and not final)
 
 
 def _ledger_ok(config: ShoalConfig, directory: RunDirectory) -> bool:
     try:
         with CoordinatorClient(config.coordinator_url, None, deadline_s=10.0) as client:
             export = client.ledger_export()
-        (directory.root / "ledger.jsonl").write_bytes(export)
+        write_atomic(directory.root / "ledger.jsonl", export)
         verify_export(export.splitlines(), directory.descriptor().coordinator_key)
     except LedgerError:
         return False
@@ -169,12 +254,11 @@ def _ledger_ok(config: ShoalConfig, directory: RunDirectory) -> bool:
     return True
 
 
-def _role(directory: RunDirectory, name: str, *arguments: str, restart: bool = True, essential: bool = True) -> Role:
+def _role(directory: RunDirectory, name: str, *arguments: str, essential: bool = True) -> Role:
     return Role(
         name,
         (sys.executable, "-m", "shoal", *arguments),
         Path(directory.logs / f"{name}.log"),
         {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"},
-        restart=restart,
         essential=essential,
     )

@@ -13,9 +13,11 @@ from pathlib import Path
 
 NEEDED = ("torch", "transformers", "pyarrow", "aiohttp", "fastapi", "numba")
 OPTIONAL_PROGRAMS = {
-    "bwrap": "bubblewrap runs model-written code in a sandbox; needed for runs with code tasks",
-    "nginx": "nginx can serve weights as a relay",
+    "bwrap": "runs model-written code in a sandbox; only runs with code tasks need it (package bubblewrap)",
+    "nginx": "can serve weights as a relay; optional",
 }
+DEMO_PORTS = (7300, 7301, 7302, 7303)
+"""Coordinator, origin, two relays."""
 SMALLEST_MEMORY_GB = 4.0
 SMALLEST_DISK_GB = 2.0
 
@@ -52,8 +54,9 @@ def diagnose() -> Iterator[Diagnosis]:
     )
     yield _accelerator()
     for program, purpose in OPTIONAL_PROGRAMS.items():
-        yield Diagnosis(shutil.which(program) is not None, f"{program}: {purpose}")
-    for port in (7300, 7301):
+        found = shutil.which(program) is not None
+        yield Diagnosis(found, f"{program} {'is here' if found else 'is not installed'}: it {purpose}")
+    for port in DEMO_PORTS:
         yield _port(port)
 
 

@@ -9,15 +9,20 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.errors import ConfigError, ShoalError
 from shoal.files import write_atomic
 from shoal.identity import Keypair
+from shoal.locks import hold
 from shoal.metrics import Metrics
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient, fetch_descriptor
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from shoal.worker import Worker
 
 Report = Callable[[str], None]
 JOIN_DEADLINE_S = 120.0
@@ -25,6 +30,21 @@ JOIN_DEADLINE_S = 120.0
 
 class PinnedKeyError(ShoalError):
     code = "pinned_key"
+
+
+class SpokenTrouble(Metrics):
+    """Counts like any other, and tells the operator what is wrong; the same thing once in a row."""
+
+    def __init__(self, path: Path, report: Report) -> None:
+        super().__init__(path)
+        self._report, self._last = report, ""
+
+    def event(self, name: str, **fields: object) -> None:
+        super().event(name, **fields)
+        reason = str(fields.get("reason", ""))
+        if name == "trouble" and reason != self._last:
+            self._last = reason
+            self._report(reason)
 
 
 def coordinate(directory: RunDirectory, report: Report) -> None:
@@ -78,6 +98,7 @@ def validate(directory: RunDirectory, report: Report, *, threads: int, name: str
 
     config, descriptor = directory.config(), directory.descriptor()
     calibration = load_calibration(config.validation.calibration)
+    report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")
     run = join_run(descriptor, directory.root / name, keep_versions=descriptor.async_level + 3)
     engine = run.make_engine()
     assert isinstance(engine, TorchEngine)
@@ -93,9 +114,11 @@ def evaluate(directory: RunDirectory, report: Report, *, threads: int) -> None:
     from shoal.validation import Evaluator
 
     config, descriptor = directory.config(), directory.descriptor()
+    report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")
     run = join_run(descriptor, directory.root / "evaluator")
     client = CoordinatorClient.for_run(descriptor, directory.existing_key("evaluator"), config.coordinator_url)
     settings = config.evaluation
+    report(f"measuring every {settings.every} versions of {descriptor.run_id}")
     Evaluator(
         run,
         client,
@@ -120,10 +143,10 @@ def relay(
 ) -> None:
     from shoal.broadcast import run_relay
 
-    metrics = Metrics()
+    metrics = SpokenTrouble(root / "events.jsonl", report)
     announce = None
     if coordinator is not None:
-        descriptor = joined_descriptor(coordinator, run_key, root)
+        descriptor = joined_descriptor(coordinator, run_key, root, report)
         run_key = descriptor.run_key
         client = CoordinatorClient.for_run(descriptor, Keypair.load_or_create(root / "relay.key"), coordinator)
 
@@ -137,16 +160,17 @@ def relay(
                 )
             )
 
-    run_relay(
-        host,
-        port,
-        root,
-        upstreams,
-        run_key,
-        announce=announce,
-        on_ready=lambda url: report(f"relay at {url}, following {', '.join(upstreams)}"),
-        metrics=metrics,
-    )
+    with hold(root / "lock", f"Another relay uses {root}.", hint="Give this one its own directory with --dir."):
+        run_relay(
+            host,
+            port,
+            root,
+            upstreams,
+            run_key,
+            announce=announce,
+            on_ready=lambda url: report(f"relay at {url}, following {', '.join(upstreams)}"),
+            metrics=metrics,
+        )
 
 
 def _newest_version(root: Path, run_key: str) -> int:
@@ -168,29 +192,38 @@ def work(
     threads: int,
     cheat: str | None = None,
 ) -> None:
-    descriptor = joined_descriptor(url, run_key, root)
-    keypair = Keypair.load_or_create(key_file or root / "worker.key")
-    _explain(descriptor, report)
-    use_threads(threads)
-    from shoal.policy.joined import join_run
+    key_path = key_file or root / "worker.key"
+    if os.path.lexists(key_path):
+        Keypair.load(key_path)  # a key that cannot be used is told before anybody is waited for
+    with hold(root / "lock", f"Another worker uses {root}.", hint="Give this one its own directory with --dir."):
+        descriptor = joined_descriptor(url, run_key, root, report)
+        keypair = Keypair.load_or_create(key_path)
+        _explain(descriptor, report)
+        use_threads(threads)
+        from shoal.policy.joined import join_run
+
+        metrics = Metrics(root / "events.jsonl")
+        run = join_run(descriptor, root / "cache", metrics=metrics)
+        client = CoordinatorClient.for_run(descriptor, keypair, url)
+        name = name or platform.node()[:60] or "worker"
+        _worker_kind(cheat)(run, client, run.make_engine(), name=name, metrics=metrics, report=report).run()
+
+
+def _worker_kind(cheat: str | None) -> "type[Worker]":
     from shoal.worker import CHEATERS, Worker
 
-    metrics = Metrics(root / "events.jsonl")
-    run = join_run(descriptor, root / "cache", metrics=metrics)
-    client = CoordinatorClient.for_run(descriptor, keypair, url)
-    kind = CHEATERS[cheat] if cheat else Worker
-    kind(
-        run,
-        client,
-        run.make_engine(),
-        name=name or platform.node()[:60] or "worker",
-        metrics=metrics,
-        report=report,
-    ).run()
+    if cheat is None:
+        return Worker
+    if cheat not in CHEATERS:
+        raise ConfigError(f"There is no cheat {cheat!r}.", hint=f"Known: {', '.join(CHEATERS)}.")
+    return CHEATERS[cheat]
 
 
-def joined_descriptor(url: str, run_key: str | None, root: Path) -> RunDescriptor:
+def joined_descriptor(url: str, run_key: str | None, root: Path, report: Report) -> RunDescriptor:
     """The run behind this address. Its key is pinned at first use: a different run under the same address is refused."""
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{url} is no address.", hint="It begins with http:// or https://.")
+    report(f"asking {url} for its run, for up to {JOIN_DEADLINE_S:.0f} s")
     pin = root / "pinned" / "".join(letter if letter.isalnum() else "-" for letter in url.rstrip("/"))
     pinned = run_key or (pin.read_text().strip() if pin.exists() else None)
     try:

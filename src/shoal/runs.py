@@ -1,7 +1,8 @@
 """Makes a run: keys, secret, base files and the signed descriptor, once and then never again.
 
 `initialise` is idempotent: on a directory that already holds a run it only checks that the settings still mean the same run.
-What workers and validators build on (model, tasks, rollouts, reward) is fixed by the descriptor, the rest may change.
+What workers and validators build on (model, tasks, rollouts, reward, seed) is fixed by the descriptor; addresses may change, and
+are then signed anew; the rest may change freely. Whatever can be refused is refused before the first file is written.
 """
 
 from pathlib import Path
@@ -10,21 +11,25 @@ from shoal.broadcast import Origin
 from shoal.config import ShoalConfig, to_toml
 from shoal.errors import ConfigError
 from shoal.files import write_atomic
+from shoal.locks import hold
 from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.descriptor import PROTOCOL_VERSION, FileReference, RunDescriptor
 from shoal.rundir import ROLES, RunDirectory
-from shoal.tasks import CODEC_FILES, TextCodec, load_tasks
+from shoal.tasks import CODEC_FILES, TaskSet, TextCodec, load_tasks
 
 CONFIG_FILE = "config.json"
 FIXED_SETTINGS = ("model", "tasks", "rollouts", "reward")
+CREATE_DEADLINE_S = 60.0
+LONGEST_PROMPTS = 256
+"""Prompts that are measured: the longest ones by letters, of which one is nearly always the longest by tokens."""
 
 
 def initialise(config: ShoalConfig) -> RunDirectory:
     directory = RunDirectory(config.run.dir)
-    if directory.is_initialised:
-        _check_same_run(directory.config(), config)
-    else:
+    if not directory.is_initialised:
         _create(directory, config)
+    _check_same_run(directory.config(), config)
+    _update_addresses(directory, config)
     write_atomic(directory.run_file, to_toml(config).encode())
     return directory
 
@@ -32,25 +37,45 @@ def initialise(config: ShoalConfig) -> RunDirectory:
 def _check_same_run(old: ShoalConfig, new: ShoalConfig) -> None:
     for section in FIXED_SETTINGS:
         if getattr(old, section) != getattr(new, section):
-            raise ConfigError(
-                f"{new.run.dir} holds a run with other settings in [{section}].",
-                hint="Choose another run.dir, or remove the old one to start over.",
-            )
+            _refuse_change(new, f"other settings in [{section}]")
     if old.training.async_level != new.training.async_level:
-        raise ConfigError(
-            f"{new.run.dir} holds a run with async_level {old.training.async_level}.",
-            hint="Choose another run.dir, or remove the old one to start over.",
-        )
+        _refuse_change(new, f"async_level {old.training.async_level}")
+    if old.run.seed != new.run.seed:
+        _refuse_change(new, f"seed {old.run.seed}")
+
+
+def _refuse_change(config: ShoalConfig, what: str) -> None:
+    raise ConfigError(
+        f"{config.run.dir} holds a run with {what}.",
+        hint="Choose another run.dir, or remove the old one (`shoal demo --fresh` does) to start over.",
+    )
 
 
 def _create(directory: RunDirectory, config: ShoalConfig) -> None:
     from shoal.policy.models import resolve_model  # imports torch; needed once per run
-    from shoal.proofs.commitments import CHUNK_TOKENS, TOP_K
     from shoal.validation.calibration import load_calibration
 
     model_directory = resolve_model(config.model.path)
-    tasks = load_tasks(config.tasks)
-    TextCodec.from_directory(model_directory)  # refuses a tokenizer that cannot serve before anything is written
+    codec = TextCodec.from_directory(model_directory)
+    tasks = load_tasks(config.tasks).train
+    _check_prompts(tasks, codec, config)
+    numerics_classes = tuple(load_calibration(config.validation.calibration).classes)
+    busy = f"Another process has been making the run in {directory.root} for {CREATE_DEADLINE_S:.0f} s."
+    with hold(directory.root / "create.lock", busy, wait_s=CREATE_DEADLINE_S):
+        if not directory.is_initialised:
+            _write(directory, config, model_directory, tasks, numerics_classes)
+
+
+def _write(
+    directory: RunDirectory,
+    config: ShoalConfig,
+    model_directory: Path,
+    tasks: TaskSet,
+    numerics_classes: tuple[str, ...],
+) -> None:
+    """The descriptor comes last: a directory without one is made again, with the keys that are already there."""
+    from shoal.proofs.commitments import CHUNK_TOKENS, TOP_K
+
     run_key = directory.key("run")
     run_id = f"{config.run.name}-{run_key.public[:12]}"
     for role in ROLES:
@@ -66,19 +91,50 @@ def _create(directory: RunDirectory, config: ShoalConfig) -> None:
         relay_urls=(config.origin_url,),
         model_files=_serve_files(origin, model_directory),
         tasks=config.tasks,
-        task_set_digest=tasks.train.digest,
-        task_count=len(tasks.train),
+        task_set_digest=tasks.digest,
+        task_count=len(tasks),
         rollouts=config.rollouts,
         reward=config.reward,
         async_level=config.training.async_level,
         chunk_tokens=CHUNK_TOKENS,
         top_k=TOP_K,
-        numerics_classes=tuple(load_calibration(config.validation.calibration).classes),
+        numerics_classes=numerics_classes,
         secret_commitment=secret_commitment(secret),
     )
-    sealed = descriptor.seal(run_key).to_bytes()
-    origin.write_descriptor(sealed)
+    write_atomic(directory.run_file, to_toml(config).encode())
+    _publish_descriptor(directory, descriptor)
+
+
+def _publish_descriptor(directory: RunDirectory, descriptor: RunDescriptor) -> None:
+    sealed = descriptor.seal(directory.existing_key("run")).to_bytes()
+    write_atomic(directory.origin / "descriptor.json", sealed)
     write_atomic(directory.descriptor_file, sealed)
+
+
+def _update_addresses(directory: RunDirectory, config: ShoalConfig) -> None:
+    """Whoever joins takes the addresses from the descriptor, so a run that moves to another port signs it again."""
+    old = directory.descriptor()
+    new = old.model_copy(update={"coordinator_url": config.coordinator_url, "relay_urls": (config.origin_url,)})
+    if new != old:
+        _publish_descriptor(directory, new)
+
+
+def _check_prompts(tasks: TaskSet, codec: TextCodec, config: ShoalConfig) -> None:
+    longest = sorted(tasks, key=lambda task: -len(task.prompt))[:LONGEST_PROMPTS]
+    target_length = max(config.reward.target_lengths, default=0)
+    for task in longest:
+        tokens = codec.prompt_tokens(
+            task,
+            target_length,
+            system_prompt=config.tasks.system_prompt,
+            length_instruction=config.tasks.length_instruction,
+        )
+        if len(tokens) > config.rollouts.max_prompt_tokens:
+            raise ConfigError(
+                f"The prompt of {task.problem_id} has {len(tokens)} tokens, "
+                f"rollouts.max_prompt_tokens allows {config.rollouts.max_prompt_tokens}.",
+                hint=f"Raise it to {len(tokens)} or more, or choose other tasks.",
+            )
 
 
 def _serve_files(origin: Origin, model_directory: Path) -> dict[str, FileReference]:

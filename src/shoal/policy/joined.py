@@ -4,7 +4,6 @@ Nothing is taken on trust: files come from relays by digest, versions are verifi
 list of places to look.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from shoal.tasks import CODEC_FILES
 from shoal.tasks.workload import Workload
 
 MAX_MODEL_FILE_BYTES = 64 << 20
+FILE_DEADLINE_S = 60.0
 
 
 class RelayList:
@@ -69,12 +69,13 @@ def join_run(
         metrics=metrics,
     )
     files = {
-        name: weights.fetch_file(reference.digest, max_bytes=min(reference.bytes, MAX_MODEL_FILE_BYTES))
+        name: weights.fetch_file(
+            reference.digest, max_bytes=min(reference.bytes, MAX_MODEL_FILE_BYTES), deadline_s=FILE_DEADLINE_S
+        )
         for name, reference in descriptor.model_files.items()
     }
+    workload = Workload.build(descriptor, {name: files[name] for name in CODEC_FILES if name in files})
     model_files = cache_dir / "model" / descriptor.run_key[:16]
     for name, data in files.items():
-        if os.path.basename(name) == name and not name.startswith("."):
-            write_atomic(model_files / name, data)
-    workload = Workload.build(descriptor, {name: files[name] for name in CODEC_FILES if name in files})
+        write_atomic(model_files / name, data)
     return JoinedRun(descriptor, workload, weights, relays, model_files)

@@ -80,6 +80,13 @@ class Workload:
             system_prompt=settings.system_prompt,
             length_instruction=settings.length_instruction,
         )
+        limit = self.descriptor.rollouts.max_prompt_tokens
+        if len(tokens) > limit:
+            # A longer one could not be submitted, and submitting it would look like cheating.
+            raise ConfigError(
+                f"The prompt of {task.problem_id} has {len(tokens)} tokens, the run allows {limit}.",
+                hint="Only the run's owner can raise rollouts.max_prompt_tokens.",
+            )
         return tuple(tokens)
 
     def reward(self, task: Task, target_length: int, output_tokens: Sequence[int]) -> Reward:

@@ -1,7 +1,7 @@
 """The trainer as a role: takes batches from the coordinator, trains, publishes versions through its origin.
 
-The coordinator's batch records are the authority. A trainer that died resumes at its last checkpoint and repeats the
-recorded batches bit for bit, so that it can never publish other bytes under a published number; origin and coordinator would refuse them.
+The coordinator's batch records are the authority. A trainer that died resumes at its last checkpoint and repeats the recorded
+batches bit for bit, so that it never publishes other bytes under a published number; origin and coordinator would refuse them.
 """
 
 import time
@@ -110,7 +110,7 @@ class TrainerService:
     def publish(self, report: dict[str, Metric]) -> None:
         """Stages the current weights, records the version with the coordinator, then shows it to the swarm."""
         started = self._clock()
-        if self.origin is None:
+        if self.origin is None or _is_history(self.origin, self.trainer.step):
             for _ in self.trainer.wire_tensors():
                 pass  # every rank takes part in gathering
             return
@@ -146,6 +146,12 @@ def _sample(row: Rollout, record: api.BatchGroup, index: int) -> Sample:
         policy_version=record.policy_version,
         truncated=row.finish_reason == "length",
     )
+
+
+def _is_history(origin: Origin, version: int) -> bool:
+    """Whether a trainer that repeats steps from an old checkpoint is at a version that nobody can fetch any more."""
+    versions = origin.head.versions if origin.head is not None else ()
+    return bool(versions) and version < versions[0].version
 
 
 def build_origin(config: ShoalConfig, descriptor: RunDescriptor, root: Path, run_key: Keypair) -> Origin:

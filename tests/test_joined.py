@@ -1,0 +1,102 @@
+"""Whoever joins builds everything from the descriptor and trusts no relay."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from protocol.samples import descriptor, keypair
+from shoal.broadcast import Origin, OriginServer
+from shoal.config import RolloutConfig, TasksConfig
+from shoal.errors import ConfigError, UnavailableError
+from shoal.policy import WeightsNotLoadedError
+from shoal.policy.engine import GenerationRequest
+from shoal.policy.joined import RelayList, join_run
+from shoal.protocol.descriptor import RunDescriptor
+from shoal.runs import CONFIG_FILE, _serve_files
+from shoal.tasks import CODEC_FILES, load_tasks
+from worker.tiny_run import save_policy
+
+TASKS = TasksConfig(count=12, heldout=4)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("models") / "tiny", seed=0)
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Origin:
+    return Origin(tmp_path / "origin", keypair("run"), run_id="run-1")
+
+
+@pytest.fixture
+def url(origin: Origin) -> Iterator[str]:
+    server = OriginServer(origin.root, "127.0.0.1", 0, readers=origin.readers)
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def run(origin: Origin, url: str, model: Path) -> RunDescriptor:
+    return descriptor(
+        relay_urls=(url,),
+        model_files=_serve_files(origin, model),
+        tasks=TASKS,
+        task_set_digest=load_tasks(TASKS).train.digest,
+        rollouts=RolloutConfig(max_prompt_tokens=64),
+    )
+
+
+def test_a_join_brings_files_workload_and_an_engine_without_weights(
+    run: RunDescriptor, model: Path, tmp_path: Path
+) -> None:
+    joined = join_run(run, tmp_path / "cache")
+    assert joined.workload.items(bytes(32))
+    for name in run.model_files:
+        assert (joined.model_files / name).read_bytes() == (model / name).read_bytes()
+    engine = joined.make_engine()
+    request = GenerationRequest((3, 4), 1, 2)
+    with pytest.raises(WeightsNotLoadedError):
+        engine.generate([request], temperature=1.0)
+    engine.load(model)
+    assert len(engine.generate([request], temperature=1.0)) == 1
+
+
+def test_a_second_join_needs_no_relay(run: RunDescriptor, tmp_path: Path) -> None:
+    first = join_run(run, tmp_path / "cache")
+    again = join_run(run.model_copy(update={"relay_urls": ()}), tmp_path / "cache")
+    assert again.workload.items(bytes(32)) == first.workload.items(bytes(32))
+
+
+def test_a_relay_with_other_bytes_delivers_nothing(
+    run: RunDescriptor, origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run.model_files[CONFIG_FILE]
+    (origin.root / "shards" / config.digest).write_bytes(b"x" * config.bytes)
+    monkeypatch.setattr("shoal.policy.joined.FILE_DEADLINE_S", 0.2)
+    with pytest.raises(UnavailableError, match="instead of"):
+        join_run(run, tmp_path / "cache")
+    assert not (tmp_path / "cache" / "model").exists()
+
+
+def test_tokenizer_files_that_the_descriptor_forgot_are_named(run: RunDescriptor, tmp_path: Path) -> None:
+    files = {name: reference for name, reference in run.model_files.items() if name not in CODEC_FILES}
+    with pytest.raises(ConfigError, match="tokenizer"):
+        join_run(run.model_copy(update={"model_files": files}), tmp_path / "cache")
+
+
+def test_live_relays_come_before_those_of_the_descriptor(run: RunDescriptor) -> None:
+    relays = RelayList(run)
+    assert relays() == run.relay_urls
+    relays.update(["http://live"])
+    assert relays() == ("http://live",)
+    relays.update([])
+    assert relays() == run.relay_urls
+
+
+def test_runs_share_a_cache_without_mixing(run: RunDescriptor, tmp_path: Path, model: Path, origin: Origin) -> None:
+    joined = join_run(run, tmp_path / "cache")
+    other = join_run(run.model_copy(update={"run_key": keypair("other").public}), tmp_path / "cache")
+    assert joined.model_files != other.model_files

@@ -1,0 +1,253 @@
+"""The trainer as a role: recorded batches in, published versions out, and the same again after a kill."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from protocol.samples import NUMERICS_CLASS, descriptor, keypair
+from shoal.broadcast import Origin, WireTensor
+from shoal.config import ShoalConfig, build_config
+from shoal.errors import IntegrityError
+from shoal.files import digest_bytes
+from shoal.metrics import Metrics
+from shoal.protocol import api
+from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
+from shoal.training import Group, Trainer
+from shoal.training.service import TrainerService
+from worker.fakes import FakeCoordinator
+from worker.tiny_run import Reports
+
+GROUP_SIZE = 4
+VOCABULARY = 32
+
+
+def rows(step: int) -> list[Rollout]:
+    """Two groups of four samples, as they would lie in a submission."""
+    return [
+        Rollout(
+            task_id=f"task-{group}",
+            group=group,
+            sample=sample,
+            input_tokens=[1, 2, 3 + group],
+            output_tokens=[(step + 5 * group + 3 * sample + index) % VOCABULARY for index in range(4 + sample)],
+            output_logprobs=[-1.5] * (4 + sample),
+            target_length=0,
+            task_reward=9.0,
+            length_penalty=9.0,
+            reward=9.0,
+            finish_reason="length" if sample == 3 else "stop",
+            proofs=[],
+        )
+        for group in range(2)
+        for sample in range(GROUP_SIZE)
+    ]
+
+
+def record_batch(
+    coordinator: FakeCoordinator, step: int, *, groups: int = 2, verified: bool = False
+) -> api.BatchRecord:
+    header = RolloutHeader(
+        run_id="run-1",
+        step=step,
+        slot=0,
+        lease_id=f"lease-{step}",
+        worker_key=keypair("worker").public,
+        policy_version=step,
+        manifest_digest="ab" * 32,
+        engine="torch",
+        numerics_class=NUMERICS_CLASS,
+    )
+    data = write_rollouts(header, rows(step))
+    submission_id = f"submission-{step}"
+    coordinator.files[submission_id] = data
+    batch = api.BatchRecord(
+        step=step,
+        groups=[
+            api.BatchGroup(
+                group_id=f"{step}/0/{group}",
+                submission_id=submission_id,
+                digest=digest_bytes(data),
+                group=group,
+                policy_version=step,
+                rewards=[0.9, 0.1, 0.0, -0.1],
+                task_rewards=[1.0, 0.0, 0.0, 0.0],
+                logprobs_verified=verified,
+            )
+            for group in range(groups)
+        ],
+        dropped={"no_signal": 3},
+        generated_groups=5,
+        formed_at=1.0,
+    )
+    coordinator.batches[step] = api.BatchAnswer(batch=batch)
+    return batch
+
+
+@pytest.fixture
+def coordinator() -> FakeCoordinator:
+    return FakeCoordinator()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ShoalConfig:
+    training = {"learning_rate": 1e-2, "kl_beta": 0.0, "checkpoint_every": 2, "minibatches": 1, "kl_limit": 100.0}
+    return build_config({"run": {"dir": tmp_path, "steps": 3}, "training": training})
+
+
+Start = Callable[..., TrainerService]
+
+
+@pytest.fixture
+def start(coordinator: FakeCoordinator, config: ShoalConfig, model_dir: Path, tmp_path: Path) -> Iterator[Start]:
+    trainers: list[Trainer] = []
+
+    def make(config: ShoalConfig = config, keep_versions: int = 8, **options: object) -> TrainerService:
+        trainer = Trainer(config.training, model_dir, work_dir=tmp_path / "trainer", temperature=1.0, seed=7)
+        trainers.append(trainer)
+        origin = Origin(tmp_path / "origin", keypair("run"), run_id="run-1", keep_versions=keep_versions)
+        run = descriptor(rollouts=descriptor().rollouts.model_copy(update={"group_size": GROUP_SIZE}))
+        client = coordinator.client(keypair("trainer"))
+        return TrainerService(config, run, trainer, client, origin, **options)  # type: ignore[arg-type]
+
+    yield make
+    for trainer in trainers:
+        trainer.close()
+
+
+def published(coordinator: FakeCoordinator) -> list[tuple[int, str]]:
+    return [(body.version, body.weights_digest) for body in coordinator.versions]
+
+
+def test_every_version_is_staged_recorded_and_then_shown(
+    start: Start, coordinator: FakeCoordinator, config: ShoalConfig
+) -> None:
+    for step in range(3):
+        record_batch(coordinator, step)
+    reports, metrics = Reports(), Metrics()
+    service = start(report=reports, metrics=metrics)
+    service.run()
+    assert [version for version, _ in published(coordinator)] == [0, 1, 2, 3]
+    assert len({digest for _, digest in published(coordinator)}) == 4
+    assert service.origin is not None
+    head = service.origin.head
+    assert head is not None
+    assert [entry.version for entry in head.versions] == [0, 1, 2, 3]
+    assert head.ledger_head == "ab" * 32
+    assert head.versions[-1].manifest_digest == coordinator.versions[-1].manifest_digest
+    assert reports.some("published version 3")
+    assert metrics.counters["step"] == 3
+
+
+def test_the_report_of_a_step_travels_with_its_version(start: Start, coordinator: FakeCoordinator) -> None:
+    record_batch(coordinator, 0)
+    service = start()
+    service.publish(service.step())
+    report = coordinator.versions[0].report
+    assert report["task_reward_mean"] == pytest.approx(0.25)
+    assert report["generated_groups"] == 5
+    assert report["dropped_no_signal"] == 3
+    for phase in ("time_wait_batch_s", "time_fetch_s", "time_old_logprobs_s", "time_update_s", "time_stage_s"):
+        assert isinstance(report[phase], float)
+
+
+def test_groups_carry_the_validators_rewards_and_verified_logprobs_only(
+    start: Start, coordinator: FakeCoordinator
+) -> None:
+    service = start()
+    for verified in (False, True):
+        batch = record_batch(coordinator, 0, verified=verified)
+        groups: list[Group] = list(service.fetch_groups(batch))
+        assert [group.group_id for group in groups] == ["0/0/0", "0/0/1"]
+        assert [sample.reward for sample in groups[1].samples] == [0.9, 0.1, 0.0, -0.1]
+        assert [sample.task_reward for sample in groups[1].samples] == [1.0, 0.0, 0.0, 0.0]
+        assert [sample.truncated for sample in groups[0].samples] == [False, False, False, True]
+        assert (groups[0].samples[0].behaviour_logprobs is not None) == verified
+
+
+def test_stored_bytes_that_changed_are_refused(start: Start, coordinator: FakeCoordinator) -> None:
+    batch = record_batch(coordinator, 0)
+    coordinator.files["submission-0"] += b"rot"
+    with pytest.raises(IntegrityError, match="submission-0"):
+        list(start().fetch_groups(batch))
+
+
+def test_a_group_with_fewer_rows_than_rewards_is_refused(start: Start, coordinator: FakeCoordinator) -> None:
+    batch = record_batch(coordinator, 0)
+    missing = batch.groups[0].model_copy(update={"group": 5})
+    with pytest.raises(IntegrityError, match="0 samples, its verdict 4"):
+        list(start().fetch_groups(batch.model_copy(update={"groups": [missing]})))
+
+
+def test_a_batch_without_groups_publishes_the_same_weights_again(start: Start, coordinator: FakeCoordinator) -> None:
+    record_batch(coordinator, 0, groups=0)
+    service = start()
+    service.publish({})
+    service.publish(service.step())
+    (_, before), (version, after) = published(coordinator)
+    assert (version, after) == (1, before)
+
+
+def test_while_the_batch_is_not_formed_it_says_what_is_missing(start: Start, coordinator: FakeCoordinator) -> None:
+    reports = Reports()
+    service = start(report=reports)
+    record_batch(coordinator, 0)
+    formed, answers = coordinator.batches[0], iter([api.BatchAnswer(waiting_for="3 of 8 useful groups")])
+
+    def batch(step: int, wait_s: float = 20.0) -> api.BatchAnswer:
+        return next(answers, formed)
+
+    service.client.batch = batch  # type: ignore[method-assign]
+    assert service.wait_for_batch(0).step == 0
+    assert reports == ["step 0 waits for 3 of 8 useful groups"]
+
+
+def test_a_killed_trainer_repeats_its_steps_bit_for_bit(start: Start, coordinator: FakeCoordinator) -> None:
+    for step in range(3):
+        record_batch(coordinator, step)
+    start().run()
+    first = published(coordinator)
+    coordinator.versions.clear()
+    resumed = start()
+    resumed.run()
+    assert published(coordinator) == first[2:]  # the last checkpoint is that of step 2
+    assert resumed.origin is not None
+    assert resumed.origin.head is not None
+    assert [entry.version for entry in resumed.origin.head.versions] == [0, 1, 2, 3]
+
+
+def test_versions_that_nobody_can_fetch_any_more_are_not_published_again(
+    start: Start, coordinator: FakeCoordinator, config: ShoalConfig
+) -> None:
+    # Only the checkpoint of step 0 exists, and the origin has forgotten the first versions.
+    rare = config.model_copy(update={"training": config.training.model_copy(update={"checkpoint_every": 100})})
+    for step in range(3):
+        record_batch(coordinator, step)
+    start(rare, keep_versions=2).run()
+    first = published(coordinator)
+    coordinator.versions.clear()
+    start(rare, keep_versions=2).run()
+    assert published(coordinator) == first[2:]
+
+
+def test_other_bytes_under_a_published_number_are_refused(start: Start, coordinator: FakeCoordinator) -> None:
+    record_batch(coordinator, 0)
+    service = start()
+    service.publish({})
+    whole = service.trainer.wire_tensors
+
+    def changed() -> Iterator[WireTensor]:
+        for tensor in whole():
+            yield replace(tensor, data=bytes(memoryview(tensor.data).nbytes))
+
+    service.trainer.wire_tensors = changed  # type: ignore[method-assign]
+    with pytest.raises(IntegrityError, match="other weights"):
+        service.publish({})
+
+
+def test_a_rank_without_an_origin_only_takes_part_in_gathering(start: Start, coordinator: FakeCoordinator) -> None:
+    service = start()
+    service.origin = None
+    service.publish({})
+    assert coordinator.versions == []
