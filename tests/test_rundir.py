@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import pytest
+
+from protocol.samples import descriptor, keypair
+from shoal.config import ShoalConfig, to_toml
+from shoal.errors import ConfigError, KeyFileError, SignatureError
+from shoal.protocol.assignment import SECRET_BYTES
+from shoal.rundir import ROLES, RunDirectory
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run")
+
+
+def test_a_directory_without_a_descriptor_holds_no_run(directory: RunDirectory) -> None:
+    assert not directory.is_initialised
+    with pytest.raises(ConfigError, match="holds no run") as caught:
+        directory.descriptor()
+    assert "shoal init" in caught.value.hint
+
+
+def test_the_descriptor_comes_back_as_it_was_signed(directory: RunDirectory) -> None:
+    directory.root.mkdir()
+    directory.descriptor_file.write_bytes(descriptor().seal(keypair("run")).to_bytes())
+    assert directory.is_initialised
+    assert directory.descriptor() == descriptor()
+    directory.descriptor_file.write_bytes(directory.descriptor_file.read_bytes().replace(b"run-1", b"run-2"))
+    with pytest.raises(SignatureError):
+        directory.descriptor()
+
+
+def test_each_role_has_one_key(directory: RunDirectory) -> None:
+    made = {directory.key(role).public: role for role in ROLES}
+    assert directory.role_keys() == made
+    assert len(made) == len(ROLES)
+
+
+def test_a_role_key_that_should_be_there_is_not_made_anew(directory: RunDirectory) -> None:
+    with pytest.raises(KeyFileError, match=r"trainer\.key"):
+        directory.existing_key("trainer")
+
+
+def test_the_secret_is_drawn_once_and_kept_private(directory: RunDirectory) -> None:
+    secret = directory.create_secret(seed=0)
+    assert len(secret) == SECRET_BYTES
+    assert directory.create_secret(seed=5) == directory.secret() == secret
+    assert (directory.root / "keys" / "run.secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_seed_makes_the_secret_repeatable_and_zero_does_not(tmp_path: Path) -> None:
+    def secret(name: str, seed: int) -> bytes:
+        return RunDirectory(tmp_path / name).create_secret(seed)
+
+    assert secret("a", 7) == secret("b", 7) != secret("c", 8)
+    assert secret("d", 0) != secret("e", 0)
+
+
+def test_a_lost_secret_is_one_sentence(directory: RunDirectory) -> None:
+    with pytest.raises(KeyFileError, match="Restore it from a backup"):
+        directory.secret()
+    directory.create_secret(seed=0)
+    (directory.root / "keys" / "run.secret").write_text("garbled")
+    with pytest.raises(KeyFileError):
+        directory.secret()
+
+
+def test_the_run_file_is_the_configuration(directory: RunDirectory) -> None:
+    directory.root.mkdir()
+    directory.run_file.write_text(to_toml(ShoalConfig()))
+    assert directory.config() == ShoalConfig()
