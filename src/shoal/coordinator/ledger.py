@@ -49,7 +49,7 @@ def append(connection: sqlite3.Connection, keypair: Keypair, at: float, kind: st
 
 def head(connection: sqlite3.Connection) -> tuple[int, str]:
     """Number of entries and hash of the last one."""
-    row = connection.execute("SELECT seq, hash FROM ledger ORDER BY seq DESC LIMIT 1").fetchone()
+    row = connection.execute("SELECT seq, hash FROM ledger WHERE seq = (SELECT MAX(seq) FROM ledger)").fetchone()
     return (row["seq"] + 1, row["hash"]) if row else (0, GENESIS)
 
 
