@@ -92,12 +92,33 @@ def test_two_tensors_may_not_share_a_name() -> None:
         )
 
 
-def test_delta_block_may_not_outgrow_its_tensor() -> None:
+def delta_manifest(size_bytes: int, **changes: object) -> Manifest:
     entry = tensor()
     base = BaseRef(version=0, manifest_digest=DIGEST, weights_digest=DIGEST)
-    form = Form(kind="delta", base=base, shards=(ShardEntry(digest=DIGEST, size_bytes=1000),), block_bytes=(1000,))
-    with pytest.raises(ValueError, match="larger than its tensor"):
-        Manifest(run_id="run", version=1, tensors=(entry,), weights_digest=digest_weights([entry]), forms=(form,))
+    shards = (ShardEntry(digest=DIGEST, size_bytes=size_bytes),)
+    fields = {"kind": "delta", "base": base, "shards": shards, "span_bytes": 100, "block_bytes": (size_bytes,)}
+    form = Form.model_validate(fields | changes)
+    return Manifest(run_id="run", version=1, tensors=(entry,), weights_digest=digest_weights([entry]), forms=(form,))
+
+
+def test_delta_form_holds_the_blocks_of_all_tensors() -> None:
+    assert delta_manifest(9).form("delta") is not None
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "changes", "reason"),
+    [
+        (10, {}, "larger than what it describes"),
+        (9, {"base": None}, "older base"),
+        (9, {"base": BaseRef(version=1, manifest_digest=DIGEST, weights_digest=DIGEST)}, "older base"),
+        (9, {"block_bytes": (8, 1)}, "blocks of all tensors"),
+        (9, {"block_bytes": (8,)}, "blocks of all tensors"),
+        (9, {"span_bytes": 0}, "so many blocks"),
+    ],
+)
+def test_delta_form_that_does_not_add_up_is_refused(size_bytes: int, changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        delta_manifest(size_bytes, **changes)
 
 
 def test_manifest_signed_by_another_key_is_refused() -> None:

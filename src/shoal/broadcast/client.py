@@ -17,6 +17,7 @@ from shoal.broadcast.book import RelayReport
 from shoal.broadcast.heads import HeadWatch
 from shoal.broadcast.library import Library
 from shoal.broadcast.manifest import MAX_SHARD_BYTES, Head, Manifest
+from shoal.broadcast.plan import cheapest_plan
 from shoal.broadcast.sources import Sources
 from shoal.broadcast.staging import WEIGHTS_FILE, StagedWeights, check_weights, fetch_all
 from shoal.broadcast.store import Store
@@ -50,7 +51,8 @@ class WeightClient:
         self._connections = connections
         self._keep_versions = keep_versions
         self._store = Store(self._root)
-        self._sources = Sources(relays, metrics=metrics, rng=rng, clock=monotonic, patience_s=patience_s)
+        self._metrics = metrics or Metrics()
+        self._sources = Sources(relays, metrics=self._metrics, rng=rng, clock=monotonic, patience_s=patience_s)
         self._library = Library(self._store, self._sources, run_key)
         self._watch = HeadWatch(self._sources, run_key, self._root / "head.json", run_id=run_id, clock=clock)
         self._checked: set[str] = set()
@@ -87,9 +89,8 @@ class WeightClient:
                 message = f"Manifest {manifest_digest[:12]}… is of version {manifest.version}, not of {version}."
                 raise IntegrityError(message)
             ready = self._versions / manifest_digest
-            if not self._usable(ready, manifest):
-                self._build(manifest, ready, deadline)
-            self._checked.add(manifest_digest)
+            if not self._usable(manifest_digest, manifest):
+                self._obtain_twice(manifest_digest, deadline)
             self._prune(ready)
             return ready
         finally:
@@ -102,49 +103,68 @@ class WeightClient:
         """End every wait; calls under way fail soon."""
         self._sources.stop()
 
-    def _usable(self, ready: Path, manifest: Manifest) -> bool:
+    def _usable(self, digest: str, manifest: Manifest) -> bool:
         """Whether the version is on disk; the first time in a process its bytes are hashed, a power cut may have eaten some."""
+        ready = self._versions / digest
         if not ready.exists():
             return False
-        if ready.name not in self._checked:
+        if digest not in self._checked:
             try:
                 check_weights(ready / WEIGHTS_FILE, manifest)
             except (IntegrityError, OSError):
                 shutil.rmtree(ready)
                 return False
+            self._checked.add(digest)
         os.utime(ready)
         return True
 
-    def _build(self, manifest: Manifest, ready: Path, deadline: float) -> None:
-        staging = self._root / "staging" / ready.name
-        for last_try in (False, True):
-            staged = StagedWeights(staging, manifest)
-            try:
-                self._fill(staged, manifest, deadline)
-                staged.finish(ready)
-                return
-            except IntegrityError:
-                # Every shard was verified, so a wrong whole means that the disk lost something since; start over once.
-                shutil.rmtree(staging)
-                if last_try:
-                    raise
-            finally:
-                staged.close()
+    def _obtain_twice(self, wanted: str, deadline: float) -> None:
+        try:
+            self._obtain(wanted, deadline)
+        except IntegrityError as error:
+            self._metrics.event("fetch_repeated", reason=str(error))
+            self._obtain(wanted, deadline)
 
-    def _fill(self, staged: StagedWeights, manifest: Manifest, deadline: float) -> None:
-        form = manifest.form("full")
-        if form is None:
-            raise IntegrityError(f"Version {manifest.version} has no full form.")
-        offsets = [0]
-        for shard in form.shards:
-            offsets.append(offsets[-1] + shard.size_bytes)
-        fetch_all(
-            self._sources,
-            staged.missing(form),
-            lambda index, data: staged.write(index, offsets[index], data),
-            connections=self._connections,
-            deadline=deadline,
+    def _obtain(self, wanted: str, deadline: float) -> None:
+        """Follow the cheapest plan until the wanted version is on disk."""
+
+        def load(digest: str) -> Manifest:
+            return self._library.manifest(digest, deadline=deadline)
+
+        def peek(digest: str) -> Manifest:
+            return self._library.manifest(digest, deadline=deadline, absent_after_s=0)
+
+        plan = cheapest_plan(wanted, load, peek, lambda digest: self._usable(digest, load(digest)))
+        self._metrics.event(
+            "fetch_planned", version=load(wanted).version, bytes=plan.size_bytes, deltas=len(plan.steps)
         )
+        if plan.fetch_full:
+            self._build(plan.start, load(plan.start), None, deadline)
+        base = plan.start
+        for digest in plan.steps:
+            self._build(digest, load(digest), (self._versions / base / WEIGHTS_FILE, load(base)), deadline)
+            base = digest
+
+    def _build(self, digest: str, manifest: Manifest, base: tuple[Path, Manifest] | None, deadline: float) -> None:
+        """Fetch one form of a version and put it together; the name is given only to bytes with the right digest."""
+        form = manifest.form("full" if base is None else "delta")
+        assert form is not None
+        staging = self._root / "staging" / digest
+        staged = StagedWeights(staging, manifest, form)
+        try:
+            missing = staged.missing()
+            fetch_all(self._sources, missing, staged.write, connections=self._connections, deadline=deadline)
+            if base is not None:
+                staged.apply(*base)
+            staged.finish(self._versions / digest)
+            self._checked.add(digest)
+        except IntegrityError:
+            # All shards were verified, so the disk has lost something: in the staged file, or in the base.
+            shutil.rmtree(staging)
+            self._checked.clear()
+            raise
+        finally:
+            staged.close()
 
     def _prune(self, keep: Path) -> None:
         directories = sorted(self._versions.iterdir(), key=lambda path: path.stat().st_mtime)
@@ -154,3 +174,5 @@ class WeightClient:
                 self._checked.discard(directory.name)
         for leftover in (self._root / "staging").glob("*"):
             shutil.rmtree(leftover)
+        kept = {directory.name for directory in self._versions.iterdir()}
+        self._store.remove("manifests", self._store.held("manifests") - kept)

@@ -1,7 +1,7 @@
 """Manifests on disk, fetched when missing; signature and digest are checked every time one is opened."""
 
 from shoal.broadcast.manifest import Manifest, open_manifest
-from shoal.broadcast.sources import Sources
+from shoal.broadcast.sources import ABSENT_AFTER_S, Sources
 from shoal.broadcast.store import Store
 from shoal.files import digest_bytes
 
@@ -12,11 +12,11 @@ class Library:
         self._sources = sources
         self._run_key = run_key
 
-    def manifest(self, digest: str, *, deadline: float) -> Manifest:
+    def manifest(self, digest: str, *, deadline: float, absent_after_s: float = ABSENT_AFTER_S) -> Manifest:
         kept = self._kept(digest)
         if kept is not None:
             return open_manifest(kept, self._run_key)
-        manifest, data = self._sources.manifest(digest, self._run_key, deadline=deadline)
+        manifest, data = self._sources.manifest(digest, self._run_key, deadline=deadline, absent_after_s=absent_after_s)
         self._store.put("manifests", data, digest)
         return manifest
 

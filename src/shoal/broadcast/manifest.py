@@ -14,24 +14,25 @@ from typing import Annotated, Literal, TypeVar
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from shoal.broadcast.pieces import ITEM_BYTES, partition
 from shoal.errors import IntegrityError, SignatureError
 from shoal.identity import Envelope, Keypair
 
 MAX_SHARD_BYTES = 64 << 20
 MAX_TENSORS = 100_000
 MAX_SHARDS = 1_000_000
+MAX_BLOCKS = 1_000_000
 MAX_VERSIONS = 1_024
 MAX_FILES = 256
 MAX_TOTAL_BYTES = 1 << 43
 MAX_HEAD_BYTES = 1 << 20
 MAX_MANIFEST_BYTES = 128 << 20
 MAX_DESCRIPTOR_BYTES = 4 << 20
-BLOCK_OVERHEAD_BYTES = 64
+MAX_SPAN_BYTES = 256 << 20
 
 HEAD_KIND = "head"
 MANIFEST_KIND = "manifest"
 
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -82,12 +83,13 @@ class BaseRef(Record):
 
 
 class Form(Record):
-    """One way to the bytes: all of them in order, or changes to a base (one block per tensor, in order)."""
+    """One way to the bytes: all of them in order, or changes to a base, block by block (see `pieces`)."""
 
     kind: FormKind
     base: BaseRef | None = None
     shards: Annotated[tuple[ShardEntry, ...], Field(max_length=MAX_SHARDS)]
-    block_bytes: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=MAX_TENSORS)] = ()
+    span_bytes: Annotated[int, Field(ge=0, le=MAX_SPAN_BYTES)] = 0
+    block_bytes: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(max_length=MAX_BLOCKS)] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -135,11 +137,14 @@ class Manifest(Record):
             return
         if form.base is None or form.base.version >= self.version:
             raise ValueError("a delta needs an older base")
-        if len(form.block_bytes) != len(self.tensors) or sum(form.block_bytes) != form.size_bytes:
-            raise ValueError("delta shards must hold one block per tensor and nothing else")
-        allowed = (tensor.size_bytes + BLOCK_OVERHEAD_BYTES for tensor in self.tensors)
-        if any(size > limit for size, limit in zip(form.block_bytes, allowed, strict=True)):
-            raise ValueError("a delta block may not be larger than its tensor")
+        if form.span_bytes * MAX_BLOCKS < self.size_bytes:
+            raise ValueError("a delta may not have so many blocks")
+        blocks = partition(self.tensors, form.span_bytes)
+        if len(form.block_bytes) != len(blocks) or sum(form.block_bytes) != form.size_bytes:
+            raise ValueError("delta shards must hold the blocks of all tensors and nothing else")
+        for size, block in zip(form.block_bytes, blocks, strict=True):
+            if size > len(block) + sum(piece.size_bytes for piece in block):
+                raise ValueError("a delta block may not be larger than what it describes")
 
 
 class VersionEntry(Record):

@@ -1,8 +1,9 @@
 """The publisher: turns tensors into signed, content-addressed files and moves the one pointer to them.
 
-`stage` writes shards and manifest of a version; nobody can see them until `announce` replaces head.json. A version number
-that was announced keeps its bytes for ever: staging it again with the same weights is free, with others it is refused.
-Any step may be killed and repeated; a restarted origin drops damaged files and goes on from the head it finds.
+`stage` writes shards and manifest of a version, as a delta against the one before and in full every few versions; nobody can
+see them until `announce` replaces head.json. A version number that was announced keeps its bytes for ever: staging it again
+with the same weights is free, with others it is refused. Any step may be killed and repeated; a restarted origin drops damaged
+files and goes on from the head it finds.
 """
 
 import math
@@ -12,12 +13,14 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 
+from shoal.broadcast.baseline import SPAN_BYTES, Baselines, write_delta
 from shoal.broadcast.cutter import ShardCutter
 from shoal.broadcast.manifest import (
-    ITEM_BYTES,
     MAX_SHARD_BYTES,
+    BaseRef,
     Form,
     FormKind,
     Head,
@@ -32,11 +35,16 @@ from shoal.broadcast.manifest import (
     seal_head,
     seal_manifest,
 )
+from shoal.broadcast.pieces import ITEM_BYTES
 from shoal.broadcast.retention import needed_manifests, prune
-from shoal.broadcast.store import Readers, Store
+from shoal.broadcast.store import Readers, Store, map_file
+from shoal.broadcast.weights import Weights
 from shoal.errors import ConfigError, IntegrityError
 from shoal.files import digest_bytes, write_atomic
 from shoal.identity import Keypair
+
+# A delta that is not much smaller than the whole only makes chains longer.
+LARGEST_DELTA = 0.5
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,9 @@ class Origin:
         keep_versions: int = 8,
         head_ttl_s: float = 3600,
         grace_s: float = 60,
+        anchor_every: int = 8,
+        delta_from_bytes: int = 16 << 20,
+        span_bytes: int = SPAN_BYTES,
         readers: Readers | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -74,6 +85,10 @@ class Origin:
         self._keep_versions = keep_versions
         self._head_ttl_s = head_ttl_s
         self._grace_s = grace_s
+        self._anchor_every = anchor_every
+        self._delta_from_bytes = delta_from_bytes
+        self._span_bytes = span_bytes
+        self._baselines = Baselines(root / ".baselines")
         self.readers = readers or Readers()
         self._clock = clock
         self._lock = threading.RLock()
@@ -100,22 +115,20 @@ class Origin:
         write_atomic(self.root / "descriptor.json", envelope)
 
     def stage(self, version: int, tensors: Iterable[WireTensor]) -> Publication:
-        """Write a version's files without showing them to anybody yet."""
-        with self._lock, ThreadPoolExecutor(_writer_threads()) as pool:
+        """Write a version's files without showing them to anybody yet; tensors are taken one at a time."""
+        with self._lock, ThreadPoolExecutor(_worker_threads()) as pool:
             known = self._announced(version)
             if known is not None:
                 return _same_weights(known, tensors)
-            entries, form = self._write_full(tensors, pool)
-            manifest = Manifest(
-                run_id=self._run_id,
-                version=version,
-                tensors=tuple(entries),
-                weights_digest=digest_weights(entries),
-                forms=(form,),
-            )
-            digest = self.store.put("manifests", seal_manifest(manifest, self._run_key))
-            self._staged[version] = _describe(manifest, digest)
-            return self._staged[version]
+            self._staged = {number: staged for number, staged in self._staged.items() if number < version}
+            base = self._base()
+            raw = self._baselines.temporary(version)
+            anchor = base is None or self._anchor_due(base[1])
+            entries, full = self._write_tensors(tensors, raw, pool, cut=anchor)
+            delta = self._write_delta(entries, raw, base, pool)
+            if delta is None or delta.size_bytes > LARGEST_DELTA * full_bytes(entries):
+                return self._sign(version, entries, (full or self._cut_file(raw, pool),), raw)
+            return self._sign(version, entries, (full, delta) if full else (delta,), raw)
 
     def announce(self, *, ledger_head: str) -> Head:
         """Show all staged versions at once, then delete what nobody needs any more."""
@@ -126,6 +139,7 @@ class Origin:
             kept = sorted(entries.values(), key=lambda entry: entry.version)[-self._keep_versions :]
             head = self._write_head(tuple(kept), ledger_head)
             self._staged.clear()
+            self._baselines.keep_only(entry.manifest_digest for entry in head.versions[-1:])
             self._prune()
             return head
 
@@ -135,14 +149,74 @@ class Origin:
             if self._head is not None and self._head.expires_at - self._clock() < self._head_ttl_s / 2:
                 self._write_head(self._head.versions, self._head.ledger_head)
 
-    def _write_full(self, tensors: Iterable[WireTensor], pool: ThreadPoolExecutor) -> tuple[list[TensorEntry], Form]:
+    def _write_tensors(
+        self, tensors: Iterable[WireTensor], raw: Path, pool: ThreadPoolExecutor, *, cut: bool
+    ) -> tuple[list[TensorEntry], Form | None]:
+        """Copy all tensors into the next baseline and, for an anchor, into shards."""
         cutter = ShardCutter(self.store, self._shard_bytes, pool)
         entries = []
-        for tensor in tensors:
-            cutter.feed(tensor.data)
-            entries.append(tensor_entry(tensor))
-            cutter.settle()
-        return entries, Form(kind="full", shards=cutter.finish())
+        with open(raw, "wb", buffering=0) as file:
+            for tensor in tensors:
+                copied = pool.submit(write_fully, file, tensor.data)
+                if cut:
+                    cutter.feed(tensor.data)
+                entries.append(tensor_entry(tensor))
+                copied.result()
+                cutter.settle()
+        return entries, Form(kind="full", shards=cutter.finish()) if cut else None
+
+    def _write_delta(
+        self, entries: list[TensorEntry], raw: Path, base: tuple[str, Manifest] | None, pool: ThreadPoolExecutor
+    ) -> Form | None:
+        if base is None:
+            return None
+        digest, manifest = base
+        reference = BaseRef(version=manifest.version, manifest_digest=digest, weights_digest=manifest.weights_digest)
+        new = Weights(tuple(entries), map_file(raw))
+        old = self._baselines.weights(digest, manifest.tensors)
+        cutter = ShardCutter(self.store, self._shard_bytes, pool)
+        return write_delta(old, reference, new, cutter, pool, self._span_bytes)
+
+    def _cut_file(self, raw: Path, pool: ThreadPoolExecutor) -> Form:
+        cutter = ShardCutter(self.store, self._shard_bytes, pool)
+        cutter.feed(map_file(raw))
+        return Form(kind="full", shards=cutter.finish())
+
+    def _sign(self, version: int, entries: list[TensorEntry], forms: tuple[Form, ...], raw: Path) -> Publication:
+        manifest = Manifest(
+            run_id=self._run_id,
+            version=version,
+            tensors=tuple(entries),
+            weights_digest=digest_weights(entries),
+            forms=forms,
+        )
+        digest = self.store.put("manifests", seal_manifest(manifest, self._run_key))
+        self._baselines.adopt(raw, digest)
+        self._staged[version] = _describe(manifest, digest)
+        return self._staged[version]
+
+    def _base(self) -> tuple[str, Manifest] | None:
+        """The version that a delta would refer to: the newest staged one, or the newest announced one."""
+        newest = self._head.newest if self._head else None
+        digest = newest.manifest_digest if newest else None
+        if self._staged:
+            digest = self._staged[max(self._staged)].manifest_digest
+        if digest is None:
+            return None
+        manifest = self._manifest(digest)
+        small = manifest.size_bytes < self._delta_from_bytes
+        return None if small or not self._baselines.usable(digest, manifest) else (digest, manifest)
+
+    def _anchor_due(self, manifest: Manifest) -> bool:
+        """Whether the chain of deltas back to the last full version is as long as it may become."""
+        length = 1
+        while manifest.form("full") is None and length < self._anchor_every:
+            delta = manifest.form("delta")
+            assert delta is not None
+            assert delta.base is not None
+            manifest = self._manifest(delta.base.manifest_digest)
+            length += 1
+        return length >= self._anchor_every
 
     def _announced(self, version: int) -> Publication | None:
         entry = self._head.entry(version) if self._head else None
@@ -210,5 +284,15 @@ def _describe(manifest: Manifest, digest: str) -> Publication:
     return Publication(manifest.version, digest, manifest.weights_digest, manifest.size_bytes, kind)
 
 
-def _writer_threads() -> int:
+def full_bytes(entries: Iterable[TensorEntry]) -> int:
+    return sum(entry.size_bytes for entry in entries)
+
+
+def write_fully(file: RawIOBase, data: bytes | memoryview) -> None:
+    view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+    while view:
+        view = view[file.write(view) :]
+
+
+def _worker_threads() -> int:
     return max(1, min(4, os.cpu_count() or 1))

@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain, repeat
 from typing import TypeVar
 
 from shoal.broadcast.book import RelayBook, RelayReport
@@ -23,6 +24,8 @@ LEAST_BYTES_S = 64 << 10
 # A relay of ours holds a request for a shard that it expects soon; others ignore the parameter.
 HOLD_S = 5.0
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+# A relay may lag behind the one that told us; after this long nobody will ever have the file.
+ABSENT_AFTER_S = 15.0
 NOT_THERE = (404, 410, 429, 503)
 
 T = TypeVar("T")
@@ -89,34 +92,52 @@ class Sources:
     def file(self, digest: str, *, max_bytes: int, deadline: float) -> bytes:
         return self._small("shards", digest, max_bytes, deadline)
 
-    def manifest(self, digest: str, run_key: str, *, deadline: float) -> tuple[Manifest, bytes]:
+    def manifest(
+        self, digest: str, run_key: str, *, deadline: float, absent_after_s: float = ABSENT_AFTER_S
+    ) -> tuple[Manifest, bytes]:
         """A manifest and its served bytes. Its digest was signed for, so a bad one is the publisher's fault."""
-        data = self._small("manifests", digest, MAX_MANIFEST_BYTES, deadline)
+        data = self._small("manifests", digest, MAX_MANIFEST_BYTES, deadline, absent_after_s)
         return open_manifest(data, run_key), data
 
-    def try_each(self, what: str, attempt: Callable[[str, float], T], deadline: float, *, size_bytes: int = 0) -> T:
-        """The first success of `attempt(relay, deadline of this try)` over relays in drawn order, round after round."""
+    def try_each(
+        self,
+        what: str,
+        attempt: Callable[[str, float], T],
+        deadline: float,
+        *,
+        size_bytes: int = 0,
+        absent_after_s: float = ABSENT_AFTER_S,
+    ) -> T:
+        """The first success of `attempt(relay, deadline of this try)` over relays in drawn order, round after round.
+
+        Gives up early when all relays have kept saying for `absent_after_s` that they know of no such thing.
+        """
         started = self.clock()
         reasons: dict[str, str] = {}
-        for round_number in range(1_000_000):
+        absent_since: float | None = None
+        for pause_s in chain(PAUSES_S, repeat(PAUSES_S[-1])):
             tried: set[str] = set()
+            absent = 0
             while (url := self.book.choose(self.urls(), avoid=tried)) is not None:
                 now = self.clock()
                 if now >= deadline or self.stopped:
                     break
                 tried.add(url)
                 try:
-                    until = min(deadline, now + self._patience_s + size_bytes / self._least_bytes_s)
-                    result = attempt(url, until)
+                    result = attempt(url, min(deadline, now + self._patience_s + size_bytes / self._least_bytes_s))
                     self._delivered(url, size_bytes, self.clock() - now)
                     return result
                 except ShoalError as error:
                     reasons[url] = str(error)
+                    absent += isinstance(error, FetchError) and error.status == 404
                     self.blame(url, what, error)
             if not tried and not reasons:
                 reasons = {report.url: report.last_error for report in self.reports() if report.lies}
-            pause_s = PAUSES_S[min(round_number, len(PAUSES_S) - 1)]
-            if self.clock() + pause_s >= deadline or self.pause(pause_s):
+            now = self.clock()
+            absent_since = (absent_since or now) if tried and absent == len(tried) else None
+            if absent_since is not None and now - absent_since >= absent_after_s:
+                break
+            if now + pause_s >= deadline or self.pause(pause_s):
                 break
         raise self._nobody(what, self.clock() - started, reasons)
 
@@ -130,14 +151,16 @@ class Sources:
             self.book.record_failure(url, str(error))
             self.metrics.event("relay_failed", relay=url, about=what, reason=str(error))
 
-    def _small(self, folder: str, digest: str, max_bytes: int, deadline: float) -> bytes:
+    def _small(
+        self, folder: str, digest: str, max_bytes: int, deadline: float, absent_after_s: float = ABSENT_AFTER_S
+    ) -> bytes:
         def attempt(url: str, until: float) -> bytes:
             data = self.pool.fetch(url, f"/{folder}/{digest}?wait_s={HOLD_S:g}", max_bytes=max_bytes, deadline=until)
             self._check_digest(data, digest)
             self.metrics.count("bytes_received", len(data))
             return data
 
-        return self.try_each(f"{folder}/{digest[:12]}…", attempt, deadline)
+        return self.try_each(f"{folder}/{digest[:12]}…", attempt, deadline, absent_after_s=absent_after_s)
 
     def _delivered(self, url: str, size_bytes: int, seconds: float) -> None:
         self.book.record_success(url, size_bytes, seconds)

@@ -6,16 +6,19 @@ only then gives the file its name.
 """
 
 import errno
-import mmap
 import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 
 from shoal.broadcast.manifest import Form, Manifest, ShardEntry, TensorEntry, safetensors_header
+from shoal.broadcast.pieces import Block, offsets, partition
 from shoal.broadcast.sources import Sources
+from shoal.broadcast.store import map_file
+from shoal.broadcast.weights import Weights
 from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import digest_bytes
 
@@ -24,50 +27,86 @@ INDEX_BYTES = 4
 
 
 class StagedWeights:
-    """`directory` holds the journal and `weights/model.safetensors` until the latter moves to its final place."""
+    """`directory` holds the journal and `weights/model.safetensors` until the latter moves to its final place.
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
+    Shards of a full form go straight into the weights, those of a delta into a file beside them.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest, form: Form) -> None:
         self._directory = directory
         self._manifest = manifest
+        self._form = form
         self._lock = threading.Lock()
-        header = safetensors_header(manifest.tensors)
-        self.data_offset = len(header)
-        (directory / "weights").mkdir(parents=True, exist_ok=True)
-        self.path = directory / "weights" / WEIGHTS_FILE
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            reserve(self._file, self.data_offset + manifest.size_bytes, self.path)
-            os.pwrite(self._file, header, 0)
-            self._journal = os.open(directory / "verified", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        except BaseException:
-            os.close(self._file)
-            raise
+        self._handles: list[int] = []
+        self._offsets = [0, *accumulate(shard.size_bytes for shard in form.shards)]
+        self._path = directory / "weights" / WEIGHTS_FILE
+        self._delta_path = directory / "delta"
+        self._header = safetensors_header(manifest.tensors)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._weights = self._open(self._path, len(self._header) + manifest.size_bytes)
+        self._shards, self._shards_offset = self._weights, len(self._header)
+        if form.kind == "delta":
+            self._shards, self._shards_offset = self._open(self._delta_path, form.size_bytes), 0
+        self._journal = self._open(directory / "verified", None)
+        write_at(self._weights, memoryview(self._header), 0, self._path)
 
-    def missing(self, form: Form) -> list[tuple[int, ShardEntry]]:
+    def missing(self) -> list[tuple[int, ShardEntry]]:
         size = os.fstat(self._journal).st_size
         journal = os.pread(self._journal, size, 0)
         whole = size - size % INDEX_BYTES
         verified = {int.from_bytes(journal[at : at + INDEX_BYTES], "little") for at in range(0, whole, INDEX_BYTES)}
-        return [(index, shard) for index, shard in enumerate(form.shards) if index not in verified]
+        return [(index, shard) for index, shard in enumerate(self._form.shards) if index not in verified]
 
-    def write(self, index: int, offset: int, data: memoryview) -> None:
-        """Put a verified shard at its place in the stream of tensors."""
-        write_at(self._file, data, self.data_offset + offset, self.path)
+    def write(self, index: int, data: memoryview) -> None:
+        """Put a verified shard at its place."""
+        write_at(self._shards, data, self._shards_offset + self._offsets[index], self._path)
         with self._lock:
-            write_all(self._journal, index.to_bytes(INDEX_BYTES, "little"), self.path)
+            end = os.fstat(self._journal).st_size
+            write_at(self._journal, memoryview(index.to_bytes(INDEX_BYTES, "little")), end, self._path)
+
+    def apply(self, base_path: Path, base: Manifest) -> None:
+        """Make the weights from the base and the fetched delta, block by block on all cores."""
+        from shoal.broadcast.blocks import apply_block  # compiled code, needed for deltas only
+
+        tensors = self._manifest.tensors
+        old = Weights(base.tensors, map_file(base_path)[len(safetensors_header(base.tensors)) :])
+        delta = map_file(self._delta_path)
+        ends = list(accumulate(self._form.block_bytes))
+        tensor_offsets = offsets(tensors)
+
+        def apply_one(number: int, block: Block) -> None:
+            payload = delta[ends[number] - self._form.block_bytes[number] : ends[number]]
+            at = len(self._header) + tensor_offsets[block[0].tensor] + block[0].start * block[0].item_bytes
+            for numbers in apply_block(payload, block, old, tensors):
+                write_at(self._weights, numbers.data.cast("B"), at, self._path)
+                at += numbers.nbytes
+
+        blocks = partition(tensors, self._form.span_bytes)
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for _ in pool.map(apply_one, range(len(blocks)), blocks):
+                pass
 
     def finish(self, target: Path) -> None:
         """Check all tensors and give the directory its name."""
-        check_weights(self.path, self._manifest)
+        check_weights(self._path, self._manifest)
         self.close()
         os.replace(self._directory / "weights", target)
         shutil.rmtree(self._directory)
 
     def close(self) -> None:
-        for handle in (self._file, self._journal):
-            if handle >= 0:
-                os.close(handle)
-        self._file = self._journal = -1
+        while self._handles:
+            os.close(self._handles.pop())
+
+    def _open(self, path: Path, size_bytes: int | None) -> int:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._handles.append(handle)
+        try:
+            if size_bytes is not None:
+                reserve(handle, size_bytes, path)
+        except BaseException:
+            self.close()
+            raise
+        return handle
 
 
 def check_weights(path: Path, manifest: Manifest) -> None:
@@ -75,14 +114,10 @@ def check_weights(path: Path, manifest: Manifest) -> None:
     header = safetensors_header(manifest.tensors)
     if path.stat().st_size != len(header) + manifest.size_bytes:
         raise IntegrityError(f"{path} does not have the size of version {manifest.version}.")
-    with (
-        open(path, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-        memoryview(mapped) as view,
-        ThreadPoolExecutor(os.cpu_count() or 1) as pool,
-    ):
-        if view[: len(header)] != header:
-            raise IntegrityError(f"{path} does not have the header of version {manifest.version}.")
+    view = map_file(path)
+    if view[: len(header)] != header:
+        raise IntegrityError(f"{path} does not have the header of version {manifest.version}.")
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         slices = tensor_slices(manifest.tensors, len(header))
         wrong = [name for name in pool.map(lambda item: _wrong_tensor(view, *item), slices) if name]
     if wrong:
@@ -131,7 +166,8 @@ def fetch_all(
 
 def reserve(file: int, size_bytes: int, path: Path) -> None:
     try:
-        os.posix_fallocate(file, 0, size_bytes)
+        if size_bytes:
+            os.posix_fallocate(file, 0, size_bytes)
         os.ftruncate(file, size_bytes)
     except OSError as error:
         raise _disk_error(error, path) from error
@@ -142,13 +178,6 @@ def write_at(file: int, data: memoryview, offset: int, path: Path) -> None:
         while data:
             written = os.pwrite(file, data, offset)
             data, offset = data[written:], offset + written
-    except OSError as error:
-        raise _disk_error(error, path) from error
-
-
-def write_all(file: int, data: bytes, path: Path) -> None:
-    try:
-        os.write(file, data)
     except OSError as error:
         raise _disk_error(error, path) from error
 

@@ -5,6 +5,7 @@ one (a model has thousands); instead a restarted owner calls `verify`, which dro
 """
 
 import contextlib
+import mmap
 import os
 import secrets
 import threading
@@ -103,6 +104,14 @@ class Readers:
     def forget(self, digests: Iterable[str]) -> None:
         for digest in digests:
             self._last.pop(digest, None)
+
+
+def map_file(path: Path) -> memoryview:
+    """The bytes of a file, read from disk as they are used; unmapped when the last view of them is gone."""
+    if path.stat().st_size == 0:
+        return memoryview(b"")
+    with open(path, "rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def write_whole(path: Path, data: bytes | bytearray | memoryview) -> None:

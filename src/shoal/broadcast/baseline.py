@@ -1,0 +1,90 @@
+"""The publisher's copy of what it published last: the base of the next delta.
+
+Raw tensor bytes in one file per version, written while a version is staged and kept only once it is announced: a delta against
+a version that nobody can see would be useless. A file found after a restart is used only if it still has its digests.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from shoal.broadcast.cutter import ShardCutter
+from shoal.broadcast.manifest import BaseRef, Form, Manifest, TensorEntry
+from shoal.broadcast.pieces import partition
+from shoal.broadcast.store import map_file
+from shoal.broadcast.weights import Weights
+from shoal.files import digest_bytes
+
+SPAN_BYTES = 32 << 20
+BLOCKS_AHEAD = 4
+
+
+class Baselines:
+    """One `<manifest digest>.raw` per version that a delta may still refer to."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._sound: set[str] = set()
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def path(self, digest: str) -> Path:
+        return self._directory / f"{digest}.raw"
+
+    def temporary(self, version: int) -> Path:
+        return self._directory / f"staging-{version}.tmp"
+
+    def adopt(self, temporary: Path, digest: str) -> None:
+        os.replace(temporary, self.path(digest))
+        self._sound.add(digest)
+
+    def usable(self, digest: str, manifest: Manifest) -> bool:
+        """Whether the version's bytes are here; checked once per process."""
+        if digest not in self._sound and self._matches(digest, manifest):
+            self._sound.add(digest)
+        return digest in self._sound
+
+    def weights(self, digest: str, tensors: tuple[TensorEntry, ...]) -> Weights:
+        return Weights(tensors, map_file(self.path(digest)))
+
+    def keep_only(self, digests: Iterable[str]) -> None:
+        keep = set(digests)
+        for path in self._directory.iterdir():
+            if path.stem not in keep:
+                path.unlink(missing_ok=True)
+        self._sound &= keep
+
+    def _matches(self, digest: str, manifest: Manifest) -> bool:
+        path = self.path(digest)
+        if not path.exists() or path.stat().st_size != manifest.size_bytes:
+            return False
+        view, at = map_file(path), 0
+        for tensor in manifest.tensors:
+            if digest_bytes(view[at : at + tensor.size_bytes]) != tensor.digest:
+                return False
+            at += tensor.size_bytes
+        return True
+
+
+def write_delta(
+    base: Weights, base_ref: BaseRef, new: Weights, cutter: ShardCutter, pool: ThreadPoolExecutor, span_bytes: int
+) -> Form:
+    """Encode block after block on the pool, a few ahead, and cut the results into shards in order."""
+    from shoal.broadcast.blocks import encode_block  # compiled code, needed for deltas only
+
+    sizes: list[int] = []
+    pending: deque[Future[bytes]] = deque()
+
+    def take_one() -> None:
+        payload = pending.popleft().result()
+        sizes.append(len(payload))
+        cutter.feed(payload)
+
+    for block in partition(new.tensors, span_bytes):
+        if len(pending) >= BLOCKS_AHEAD:
+            take_one()
+        pending.append(pool.submit(encode_block, block, base, new))
+    while pending:
+        take_one()
+    return Form(kind="delta", base=base_ref, shards=cutter.finish(), span_bytes=span_bytes, block_bytes=tuple(sizes))

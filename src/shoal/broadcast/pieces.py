@@ -1,0 +1,84 @@
+"""How a model is cut into blocks that are encoded, sent and applied one by one.
+
+A piece is a run of numbers of one tensor; a block is a list of pieces of bounded size. The cut follows from the list of tensors
+and the span alone, so both sides make the same one and nothing about it travels.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a number type lies in its bits."""
+
+    width: int
+    exponent_shift: int
+
+    @property
+    def magnitude(self) -> int:
+        return (1 << (self.width - 1)) - 1
+
+    @property
+    def exponents(self) -> int:
+        return (self.magnitude >> self.exponent_shift) + 1
+
+    @property
+    def storage(self) -> str:
+        return f"<u{self.width // 8}"
+
+
+LAYOUTS = {"bfloat16": Layout(16, 7), "float16": Layout(16, 10), "float32": Layout(32, 23)}
+
+ITEM_BYTES = {dtype: layout.width // 8 for dtype, layout in LAYOUTS.items()}
+
+
+class Shaped(Protocol):
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Piece:
+    tensor: int
+    start: int
+    count: int
+    item_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.count * self.item_bytes
+
+
+Block = list[Piece]
+
+
+def partition(tensors: Sequence[Shaped], span_bytes: int) -> list[Block]:
+    """Blocks of at most `span_bytes` (more only if a single number is larger), in the order of the tensors."""
+    blocks: list[Block] = []
+    room = 0
+    for number, tensor in enumerate(tensors):
+        item_bytes = ITEM_BYTES[tensor.dtype]
+        start, end = 0, math.prod(tensor.shape)
+        while start < end:
+            if room < item_bytes:
+                blocks.append([])
+                room = max(span_bytes, item_bytes)
+            count = min(end - start, room // item_bytes)
+            blocks[-1].append(Piece(number, start, count, item_bytes))
+            start += count
+            room -= count * item_bytes
+    return blocks
+
+
+def offsets(tensors: Sequence[Shaped]) -> list[int]:
+    """Where each tensor begins when all lie one after the other."""
+    starts, at = [], 0
+    for tensor in tensors:
+        starts.append(at)
+        at += math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+    return starts

@@ -1,0 +1,157 @@
+"""Deltas from the publisher through relays to a client's disk."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shoal.broadcast import Origin, OriginServer, Relay, WeightClient, WireTensor
+from shoal.broadcast.manifest import open_manifest
+from shoal.metrics import Metrics
+
+from .conftest import RUN_KEY, Mirror
+from .test_client import weights_of
+
+MakeClient = Callable[..., WeightClient]
+
+
+def version_tensors(version: int) -> list[WireTensor]:
+    """Weights of which each version changes a few numbers of the one before."""
+    data = bytearray(random.Random(0).randbytes(20_000))
+    for number in range(1, version + 1):
+        rng = random.Random(number)
+        for _ in range(30):
+            data[rng.randrange(len(data))] ^= 1
+    half = len(data) // 2
+    return [
+        WireTensor("a", "bfloat16", (half // 2,), bytes(data[:half])),
+        WireTensor("b", "float32", (half // 40, 10), memoryview(bytes(data[half:]))),
+    ]
+
+
+def version_bytes(version: int) -> bytes:
+    return b"".join(bytes(tensor.data) for tensor in version_tensors(version))
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Origin:
+    return new_origin(tmp_path / "origin")
+
+
+def new_origin(root: Path) -> Origin:
+    return Origin(
+        root, RUN_KEY, shard_bytes=1000, anchor_every=4, delta_from_bytes=0, span_bytes=3000, keep_versions=3, grace_s=0
+    )
+
+
+def publish(origin: Origin, version: int) -> str:
+    digest = origin.stage(version, version_tensors(version)).manifest_digest
+    origin.announce(ledger_head="")
+    return digest
+
+
+def kinds(origin: Origin, digest: str) -> list[str]:
+    return [form.kind for form in open_manifest(origin.store.read("manifests", digest), RUN_KEY.public).forms]
+
+
+def test_anchors_appear_every_few_versions(origin: Origin) -> None:
+    published = [kinds(origin, publish(origin, version)) for version in range(6)]
+    assert published == [["full"], ["delta"], ["delta"], ["delta"], ["full", "delta"], ["delta"]]
+
+
+def test_follower_fetches_only_changes(origin: Origin, origin_server: OriginServer, make_client: MakeClient) -> None:
+    metrics = Metrics()
+    client = make_client(origin_server.url, metrics=metrics)
+    client.fetch_version(0, publish(origin, 0))
+    for version in range(1, 6):
+        before = metrics.counters["bytes_received"]
+        directory = client.fetch_version(version, publish(origin, version))
+        assert weights_of(directory) == version_bytes(version)
+        assert metrics.counters["bytes_received"] - before < 6000
+
+
+def test_late_joiner_rebuilds_from_the_anchor(
+    origin: Origin, origin_server: OriginServer, make_relay: Callable[..., Relay], make_client: MakeClient
+) -> None:
+    digests = [publish(origin, version) for version in range(4)]
+    client = make_client(make_relay(origin_server.url).url)
+    client.head(newer_than=0, wait_s=20)
+    assert weights_of(client.fetch_version(3, digests[3])) == version_bytes(3)
+
+
+def test_every_announced_version_stays_reconstructible(
+    origin: Origin, origin_server: OriginServer, make_client: MakeClient
+) -> None:
+    for version in range(7):
+        publish(origin, version)
+        assert origin.head is not None
+        for entry in origin.head.versions:
+            client = make_client(origin_server.url, name=f"client-{version}-{entry.version}")
+            directory = client.fetch_version(entry.version, entry.manifest_digest)
+            assert weights_of(directory) == version_bytes(entry.version)
+
+
+def test_restarted_origin_goes_on_with_deltas(origin: Origin) -> None:
+    publish(origin, 0)
+    again = new_origin(origin.root)
+    assert kinds(again, publish(again, 1)) == ["delta"]
+
+
+def test_damaged_baseline_is_not_used(origin: Origin) -> None:
+    publish(origin, 0)
+    (baseline,) = (origin.root / ".baselines").iterdir()
+    baseline.write_bytes(bytes(20_000))
+    again = new_origin(origin.root)
+    assert kinds(again, publish(again, 1)) == ["full"]
+
+
+def test_version_that_was_staged_but_never_announced_is_no_base(origin: Origin) -> None:
+    publish(origin, 0)
+    origin.stage(1, version_tensors(5))
+    digest = publish(origin, 1)
+    form = open_manifest(origin.store.read("manifests", digest), RUN_KEY.public).form("delta")
+    assert form is not None
+    assert form.base is not None
+    assert form.base.version == 0
+
+
+def test_versions_staged_together_chain(origin: Origin, origin_server: OriginServer, make_client: MakeClient) -> None:
+    publish(origin, 0)
+    origin.stage(1, version_tensors(1))
+    digest = publish(origin, 2)
+    client = make_client(origin_server.url)
+    assert weights_of(client.fetch_version(2, digest)) == version_bytes(2)
+
+
+def test_dense_update_travels_in_full(origin: Origin) -> None:
+    publish(origin, 0)
+    other = [
+        WireTensor(tensor.name, tensor.dtype, tensor.shape, random.Random(9).randbytes(10_000))
+        for tensor in version_tensors(0)
+    ]
+    publication = origin.stage(1, other)
+    assert publication.kind == "full"
+    assert kinds(origin, publication.manifest_digest) == ["full"]
+
+
+def test_damaged_base_is_noticed_and_fetched_again(
+    origin: Origin, make_mirror: Callable[..., Mirror], make_client: MakeClient
+) -> None:
+    first = publish(origin, 0)
+    mirror = make_mirror()
+    directory = make_client(mirror.url).fetch_version(0, first)
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-2] + b"??")
+    again = make_client(mirror.url)
+    assert weights_of(again.fetch_version(1, publish(origin, 1))) == version_bytes(1)
+
+
+def test_base_damaged_while_the_client_runs_is_replaced(
+    origin: Origin, origin_server: OriginServer, make_client: MakeClient
+) -> None:
+    client = make_client(origin_server.url)
+    directory = client.fetch_version(0, publish(origin, 0))
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-2] + b"??")
+    assert weights_of(client.fetch_version(1, publish(origin, 1))) == version_bytes(1)
