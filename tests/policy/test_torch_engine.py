@@ -129,16 +129,18 @@ def test_equal_prompts_are_prefilled_once(model_directory: Directory, monkeypatc
     prefilled: list[int] = []
     prefill = engine._runner.prefill
 
-    def counting(ids: torch.Tensor, *, keep: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def counting(ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         prefilled.append(ids.shape[0])
-        return prefill(ids, keep=keep)
+        return prefill(ids)
 
     monkeypatch.setattr(engine._runner, "prefill", counting)
     requests = [
         GenerationRequest((4, 5, 6 + prompt), 7 * prompt + sample, 3) for sample in range(5) for prompt in (0, 1)
     ]
-    assert len(engine.generate(requests, temperature=1.0)) == 10
+    completions = engine.generate(requests, temperature=1.0)
     assert sum(prefilled) == 2
+    engine.score(score_requests(requests, completions), temperature=1.0)
+    assert sum(prefilled) == 4
 
 
 def test_commitments_match_the_states_that_scoring_sees(model_directory: Directory) -> None:

@@ -50,6 +50,7 @@ LATENT: dict[str, Any] = {
 }
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: LlamaConfig(**SHAPE, tie_word_embeddings=True),
+    "llama-32": lambda: LlamaConfig(**SHAPE, head_dim=32, tie_word_embeddings=True),
     "llama-biased": lambda: LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
     "qwen2": lambda: Qwen2Config(**SHAPE),
     "qwen2-windowed": lambda: Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=8, max_window_layers=1),

@@ -1,13 +1,13 @@
 """The attention function that the engine registers with Transformers: any model that uses its attention interface can run.
 
 The model is called without a cache of its own; keys and values pass through here. A `PrefillStep` attends causally inside
-right-padded prompts (padding comes last, so no mask is needed) and can keep what the cache needs; a `DecodeStep` appends one
-position per row to the cache and attends to it. Features that these two do not compute are refused, never ignored.
+right-padded sequences (padding comes last, so no mask is needed) and keeps keys and values; a `ContinuationStep` goes on from
+there; a `DecodeStep` appends one position per row to the cache. Features that these do not compute are refused, never ignored.
 
 Shapes: B sequences, S positions, R rows, H query heads, K key-value heads, G = H/K, L cached positions, d head size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -48,24 +48,52 @@ def attending(step: Step) -> Iterator[None]:
 
 
 class PrefillStep:
-    """Whole sequences, right-padded; `entries` collects keys and values alternately, layer by layer, if they are kept."""
+    """Whole sequences, right-padded; `entries` collects keys and values alternately, layer by layer."""
 
-    def __init__(self, *, keep: bool) -> None:
-        self.keep = keep
+    def __init__(self) -> None:
         self.entries: list[Tensor] = []
 
     def attend(
         self, layer: int, query_BHSd: Tensor, key_BKSd: Tensor, value_BKSd: Tensor, scale: float, window: int | None
     ) -> Tensor:
-        if self.keep:
-            assert layer == len(self.entries) // 2, "layers run in order"
-            self.entries += [key_BKSd, value_BKSd]
+        assert layer == len(self.entries) // 2, "layers run in order"
+        self.entries += [key_BKSd, value_BKSd]
         length = query_BHSd.shape[2]
-        mask = None if window is None or length <= window else _window_mask(length, window, query_BHSd.device)
+        mask = None if window is None or length <= window else _visible(length, window, query_BHSd.device)
         attended_BHSd = F.scaled_dot_product_attention(
             query_BHSd, key_BKSd, value_BKSd, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
         )
         return attended_BHSd.transpose(1, 2)
+
+
+class ContinuationStep:
+    """Right-padded sequences that go on after prompts whose entries are known; `source_B` names the prompt of each."""
+
+    def __init__(self, entries: Sequence[Tensor], source_B: Tensor, positions_BS: Tensor) -> None:
+        self.entries, self.source_B, self.positions_BS = entries, source_B, positions_BS
+        self._masks: dict[int | None, Tensor] = {}
+
+    def attend(
+        self, layer: int, query_BHSd: Tensor, key_BKSd: Tensor, value_BKSd: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        keys = torch.cat([self.entries[2 * layer][self.source_B], key_BKSd], dim=2)
+        values = torch.cat([self.entries[2 * layer + 1][self.source_B], value_BKSd], dim=2)
+        attended_BHSd = F.scaled_dot_product_attention(
+            query_BHSd, keys, values, attn_mask=self._mask(window), scale=scale, enable_gqa=True
+        )
+        return attended_BHSd.transpose(1, 2)
+
+    def _mask(self, window: int | None) -> Tensor:
+        """True where a query may see a key: of the prompt those before its end, of its own those up to itself."""
+        if window not in self._masks:
+            device, length = self.positions_BS.device, self.positions_BS.shape[1]
+            columns_L = torch.arange(self.entries[0].shape[2], device=device)
+            prompt_BSL = (columns_L < self.positions_BS[:, :1, None]).expand(-1, length, -1)
+            if window is not None:
+                prompt_BSL = prompt_BSL & (self.positions_BS[:, :, None] - columns_L < window)
+            own_BSS = _visible(length, window, device).expand(prompt_BSL.shape[0], -1, -1)
+            self._masks[window] = torch.cat([prompt_BSL, own_BSS], dim=2)[:, None]
+        return self._masks[window]
 
 
 class DecodeStep:
@@ -116,10 +144,10 @@ class DecodeStep:
         return self._masks[window]
 
 
-def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
+def _visible(length: int, window: int | None, device: torch.device) -> Tensor:
     """True where query i may see key j: i − window < j ≤ i."""
     distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
-    return (distance >= 0) & (distance < window)
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
 def _attention(

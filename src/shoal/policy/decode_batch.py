@@ -9,13 +9,13 @@ Shapes: R live rows, Z slots, N longest output, D hidden size, V vocabulary.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shoal.policy.engine import Completion, GenerationRequest, signed_seed
 from shoal.policy.kv_cache import KeyValueCache
+from shoal.policy.prompts import PrefilledPrompts, prefill_prompts
 from shoal.policy.runner import ModelRunner
 from shoal.proofs.commitments import CHUNK_TOKENS, build_proofs
 from shoal.proofs.sampling import choose_tokens
@@ -25,20 +25,6 @@ _TOKEN, _POSITION, _COUNT, _SEED, _LIMIT, _SLOT = range(6)
 _PROOF_BATCH = 64
 # A prefill costs a pass through the model however few prompts it has, so requests enter once 1/8 of the rows is free.
 _ADMISSION_SHARE = 8
-
-
-@dataclass
-class PrefilledPrompts:
-    index: dict[tuple[int, ...], int]
-    entries: list[Tensor]
-    states_PD: Tensor
-
-    def only(self, prompt: tuple[int, ...]) -> "PrefilledPrompts":
-        at = self.index[prompt]
-        part = slice(at, at + 1)
-        return PrefilledPrompts(
-            {prompt: 0}, [entry[part].clone() for entry in self.entries], self.states_PD[part].clone()
-        )
 
 
 class DecodeBatch:
@@ -106,22 +92,11 @@ class DecodeBatch:
             return self._shared
         distinct = dict.fromkeys(self.requests[index].prompt_tokens for index in taken)
         fitting = max(1, self.prefill_tokens // len(first))  # the first is the longest
-        return self._prefill(list(distinct)[:fitting])
-
-    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> PrefilledPrompts:
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        width = int(lengths.max())
-        ids_PL = torch.tensor(
-            [list(prompt) + [0] * (width - len(prompt)) for prompt in prompts], device=self.runner.device
-        )
-        states_PLD, entries = self.runner.prefill(ids_PL, keep=True)
-        last_PD = states_PLD[torch.arange(len(prompts)), lengths - 1]
-        return PrefilledPrompts({prompt: at for at, prompt in enumerate(prompts)}, entries, last_PD)
+        return prefill_prompts(self.runner, list(distinct)[:fitting])
 
     def _enter(self, prompts: PrefilledPrompts, entering: Sequence[int]) -> None:
         device = self.runner.device
-        sources = [prompts.index[self.requests[index].prompt_tokens] for index in entering]
-        source_R = torch.tensor(sources, device=device)
+        source_R = prompts.sources([self.requests[index].prompt_tokens for index in entering])
         for plane, entries in enumerate(prompts.entries):
             self.cache.write_prompts(plane, self._live, source_R, entries)
         rows = slice(self._live, self._live + len(entering))

