@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from shoal import __version__
-from shoal.config import ShoalConfig, describe, load_config, to_toml
+from shoal.config import ShoalConfig, describe, load_config, reference_page, to_toml
 from shoal.errors import ConfigError, IntegrityError, ShoalError
 from shoal.rundir import RunDirectory
 
@@ -251,8 +251,13 @@ def doctor() -> None:
 
 
 @app.command("config")
-def show_settings() -> None:
+def show_settings(
+    markdown: Annotated[bool, typer.Option("--markdown", help="As the reference page of the docs.")] = False,
+) -> None:
     """Every setting with its default and its reason."""
+    if markdown:
+        typer.echo(reference_page(), nl=False)
+        return
     for key, default, reason in describe():
         typer.echo(f"{key} = {default}\n    {reason}")
 

@@ -261,6 +261,20 @@ def describe() -> Iterable[tuple[str, str, str]]:
             yield f"{section}.{name}", json.dumps(field.default, default=str), field.description or ""
 
 
+def reference_page() -> str:
+    """`docs/config.md`: one table per section."""
+    lines = ["# Settings", "", "Made by `shoal config --markdown`; a test keeps it true. Every setting can be given as"]
+    lines += ["`--section.name VALUE` to any command that takes a run file.", ""]
+    section = ""
+    for key, default, reason in describe():
+        if key.split(".")[0] != section:
+            section = key.split(".")[0]
+            lines += ["", f"## [{section}]", "", "| setting | default | why |", "|---|---|---|"]
+        name, text = key.split(".")[1], " ".join(reason.split()).replace("|", "\\|")
+        lines.append(f"| `{name}` | `{default}` | {text} |")
+    return "\n".join(lines) + "\n"
+
+
 def to_toml(config: ShoalConfig) -> str:
     lines: list[str] = []
     for section, values in config.model_dump(mode="json").items():

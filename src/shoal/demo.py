@@ -21,7 +21,16 @@ from shoal.coordinator.server import bind
 from shoal.errors import ShoalError, UnavailableError
 from shoal.files import write_atomic
 from shoal.locks import hold
-from shoal.observe import LiveView, failures, headline, summarise, write_report, write_summary
+from shoal.observe import (
+    LiveView,
+    ViewExtra,
+    failures,
+    headline,
+    summarise,
+    write_picture,
+    write_report,
+    write_summary,
+)
 from shoal.protocol.api import HistoryView, StatusView
 from shoal.protocol.client import CoordinatorClient
 from shoal.rundir import RunDirectory
@@ -32,7 +41,7 @@ CHEATS = ("stale", "rewards")
 LOCK_FILE = "supervisor.lock"
 WRITTEN_BY_A_RUN = (
     *("run.toml", "descriptor.json", "keys", "origin", "coordinator", "trainer", "validator", "evaluator"),
-    *("relay-*", "workers", "logs", "events", "create.lock", "summary.json", "report.html", "ledger.jsonl"),
+    *("relay-*", "workers", "logs", "events", "create.lock", "summary.json", "report.html", "view.svg", "ledger.jsonl"),
 )
 INTERRUPTED = 130
 LOOK_INTERVAL_S = 0.5
@@ -167,6 +176,7 @@ def _run_demo(config: ShoalConfig, console: Console, honest_workers: int, fresh:
         role_restarts=watch.restarts,
     )
     broken = failures(summary)
+    write_picture(directory.root / "view.svg", status, history, ViewExtra("shoal demo"), columns=110)
     write_summary(directory.root / "summary.json", summary)
     write_report(
         directory.root / "report.html",

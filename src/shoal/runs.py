@@ -63,7 +63,18 @@ def _create(directory: RunDirectory, config: ShoalConfig) -> None:
     busy = f"Another process has been making the run in {directory.root} for {CREATE_DEADLINE_S:.0f} s."
     with hold(directory.root / "create.lock", busy, wait_s=CREATE_DEADLINE_S):
         if not directory.is_initialised:
+            _compile_proofs()
             _write(directory, config, model_directory, tasks, numerics_classes)
+
+
+def _compile_proofs() -> None:
+    """Fills the cache of compiled loops, or every worker and validator of this host would compile them at the same time."""
+    import torch
+
+    from shoal.proofs.commitments import build_proofs, compare_chunks
+
+    states = torch.ones(1, 4)
+    compare_chunks(build_proofs([states]), [states])
 
 
 def _write(
