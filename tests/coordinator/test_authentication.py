@@ -264,6 +264,7 @@ def test_a_body_that_is_too_large_is_refused_with_and_without_its_length(swarm: 
     assert_refused(send(swarm, signed(swarm, body=large), body=large), 413, "too_large")
     chunks = (b" " * (1 << 20) for _ in range(6))
     assert_refused(swarm.http.post("/v1/workers", content=chunks, headers=signed(swarm)), 413, "too_large")
+    assert_refused(swarm.http.request("GET", "/v1/submissions/x/file", content=large), 413, "too_large")
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,17 @@ def test_a_waiting_trainer_is_woken_by_the_verdict_that_completes_its_batch(swar
     assert answer.batch is not None
 
 
+def test_a_waiting_validator_is_told_that_the_run_is_finished(tmp_path: Path) -> None:
+    with running(tmp_path, small_config(run={"steps": 1})) as swarm, ThreadPoolExecutor(1) as pool:
+        swarm.publish(0)
+        (ann,) = swarm.join("ann")
+        swarm.produce(ann)
+        waiting = pool.submit(swarm.client("validator").claim, api.ClaimBody(request_id="request-0", wait_s=30))
+        swarm.publish(1)
+        answer = waiting.result(PATIENCE_S)
+        assert (answer.claim, answer.run_state) == (None, "finished")
+
+
 def test_a_trainer_that_waits_in_vain_is_told_for_whom(swarm: Swarm) -> None:
     swarm.publish(0)
     (ann,) = swarm.join("ann")

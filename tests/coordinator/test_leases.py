@@ -5,7 +5,13 @@ from shoal.coordinator.leases import DROPS_PER_STEP, StepLoad, lease_seconds, le
 
 TRUST = TrustConfig(key_share=0.5, probation_share=0.25)
 LOAD = StepLoad(
-    slots_of_key=0, drops_of_key=0, slots_of_probation=0, slots_planned=10, others_work=True, proven_work=True
+    slots_of_key=0,
+    drops_of_key=0,
+    slots_of_probation=0,
+    slots_planned=10,
+    slots_outstanding=1,
+    others_work=True,
+    proven_work=True,
 )
 
 
@@ -48,6 +54,11 @@ def test_all_keys_on_probation_together_fill_no_more_than_their_share_while_prov
     assert not may_lease(load(slots_of_probation=3), True, TRUST)
     assert may_lease(load(slots_of_probation=3), False, TRUST)
     assert may_lease(load(slots_of_probation=9, proven_work=False), True, TRUST)
+
+
+def test_shares_never_keep_a_step_waiting_on_which_nobody_works() -> None:
+    assert may_lease(load(slots_of_key=9, slots_of_probation=9, slots_outstanding=0), True, TRUST)
+    assert not may_lease(load(drops_of_key=DROPS_PER_STEP, slots_outstanding=0), True, TRUST)
 
 
 def test_a_small_step_leaves_everybody_one_slot() -> None:

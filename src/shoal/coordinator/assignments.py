@@ -83,7 +83,7 @@ def _pick_slot(connection: sqlite3.Connection, context: Context, step: int, work
     wanted = batches.decide(view, context.config.training).groups_wanted
     if wanted == 0:
         return None
-    load = _step_load(connection, context, step, key, view.judged_groups + view.outstanding_groups + wanted)
+    load = _step_load(connection, context, view, key, wanted)
     if not leases.may_lease(load, worker["state"] != "active", context.config.trust):
         return None
     dropped = connection.execute(
@@ -99,20 +99,24 @@ def _pick_slot(connection: sqlite3.Connection, context: Context, step: int, work
     return slot
 
 
-def _step_load(connection: sqlite3.Connection, context: Context, step: int, key: str, groups: int) -> leases.StepLoad:
+def _step_load(
+    connection: sqlite3.Connection, context: Context, view: batches.StepView, key: str, wanted: int
+) -> leases.StepLoad:
     rows = connection.execute(
         "SELECT workers.*, SUM(leases.state IN ('leased','submitted')) AS filled,"
         " SUM(leases.state IN ('returned','expired','abandoned')) AS dropped"
         " FROM leases JOIN workers ON workers.key = leases.worker WHERE leases.step=? GROUP BY leases.worker",
-        (step,),
+        (view.step,),
     ).fetchall()
+    per_slot = context.descriptor.rollouts.tasks_per_slot
     own = [row for row in rows if row["key"] == key]
     unproven = [row for row in rows if earned_state(context, row) not in ("active", "banned")]
     return leases.StepLoad(
         slots_of_key=sum(row["filled"] for row in own),
         drops_of_key=sum(row["dropped"] for row in own),
         slots_of_probation=sum(row["filled"] for row in unproven),
-        slots_planned=-(-groups // context.descriptor.rollouts.tasks_per_slot),
+        slots_planned=-(-(view.judged_groups + view.outstanding_groups + wanted) // per_slot),
+        slots_outstanding=view.outstanding_groups // per_slot,
         others_work=context.others_work(key, proven=False),
         proven_work=context.others_work(key, proven=True),
     )

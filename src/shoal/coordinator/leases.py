@@ -3,7 +3,8 @@
 The lease names the policy version, so nobody picks an old policy: it is the newest one that the worker holds inside the
 asynchrony window. A dropped slot goes, unchanged, to a different key, and who drops many gets no more: nobody shops for easy
 slots. No key fills more than its share of a step while others work, and neither do all keys on probation together while proven
-ones work. *Work* means: was granted a lease lately. A key that only shows life could otherwise stall the swarm.
+ones work. *Work* means: was granted a lease lately; a key that only shows life could otherwise stall the swarm. And shares never
+keep a step waiting on which nobody works.
 """
 
 import math
@@ -43,18 +44,21 @@ class StepLoad:
     drops_of_key: int
     slots_of_probation: int
     slots_planned: int
+    slots_outstanding: int
     others_work: bool
     proven_work: bool
 
 
 def may_lease(load: StepLoad, on_probation: bool, trust: TrustConfig) -> bool:
-    if load.others_work and (
-        load.drops_of_key >= DROPS_PER_STEP or load.slots_of_key >= _share(trust.key_share, load.slots_planned)
-    ):
+    if load.others_work and load.drops_of_key >= DROPS_PER_STEP:
         return False
-    if not on_probation or not load.proven_work:
+    if load.slots_outstanding == 0:
         return True
-    return load.slots_of_probation < _share(trust.probation_share, load.slots_planned)
+    if load.others_work and load.slots_of_key >= _share(trust.key_share, load.slots_planned):
+        return False
+    if on_probation and load.proven_work:
+        return load.slots_of_probation < _share(trust.probation_share, load.slots_planned)
+    return True
 
 
 def _share(fraction: float, slots: int) -> int:

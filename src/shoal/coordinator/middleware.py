@@ -43,7 +43,9 @@ class BodyLimit:
                 raise HTTPException(413, f"The body is larger than {MAX_JSON_BYTES} bytes.")
             return message
 
-        streams = scope["type"] != "http" or scope["path"].startswith(
-            UPLOADS
-        )  # uploads go to disk and count themselves
-        await self._app(scope, receive if streams else bounded, send)
+        await self._app(scope, receive if _is_upload(scope) else bounded, send)
+
+
+def _is_upload(scope: Scope) -> bool:
+    """Uploads go to disk and count their bytes themselves."""
+    return scope["type"] == "http" and scope["method"] == "PUT" and bool(scope["path"].startswith(UPLOADS))

@@ -38,7 +38,7 @@ def owner_routes(service: Service) -> APIRouter:
         deadline, ticket = clock() + body.wait_s, service.bell.ticket()
         operation = judging.claim_operation(context, caller.key, body)
         answer = await service.write(caller, operation)
-        while answer.claim is None and (left_s := deadline - clock()) > 0:
+        while answer.claim is None and answer.run_state != "finished" and (left_s := deadline - clock()) > 0:
             await until_changed(ticket, left_s)
             ticket = service.bell.ticket()
             answer = await service.again(operation)
@@ -72,7 +72,7 @@ def owner_routes(service: Service) -> APIRouter:
             head = steps.publish(connection, context, caller.key, body)
             return api.VersionAnswer(ledger_head=head, run_state=steps.run_state(connection, context))
 
-        return await service.write(caller, operation)
+        return await service.write(caller, operation, rings=True)
 
     @router.post("/v1/evaluations")
     async def evaluation(body: api.EvaluationBody, caller: Caller) -> api.EvaluationAnswer:
