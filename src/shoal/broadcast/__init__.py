@@ -2,10 +2,11 @@
 
 from shoal.broadcast.book import RelayReport
 from shoal.broadcast.client import WeightClient
+from shoal.broadcast.limits import ServerLimits
 from shoal.broadcast.manifest import Head, Manifest, VersionEntry, WireTensor
 from shoal.broadcast.origin import Origin, Publication
 from shoal.broadcast.relay import Relay, run_relay
-from shoal.broadcast.server import OriginServer, ServerLimits, serve_origin
+from shoal.broadcast.server import OriginServer, serve_origin
 
 __all__ = [
     "Head",

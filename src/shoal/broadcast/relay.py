@@ -14,9 +14,11 @@ from pathlib import Path
 
 from shoal.broadcast.heads import HeadWatch
 from shoal.broadcast.library import Library
+from shoal.broadcast.limits import ServerLimits
+from shoal.broadcast.listening import ServerThread
 from shoal.broadcast.manifest import MAX_DESCRIPTOR_BYTES, Head, Manifest, ShardEntry, open_descriptor
 from shoal.broadcast.retention import needed_manifests, prune
-from shoal.broadcast.server import DirectoryServer, ServerLimits, ServerThread
+from shoal.broadcast.server import DirectoryServer
 from shoal.broadcast.sources import Sources
 from shoal.broadcast.store import Readers, Store
 from shoal.broadcast.wanted import Wanted
@@ -73,7 +75,7 @@ class Relay:
         directory = DirectoryServer(
             self._store, readers=self._readers, metrics=self.metrics, limits=limits, expected=self._wanted.expects
         )
-        self._server = ServerThread(directory.application, host, port, name="relay")
+        self._server = ServerThread(directory.application, host, port, name="relay", limits=limits)
 
     @property
     def url(self) -> str:

@@ -2,38 +2,35 @@
 
 GET /head.json?newer_than=COUNTER&wait_s=S answers as soon as the head's counter passes COUNTER. GET /shards/DIGEST?wait_s=S
 holds the request for a file that is on its way. Everything else is a plain static file, so any web server can stand in.
-Requests per client and in all are limited; refusals are JSON `{code, message, hint}`.
+Connections, requests and bytes per second are limited; refusals are JSON `{code, message, hint}`.
 """
 
 import asyncio
 import contextlib
-import json
 import os
 import threading
-from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
 
+from shoal.broadcast.limits import Places, ServerLimits, Throttle
+from shoal.broadcast.listening import Guard, ServerThread
 from shoal.broadcast.store import Folder, Readers, Store
-from shoal.errors import IntegrityError, UnavailableError
+from shoal.broadcast.waiting import Arrivals, HeadPointer
 from shoal.files import is_digest
-from shoal.identity import Envelope
 from shoal.metrics import Metrics
 
 MAX_WAIT_S = 30.0
-WATCH_INTERVAL_S = 0.025
-IMMUTABLE = {"Cache-Control": "public, max-age=31536000, immutable", "Content-Type": "application/octet-stream"}
+THROTTLED_PIECE_BYTES = 64 << 10
+PIECE_BYTES = 8 << 20
+IMMUTABLE = {
+    "Cache-Control": "public, max-age=31536000, immutable",
+    "Content-Type": "application/octet-stream",
+    "Accept-Ranges": "bytes",
+}
 POINTER = {"Cache-Control": "no-store", "Content-Type": "application/json"}
-
-
-@dataclass(frozen=True)
-class ServerLimits:
-    requests_per_client: int = 64
-    requests_total: int = 1024
 
 
 class DirectoryServer:
@@ -53,9 +50,10 @@ class DirectoryServer:
         self._metrics = metrics or Metrics()
         self._limits = limits or ServerLimits()
         self._expected = expected
+        self._throttle = Throttle(self._limits)
+        self._places = Places(self._limits.requests_per_client, self._limits.requests_total)
         self._pointer = HeadPointer(store.root / "head.json")
         self._arrivals = Arrivals()
-        self._active: Counter[str] = Counter()
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._limit], client_max_size=1024)
@@ -99,7 +97,7 @@ class DirectoryServer:
         path = self._store.root / "descriptor.json"
         if not path.exists():
             return refusal(404, "no_descriptor", "There is no run descriptor here.")
-        return web.FileResponse(path, headers=POINTER)
+        return web.Response(body=path.read_bytes(), headers=POINTER)
 
     async def _get_file(self, request: web.Request) -> web.StreamResponse:
         folder: Folder = "shards" if request.match_info["folder"] == "shards" else "manifests"
@@ -116,155 +114,75 @@ class DirectoryServer:
                     503, "not_yet", f"{digest[:12]}… is on its way here.", "Try again, or ask another relay."
                 )
         self._readers.touch(digest)
-        return _CountedFile(path, self._metrics)
+        body = FileBody(path, self._throttle, self._metrics, self._limits.stalled_after_s)
+        await body.send(request)
+        return body
 
     @web.middleware
     async def _limit(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         client = request.remote or ""
-        if (
-            self._active[client] >= self._limits.requests_per_client
-            or self._active.total() >= self._limits.requests_total
-        ):
+        protocol = request.transport.get_protocol() if request.transport is not None else None
+        if isinstance(protocol, Guard):
+            protocol.asked = True
+        if not self._places.enter(client):
             return refusal(429, "too_many_requests", "Too many requests at once.", "Use fewer connections.")
-        self._active[client] += 1
         try:
             return await handler(request)
         finally:
-            self._active[client] -= 1
-            if not self._active[client]:
-                del self._active[client]
+            self._places.leave(client)
 
 
-class _CountedFile(web.FileResponse):
-    def __init__(self, path: Path, metrics: Metrics) -> None:
-        super().__init__(path, chunk_size=1 << 18, headers=IMMUTABLE)
-        self._metrics = metrics
+class FileBody(web.StreamResponse):
+    """A whole file or one range of it, sent by the kernel, in pieces where bytes per second are limited."""
 
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        writer = await super().prepare(request)
-        self._metrics.count("bytes_sent", self.content_length or 0)
-        return writer
-
-
-class HeadPointer:
-    """The current head.json. It is watched on disk, so that whoever writes it need not live in this process."""
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, throttle: Throttle, metrics: Metrics, stalled_after_s: float) -> None:
+        super().__init__(headers=IMMUTABLE)
         self._path = path
-        self._stamp: tuple[int, int] | None = None
-        self._data: bytes | None = None
-        self._counter = 0
-        self._changed = asyncio.Event()
-        self._closed = False
+        self._throttle = throttle
+        self._metrics = metrics
+        self._stalled_after_s = stalled_after_s
 
-    async def get(self, newer_than: float, wait_s: float) -> bytes | None:
-        self._look()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                while not self._closed and self._counter <= newer_than:
-                    await self._changed.wait()
-        return self._data
+    async def send(self, request: web.BaseRequest) -> None:
+        # Opened here, not on a thread: the files are small and in the page cache, a hop costs more than the call.
+        with open(self._path, "rb", buffering=0) as file:
+            start, end = self._range(request, os.fstat(file.fileno()).st_size)
+            self.content_length = end - start
+            await self.prepare(request)
+            if request.method != "HEAD":
+                await self._send_pieces(request, file, start, end)
+            await self.write_eof()
 
-    def close(self) -> None:
-        self._closed = True
-        self._changed.set()
-
-    async def watch(self) -> None:
-        while True:
-            self._look()
-            await asyncio.sleep(WATCH_INTERVAL_S)
-
-    def _look(self) -> None:
+    def _range(self, request: web.BaseRequest, size: int) -> tuple[int, int]:
         try:
-            status = os.stat(self._path)
-            stamp = (status.st_mtime_ns, status.st_ino)
-            if stamp == self._stamp:
-                return
-            data = self._path.read_bytes()
-            self._counter = int(json.loads(Envelope.from_bytes(data).payload)["counter"])
-        except (FileNotFoundError, IntegrityError):
-            return
-        self._stamp, self._data = stamp, data
-        self._changed.set()
-        self._changed = asyncio.Event()
+            wanted = request.http_range
+        except ValueError:
+            wanted = slice(size, None, 1)
+        if wanted == slice(None, None, 1):
+            return 0, size
+        start, end, _ = wanted.indices(size)
+        if start >= end:
+            self.set_status(416)
+            self.headers["Content-Range"] = f"bytes */{size}"
+            return 0, 0
+        self.set_status(206)
+        self.headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+        return start, end
 
-
-class Arrivals:
-    """Requests that wait for a file on its way."""
-
-    def __init__(self) -> None:
-        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
-
-    async def wait(self, digest: str, wait_s: float) -> None:
-        arrived = asyncio.Event()
-        self._waiting[digest].add(arrived)
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await arrived.wait()
-        finally:
-            self._waiting[digest].discard(arrived)
-            if not self._waiting[digest]:
-                del self._waiting[digest]
-
-    def close(self) -> None:
-        for digest in list(self._waiting):
-            self.notify(digest)
-
-    def notify(self, digest: str) -> None:
-        for arrived in self._waiting.get(digest, ()):
-            arrived.set()
-
-
-class ServerThread:
-    """An application on an event loop of its own thread; `start` returns when it listens."""
-
-    def __init__(self, build: Callable[[], web.Application], host: str, port: int, *, name: str) -> None:
-        self._build = build
-        self._host = host
-        self._port = port
-        self._name = name
-        self._loop = asyncio.new_event_loop()
-        self._thread: threading.Thread | None = None
-        self._runner: web.AppRunner | None = None
-        self.port = port
-
-    @property
-    def url(self) -> str:
-        host = "127.0.0.1" if self._host in ("0.0.0.0", "") else self._host
-        return f"http://{host}:{self.port}"
-
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
-        self._thread.start()
-        try:
-            asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(timeout=30)
-        except OSError as error:
-            self.stop()
-            reason = error.strerror or str(error)
-            message = f"The {self._name} cannot listen on {self._host}:{self._port}: {reason}."
-            raise UnavailableError(message, hint="Choose another port, or stop whoever uses it.") from None
-
-    def stop(self) -> None:
-        if self._thread is None:
-            return
-        if self._runner is not None:
-            asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(timeout=30)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=30)
-        self._loop.close()
-        self._thread = None
-
-    async def _listen(self) -> None:
-        self._runner = web.AppRunner(
-            self._build(), access_log=None, keepalive_timeout=60, shutdown_timeout=1, handler_cancellation=True
-        )
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port, backlog=512)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+    async def _send_pieces(self, request: web.BaseRequest, file: FileIO, start: int, end: int) -> None:
+        loop = asyncio.get_running_loop()
+        client = request.remote or ""
+        piece_bytes = THROTTLED_PIECE_BYTES if self._throttle.active else PIECE_BYTES
+        while start < end:
+            count = min(end - start, piece_bytes)
+            await self._throttle.take(client, count)
+            if request.transport is None:
+                raise ConnectionResetError("the client is gone")
+            async with asyncio.timeout(self._stalled_after_s):
+                await loop.sendfile(request.transport, file, start, count)
+            start += count
+            self._metrics.count("bytes_sent", count)
 
 
 class OriginServer:
@@ -290,7 +208,7 @@ class OriginServer:
         def build() -> web.Application:
             return DirectoryServer(Store(root), readers=readers, metrics=metrics, limits=limits).application()
 
-        self._server = ServerThread(build, host, port, name="origin")
+        self._server = ServerThread(build, host, port, name="origin", limits=limits)
 
     @property
     def url(self) -> str:

@@ -1,0 +1,99 @@
+"""How much one client, and all together, may take: connections, requests under way, bytes per second.
+
+`Bucket` is the usual token bucket; taking waits until the bytes are there. All numbers are per process; what is not limited
+costs nothing.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MAX_KNOWN_CLIENTS = 4096
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """Rates are bytes per second; 0 means unlimited."""
+
+    requests_per_client: int = 256
+    requests_total: int = 2048
+    connections_per_client: int = 512
+    connections_total: int = 4096
+    bytes_s_per_client: float = 0
+    bytes_s_total: float = 0
+    first_request_within_s: float = 30.0
+    """A connection that says nothing for this long is closed."""
+    stalled_after_s: float = 60.0
+    """A client that takes no byte for this long is cut off."""
+
+
+class Bucket:
+    """Bytes that may be sent: refilled at a steady rate, up to a quarter of a second of it."""
+
+    def __init__(self, bytes_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bytes_s = bytes_s
+        self._clock = clock
+        self._level = bytes_s / 4
+        self._at = clock()
+
+    def delay(self, size_bytes: int) -> float:
+        """Take bytes and return how long to wait before sending them; the level may go below zero."""
+        if self._bytes_s <= 0:
+            return 0.0
+        now = self._clock()
+        self._level = min(self._bytes_s / 4, self._level + (now - self._at) * self._bytes_s) - size_bytes
+        self._at = now
+        return max(0.0, -self._level / self._bytes_s)
+
+    @property
+    def full(self) -> bool:
+        return self.delay(0) == 0.0 and self._level >= self._bytes_s / 4
+
+
+class Throttle:
+    """Bytes per second for all clients together and for each of them."""
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._limits = limits
+        self._all = Bucket(limits.bytes_s_total)
+        self._clients: dict[str, Bucket] = {}
+
+    @property
+    def active(self) -> bool:
+        return self._limits.bytes_s_per_client > 0 or self._limits.bytes_s_total > 0
+
+    async def take(self, client: str, size_bytes: int) -> None:
+        if self.active:
+            delay_s = max(self._all.delay(size_bytes), self._bucket(client).delay(size_bytes))
+            if delay_s > 0:
+                await asyncio.sleep(delay_s)
+
+    def _bucket(self, client: str) -> Bucket:
+        if len(self._clients) > MAX_KNOWN_CLIENTS:
+            self._clients = {name: bucket for name, bucket in self._clients.items() if not bucket.full}
+        return self._clients.setdefault(client, Bucket(self._limits.bytes_s_per_client))
+
+
+class Places:
+    """Counts who is here, and says whether one more may come."""
+
+    def __init__(self, per_client: int, total: int) -> None:
+        self._per_client = per_client
+        self._total = total
+        self._taken: Counter[str] = Counter()
+        self._sum = 0
+
+    def enter(self, client: str) -> bool:
+        if self._taken[client] >= self._per_client or self._sum >= self._total:
+            return False
+        self._taken[client] += 1
+        self._sum += 1
+        return True
+
+    def leave(self, client: str) -> None:
+        self._taken[client] -= 1
+        self._sum -= 1
+        if not self._taken[client]:
+            del self._taken[client]
