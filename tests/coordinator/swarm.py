@@ -99,7 +99,8 @@ class Swarm:
         self.store.write(lambda connection: begin(connection, self.context))
         collect_leftovers(self.store, self.context)
         sealed = self.context.descriptor.seal(keypair("run")).to_bytes()
-        self.http = TestClient(create_app(self.store, self.context, sealed), raise_server_exceptions=False)
+        self.app = create_app(self.store, self.context, sealed)
+        self.http = TestClient(self.app, raise_server_exceptions=False)
         self._ids = itertools.count()
 
     def client(self, name: str, **options: object) -> CoordinatorClient:

@@ -91,6 +91,17 @@ def test_a_waiting_validator_is_told_that_the_run_is_finished(tmp_path: Path) ->
         assert (answer.claim, answer.run_state) == (None, "finished")
 
 
+def test_nobody_is_left_waiting_when_the_coordinator_stops(swarm: Swarm) -> None:
+    swarm.publish(0)
+    with ThreadPoolExecutor(2) as pool:
+        validator = pool.submit(swarm.client("validator").claim, api.ClaimBody(request_id="request-0", wait_s=30))
+        trainer = pool.submit(swarm.client("trainer").batch, 0, 30.0)
+        assert swarm.http.portal is not None
+        swarm.http.portal.call(swarm.app.state.service.stop_waiting)
+        assert validator.result(PATIENCE_S).claim is None
+        assert "useful groups" in trainer.result(PATIENCE_S).waiting_for
+
+
 def test_a_trainer_that_waits_in_vain_is_told_for_whom(swarm: Swarm) -> None:
     swarm.publish(0)
     (ann,) = swarm.join("ann")

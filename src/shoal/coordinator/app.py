@@ -47,6 +47,7 @@ def create_app(store: Store, context: Context, descriptor_bytes: bytes) -> FastA
     app.include_router(public_routes(service, descriptor_bytes))
     app.include_router(worker_routes(service))
     app.include_router(owner_routes(service))
+    app.state.service = service
     return app
 
 

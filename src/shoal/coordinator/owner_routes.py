@@ -38,7 +38,9 @@ def owner_routes(service: Service) -> APIRouter:
         deadline, ticket = clock() + body.wait_s, service.bell.ticket()
         operation = judging.claim_operation(context, caller.key, body)
         answer = await service.write(caller, operation)
-        while answer.claim is None and answer.run_state != "finished" and (left_s := deadline - clock()) > 0:
+        while answer.claim is None and answer.run_state != "finished" and not service.stopping:
+            if (left_s := deadline - clock()) <= 0:
+                break
             await until_changed(ticket, left_s)
             ticket = service.bell.ticket()
             answer = await service.again(operation)
@@ -60,7 +62,7 @@ def owner_routes(service: Service) -> APIRouter:
             record = await service.read(lambda connection: steps.batch_record(connection, step))
             if record is not None:
                 return api.BatchAnswer(batch=record)
-            if (left_s := deadline - clock()) <= 0:
+            if service.stopping or (left_s := deadline - clock()) <= 0:
                 break
             await until_changed(ticket, left_s)
         waiting_for = await service.read(lambda connection: steps.missing(connection, context, step))

@@ -4,6 +4,7 @@ import logging
 import socket
 import sqlite3
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
@@ -29,13 +30,21 @@ def run_coordinator(directory: RunDirectory, *, on_ready: Callable[[str], None] 
     collect_leftovers(store, context)
     log.info("expected-loss rule: %s", loss_rule(context))
     app = create_app(store, context, directory.descriptor_file.read_bytes())
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
+    server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
     if on_ready is not None:
         on_ready(context.config.coordinator_url)
     try:
         server.run(sockets=[listener])
     finally:
         store.close()
+
+
+class _Server(uvicorn.Server):
+    """Ends long polls when it is told to stop; otherwise each would be cut off with a failure."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.config.app.state.service.stop_waiting()  # type: ignore[union-attr]  # always the app of create_app
+        super().handle_exit(sig, frame)
 
 
 def build_context(directory: RunDirectory) -> Context:

@@ -61,6 +61,12 @@ class Service:
 
     def __init__(self, store: Store, context: Context) -> None:
         self.store, self.context, self.bell = store, context, Bell()
+        self.stopping = False
+
+    def stop_waiting(self) -> None:
+        """Answers everybody who waits with what there is, so that a stop takes no longer than a request."""
+        self.stopping = True
+        self.bell.ring()
 
     async def write(
         self, signed: Signed, operation: Callable[[sqlite3.Connection], Result], *, rings: bool = False
