@@ -146,6 +146,18 @@ def test_it_watches_until_the_last_version_is_measured() -> None:
     assert host.updates == 3
 
 
+def test_while_the_swarm_starts_it_says_what_is_being_waited_for() -> None:
+    status, history = look("running")
+    nobody = status.model_copy(update={"workers": []})
+    unpublished = nobody.model_copy(update={"newest_version": -1})
+    host = Host((unpublished, history), (nobody, history), look("finished", STEPS))
+    host.watch().run()
+    assert host.waits[1:] == [
+        "the trainer loads the policy and publishes version 0",
+        "workers load the policy and measure this machine",
+    ]
+
+
 def test_restarts_are_counted_and_told_and_quiet_endings_are_not() -> None:
     host = Host(look("finished", STEPS))
     host.events = [
@@ -162,7 +174,7 @@ def test_restarts_are_counted_and_told_and_quiet_endings_are_not() -> None:
     assert host.notes == [
         ("trainer exited: killed by SIGKILL", "warn"),
         ("trainer restarted: pid 2", "warn"),
-        ("cheater-stale given up: exit code 78", "bad"),
+        ("cheater-stale has ended for good, see logs/cheater-stale.log", "bad"),
     ]
 
 

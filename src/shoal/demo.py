@@ -219,6 +219,8 @@ class Watch:
                 self.view.wait(f"the coordinator at {self.config.coordinator_url} does not answer yet")
                 continue  # the client has waited
             self.view.update(status, history)
+            if notice := _beginning(status):
+                self.view.wait(notice)
             if any(evaluation.version >= self.config.run.steps for evaluation in history.evaluations):
                 return status, history
             self._check_hope(status)
@@ -227,8 +229,10 @@ class Watch:
     def _look_after_roles(self) -> None:
         for event in self.supervisor.poll():
             self.restarts += event.kind == "restarted"
-            if _noteworthy(event):
-                self.view.note(event.text, "bad" if event.kind == "given_up" else "warn")
+            if event.kind == "given_up":
+                self.view.note(f"{event.role} has ended for good, see logs/{event.role}.log", "bad")
+            elif _noteworthy(event):
+                self.view.note(event.text, "warn")
 
     def _check_hope(self, status: StatusView) -> None:
         logs = self.config.run.dir / "logs"
@@ -246,9 +250,16 @@ class Watch:
 
 
 def _noteworthy(event: RoleEvent) -> bool:
-    """Not the end of a role that has finished, nor of one that is given up: another event says it better."""
+    """Restarts and the exits that lead to them."""
     final = event.exit_code in (0, None, *HOPELESS_EXIT_CODES)
-    return event.kind in ("restarted", "given_up") or (event.kind == "exited" and not final)
+    return event.kind == "restarted" or (event.kind == "exited" and not final)
+
+
+def _beginning(status: StatusView) -> str:
+    """What a swarm that does not work yet is doing."""
+    if status.newest_version < 0:
+        return "the trainer loads the policy and publishes version 0"
+    return "" if status.workers else "workers load the policy and measure this machine"
 
 
 def _ledger_ok(config: ShoalConfig, directory: RunDirectory) -> bool:

@@ -129,3 +129,21 @@ def test_stop_ends_every_wait(follow: Callable[..., WeightFollower]) -> None:
     with pytest.raises(UnavailableError):
         follower.wait_for_any(DEADLINE_S)
     follower.wait_newer(5, DEADLINE_S)
+
+
+def test_nothing_is_fetched_once_stop_has_returned(follow: Callable[..., WeightFollower], tmp_path: Path) -> None:
+    fetching = threading.Event()
+    ended: list[str] = []
+
+    class Slow(DiskWeights):
+        def fetch_version(self, version: int, manifest_digest: str, *, deadline_s: float = 600) -> Path:
+            fetching.set()
+            while not self.closed:
+                pass
+            ended.append("fetch")
+            raise UnavailableError("Stopped.")
+
+    follower = follow(Slow({0: tmp_path}, [0]))
+    assert fetching.wait(DEADLINE_S)
+    follower.stop()
+    assert ended == ["fetch"]

@@ -16,6 +16,7 @@ from shoal.metrics import Metrics
 
 LONG_POLL_S = 15.0
 RETRY_S = 1.0
+STOP_DEADLINE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class WeightFollower:
         self._weights.close()
         with self._changed:
             self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(STOP_DEADLINE_S)  # else the interpreter may end under a fetch
 
     def held(self) -> list[int]:
         with self._changed:
