@@ -17,7 +17,8 @@ from shoal.tasks.model import Task, TaskSet, TaskSets
 SOURCE = "builtin:chain-sums"
 HELDOUT_ONE_IN = 16
 SMALLEST, LARGEST = 10, 99
-_DRAWS_PER_TASK = 200
+MOST_TASKS = {"tasks.count": 1 << 17, "tasks.heldout": 1 << 13}
+"""Well below the number of distinct problems, so that drawing new ones stays quick to the last."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +74,15 @@ def _task_set(count: int, rng: random.Random, *, heldout: bool) -> TaskSet:
 
 
 def _distinct(count: int, rng: random.Random, *, heldout: bool) -> Iterator[ChainSum]:
+    setting = "tasks.heldout" if heldout else "tasks.count"
+    if count > MOST_TASKS[setting]:
+        raise ConfigError(f"chain-sums has at most {MOST_TASKS[setting]} such problems.", hint=f"Lower {setting}.")
     seen: set[ChainSum] = set()
-    for _ in range(_DRAWS_PER_TASK * count):
+    while len(seen) < count:
         problem = draw_chain_sum(rng)
         if problem not in seen and problem.is_heldout == heldout:
             seen.add(problem)
             yield problem
-            if len(seen) == count:
-                return
-    setting = "tasks.heldout" if heldout else "tasks.count"
-    raise ConfigError(f"chain-sums has fewer than {count} such problems.", hint=f"Lower {setting}.")
 
 
 def as_task(problem: ChainSum) -> Task:
