@@ -8,7 +8,7 @@ import sqlite3
 import uuid
 from collections.abc import Callable
 
-from shoal.coordinator import ledger, trust
+from shoal.coordinator import drift, ledger, trust
 from shoal.coordinator.assignments import drop_lease, lease_of, sweep
 from shoal.coordinator.context import Context
 from shoal.coordinator.steps import advance, current_step, run_state
@@ -16,7 +16,7 @@ from shoal.coordinator.workers import save_trust, trust_record
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes
 from shoal.protocol import api
-from shoal.protocol.verdicts import Weight, heaviest
+from shoal.protocol.verdicts import Reason, Weight, heaviest
 
 
 def claim(connection: sqlite3.Connection, context: Context, key: str, body: api.ClaimBody) -> api.ClaimAnswer:
@@ -88,6 +88,8 @@ def record_verdict(connection: sqlite3.Connection, context: Context, key: str, b
         _try_again(connection, context, row, body.detail or ", ".join(body.reasons))
     else:
         _reject(connection, context, row, body)
+    if body.audited:
+        _weigh_drift(connection, context, row["worker"], body)
     advance(connection, context)
     return True
 
@@ -180,6 +182,24 @@ def _reject(connection: sqlite3.Connection, context: Context, row: sqlite3.Row, 
         ban(connection, context, row["worker"], f"{', '.join(body.reasons)}: {body.detail}")
     else:
         save_trust(connection, row["worker"], record)
+
+
+def _weigh_drift(connection: sqlite3.Connection, context: Context, key: str, body: api.VerdictBody) -> None:
+    """What no single audit can tell: deviations too small for a verdict ban a key once they have added up."""
+    worker = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
+    if worker["state"] == "banned":
+        return
+    now = drift.after(worker["drift"], body.figures.drift)
+    connection.execute("UPDATE workers SET drift=? WHERE key=?", (now, key))
+    if drift.standing(now) == "cheating":
+        ban(
+            connection,
+            context,
+            key,
+            f"{Reason.SAMPLING_DRIFT}: lost near-ties add up to e^{now:.1f} against honest work",
+        )
+    elif drift.became_suspicious(worker["drift"], now):
+        save_trust(connection, key, trust.after(trust_record(worker), "anomaly", context.config.trust))
 
 
 def ban(connection: sqlite3.Connection, context: Context, key: str, reason: str) -> None:

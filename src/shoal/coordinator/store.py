@@ -19,7 +19,7 @@ from shoal.errors import ShoalError
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Result]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 LARGEST_GROUP = 256
 
 SCHEMA = """
@@ -27,7 +27,7 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE workers (
   key TEXT PRIMARY KEY, name TEXT NOT NULL, engine TEXT NOT NULL, numerics_class TEXT NOT NULL,
   tokens_per_s REAL NOT NULL, registered_at REAL NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '',
-  clean_audits INTEGER NOT NULL DEFAULT 0, anomalies INTEGER NOT NULL DEFAULT 0,
+  clean_audits INTEGER NOT NULL DEFAULT 0, anomalies INTEGER NOT NULL DEFAULT 0, drift REAL NOT NULL DEFAULT 0,
   accepted INTEGER NOT NULL DEFAULT 0, rejected INTEGER NOT NULL DEFAULT 0,
   credit_held INTEGER NOT NULL DEFAULT 0, credit_released INTEGER NOT NULL DEFAULT 0, banned_at REAL);
 CREATE INDEX workers_by_state ON workers (state, key);

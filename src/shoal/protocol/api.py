@@ -141,6 +141,8 @@ class AuditFigures(Body):
     exponent_mismatches_max: Count = 0
     mantissa_mean_max: float = 0.0
     logprob_error_max: float = 0.0
+    drift: float = 0.0
+    """Log-likelihood ratio for arithmetic coarser than honest; the coordinator adds it up per worker."""
 
 
 class VerdictBody(Body):

@@ -1,11 +1,11 @@
-"""Makes a calibration: honest runs set the limits, forgeries show that the limits still tell them apart.
+"""Makes a calibration: honest runs set the limits, other honest runs and forgeries show what the limits are worth.
 
-Honest work is generated and scored under different batch shapes and thread counts, because that is how honest machines differ.
-Each forgery is the same work with one lie; the file keeps how far the weakest of its submissions lies beyond the limits.
+Honest work is generated under different batch shapes, thread counts and compute types, because that is how honest machines
+differ. One half sets the limits of a class, the other half is judged by them, submission by submission, and so is each forgery. The
+file keeps the counts with exact confidence bounds.
 """
 
 import random
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,31 +17,66 @@ from shoal import __version__
 from shoal.config import ShoalConfig
 from shoal.files import write_atomic
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
-from shoal.policy.models import WEIGHTS_FILE, resolve_model
+from shoal.policy.models import resolve_model
 from shoal.policy.torch_engine import TorchEngine
 from shoal.proofs.commitments import ChunkDifference, compare_chunks, split_chunks
+from shoal.protocol.api import AuditFigures
 from shoal.tasks import TextCodec, load_tasks
-from shoal.validation.calibration import Calibration, Evidence, Limits, NumericsClass
+from shoal.validation.calibration import Calibration, Evidence, Forgery, Limits, NumericsClass
+from shoal.validation.checks import compare
+from shoal.validation.forgeries import EDITS, TEMPERATURES, WEIGHTS, forged_weights
+from shoal.validation.rates import binomial_upper, poisson_upper
 
-NOISE_FACTOR = 4.0
-LIMIT_FACTOR = 25.0
 SMALLEST_NOISE = 1e-4
 """Below this a margin is indistinguishable from the last bits of an fp32 sum on another machine."""
+SMALLEST_LOST_MEAN = 5e-4
+SMALLEST_MARGIN_MAX = 2.5e-3
+SMALLEST_LOGPROB_ERROR = 1e-3
+WORST_FACTOR = 3.0
+"""From the worst honest margin seen to the limit: errors of rounding have Gaussian tails, so that no sample comes near."""
 
 HONEST_SETTINGS = ((1, 128), (2, 128), (1, 7), (2, 32))
 """Compute threads and rows per batch."""
+DTYPES = ("float32", "bfloat16")
 
-Forge = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is sampled: everything a setting needs but the arithmetic."""
+
+    model_directory: Path
+    prompts: Sequence[tuple[int, ...]]
+    eos_token_ids: Sequence[int]
+    temperature: float
+    max_new_tokens: int
+    submission_size: int
+    """Completions that are judged together."""
+
+    def engine(self, dtype: str = "float32", max_batch: int = 256) -> TorchEngine:
+        return TorchEngine(self.model_directory, eos_token_ids=self.eos_token_ids, dtype=dtype, max_batch=max_batch)
+
+    def requests(self, salt: str) -> list[GenerationRequest]:
+        """The prompts with seeds of their own: another salt is another sample."""
+        return [
+            GenerationRequest(prompt, random.Random(f"{salt} {index}").getrandbits(64), self.max_new_tokens)
+            for index, prompt in enumerate(self.prompts)
+        ]
 
 
 @dataclass
 class Measured:
+    """Honest work, token by token and chunk by chunk."""
+
     margins: list[torch.Tensor] = field(default_factory=list)
+    logprobs: list[torch.Tensor] = field(default_factory=list)
     differences: list[ChunkDifference] = field(default_factory=list)
     logprob_error: float = 0.0
 
     def add(self, completions: Sequence[Completion], scored: Sequence[Scored]) -> None:
         self.margins += [row.margins for row in scored]
+        self.logprobs += [row.logprobs for row in scored]
         claimed = torch.tensor([value for completion in completions for value in completion.logprobs])
         error = (claimed - torch.cat([row.logprobs for row in scored])).abs().max()
         self.logprob_error = max(self.logprob_error, float(error))
@@ -56,14 +91,52 @@ class Measured:
     def margin_max(self) -> float:
         return float(torch.cat(self.margins).max())
 
-    def lost_per_1000(self, noise: float) -> float:
-        return 1000 * float((torch.cat(self.margins) > noise).double().mean())
+    @property
+    def lost(self) -> torch.Tensor:
+        margins = torch.cat(self.margins).double()
+        return margins[margins > SMALLEST_NOISE]
+
+    @property
+    def tie_density(self) -> float:
+        return float(1 - torch.cat(self.logprobs).double().exp().mean())
 
     def worst(self, name: str) -> float:
         return max(float(getattr(difference, name)) for difference in self.differences)
 
 
-def calibrate_run(config: ShoalConfig, prompt_count: int, out: Path, report: Callable[[str], None]) -> None:
+@dataclass
+class Judged:
+    """Submissions that went through the checks of an audit."""
+
+    submissions: int = 0
+    rejected: int = 0
+    figures: list[AuditFigures] = field(default_factory=list)
+
+    def add(self, completions: Sequence[Completion], scored: Sequence[Scored], limits: Limits, size: int) -> None:
+        for start in range(0, len(completions) - size + 1, size):
+            rows = completions[start : start + size]
+            proofs = [proof for row in rows for proof in row.proofs]
+            findings, figures = compare([row.logprobs for row in rows], proofs, scored[start : start + size], limits)
+            self.submissions += 1
+            self.rejected += bool(findings)
+            self.figures.append(figures)
+
+    def as_forgery(self) -> Forgery:
+        figures, missed = self.figures, self.submissions - self.rejected
+        tokens = sum(figure.tokens for figure in figures)
+        return Forgery(
+            submissions=self.submissions,
+            missed=missed,
+            missed_upper95=round(binomial_upper(missed, self.submissions), 6),
+            margin_max=max(figure.margin_max for figure in figures),
+            lost_per_1000=1000 * sum(figure.margins_lost for figure in figures) / tokens,
+            exponent_mismatches=max(figure.exponent_mismatches_max for figure in figures),
+            mantissa_mean=max(figure.mantissa_mean_max for figure in figures),
+            drift_per_submission=sum(figure.drift for figure in figures) / len(figures),
+        )
+
+
+def calibrate_run(config: ShoalConfig, prompt_count: int, out: Path, report: Report) -> None:
     """Calibrates the model and settings of a run and writes the file."""
     directory = resolve_model(config.model.path)
     codec, tasks = TextCodec.from_directory(directory), load_tasks(config.tasks).train
@@ -79,112 +152,140 @@ def calibrate_run(config: ShoalConfig, prompt_count: int, out: Path, report: Cal
         )
         for index in range(prompt_count)
     ]
-    calibration = calibrate(
+    rollouts = config.rollouts
+    work = Work(
         directory,
         prompts,
         codec.eos_token_ids,
-        model_name=config.model.path,
-        temperature=config.rollouts.temperature,
-        max_new_tokens=config.rollouts.max_new_tokens,
-        report=report,
+        rollouts.temperature,
+        rollouts.max_new_tokens,
+        min(rollouts.group_size * rollouts.tasks_per_slot, prompt_count),
     )
+    calibration = calibrate(work, model_name=config.model.path, report=report)
     write_atomic(out, calibration.model_dump_json(indent=2).encode() + b"\n")
+    for line in table(calibration):
+        report(line)
     report(f"wrote {out}")
 
 
 def calibrate(
-    model_directory: Path,
-    prompts: Sequence[tuple[int, ...]],
-    eos_token_ids: Sequence[int],
+    work: Work,
     *,
     model_name: str,
-    temperature: float,
-    max_new_tokens: int,
     settings: Sequence[tuple[int, int]] = HONEST_SETTINGS,
-    report: Callable[[str], None] = lambda text: None,
+    dtypes: Sequence[str] = DTYPES,
+    report: Report = lambda text: None,
 ) -> Calibration:
-    """Measures the embedded engine on this machine; every prompt is one honest sample per setting."""
-    requests = [
-        GenerationRequest(prompt, random.Random(index).getrandbits(64), max_new_tokens)
-        for index, prompt in enumerate(prompts)
-    ]
-    scorer = TorchEngine(model_directory, eos_token_ids=eos_token_ids)
-    honest = Measured()
-    for threads, max_batch in settings:
-        with _threads(threads):
-            engine = TorchEngine(model_directory, eos_token_ids=eos_token_ids, max_batch=max_batch)
-            completions = engine.generate(requests, temperature=temperature)
-        honest.add(completions, _score(scorer, requests, completions, temperature))
-        report(f"honest, {threads} threads, batch {max_batch}: worst margin so far {honest.margin_max:.2e}")
-    limits = _limits(honest)
-    forgeries = {}
-    for name, measured in _forgeries(model_directory, scorer, requests, eos_token_ids, temperature):
-        forgeries[name] = _separation(measured, limits)
-        report(f"forgery {name}: {forgeries[name]}")
-    evidence = Evidence(
-        honest_tokens=honest.tokens,
-        honest_chunks=len(honest.differences),
-        honest_margin_max=honest.margin_max,
-        honest_lost_per_1000=honest.lost_per_1000(limits.margin_noise),
-        honest_exponent_mismatches=int(honest.worst("exponent_mismatches")),
-        honest_mantissa_mean=honest.worst("mantissa_mean"),
-        honest_logprob_error=honest.logprob_error,
-        forgeries=forgeries,
-    )
-    classes = {scorer.numerics_class: NumericsClass(limits=limits, evidence=evidence)}
+    """Measures the embedded engine on this machine; every prompt is two honest samples per setting and dtype."""
+    scorer = work.engine()
+    measured: dict[str, tuple[Limits, Measured, Judged]] = {}
+    for dtype in dtypes:
+        honest, judged = Measured(), Judged()
+        for completions, scored in _honest(work, scorer, settings, dtype, "limits"):
+            honest.add(completions, scored)
+        limits = _limits(honest)
+        for completions, scored in _honest(work, scorer, settings, dtype, "test"):
+            judged.add(completions, scored, limits, work.submission_size)
+        measured[f"torch/{dtype}/cpu"] = limits, honest, judged
+        report(
+            f"{dtype}: worst honest margin {honest.margin_max:.2e}, {judged.rejected} of {judged.submissions} rejected"
+        )
+    forged: dict[str, dict[str, Judged]] = {name: {} for name in measured}
+    for forgery, completions, scored in _forgeries(work, scorer):
+        for name, (limits, _, _) in measured.items():
+            judged = forged[name].setdefault(forgery, Judged())
+            judged.add(completions, scored, limits, work.submission_size)
+        report(f"forgery {forgery} judged")
+    classes = {
+        name: NumericsClass(limits=limits, evidence=_evidence(limits, honest, judged, forged[name]))
+        for name, (limits, honest, judged) in measured.items()
+    }
     return Calibration(model=model_name, made_with=f"shoal {__version__}", classes=classes)
 
 
+def table(calibration: Calibration) -> Iterator[str]:
+    """What the limits let through and whom they wrong, one line each."""
+    for name, known in calibration.classes.items():
+        evidence = known.evidence
+        yield f"{name}: {evidence.residual_bits_per_1000_tokens:.3f} bits per 1,000 tokens remain to a forger"
+        yield f"  {'':22s} {'judged':>7s} {'rejected':>8s}  error rate below (95 %)"
+        rejected, bound = evidence.honest_rejected, evidence.honest_false_reject_upper95
+        yield f"  {'honest':22s} {evidence.honest_submissions:7d} {rejected:8d}  {bound:.4f}"
+        for forgery, judged in evidence.forgeries.items():
+            caught = judged.submissions - judged.missed
+            yield f"  {forgery:22s} {judged.submissions:7d} {caught:8d}  {judged.missed_upper95:.4f}"
+
+
+def _honest(
+    work: Work, scorer: Engine, settings: Sequence[tuple[int, int]], dtype: str, purpose: str
+) -> Iterator[tuple[list[Completion], list[Scored]]]:
+    for threads, max_batch in settings:
+        requests = work.requests(f"{purpose} {dtype} {threads} {max_batch}")
+        with _threads(threads):
+            completions = work.engine(dtype, max_batch).generate(requests, temperature=work.temperature)
+        yield completions, _score(scorer, requests, completions, work.temperature)
+
+
 def _limits(honest: Measured) -> Limits:
-    noise = max(SMALLEST_NOISE, NOISE_FACTOR * honest.margin_max)
+    lost = honest.lost
+    # The mean of k exponential margins is known to about 1/√k; none seen leaves the smallest that counts.
+    mean = float(lost.mean()) * (1 + 1.65 / lost.numel() ** 0.5) if lost.numel() else 0.0
     return Limits(
-        margin_max=LIMIT_FACTOR * noise,
-        margin_noise=noise,
-        lost_per_1000=1.0,
-        lost_free=1,
+        margin_max=max(SMALLEST_MARGIN_MAX, WORST_FACTOR * honest.margin_max),
+        margin_noise=SMALLEST_NOISE,
+        lost_per_1000=1000 * poisson_upper(lost.numel()) / honest.tokens,
+        lost_mean=max(SMALLEST_LOST_MEAN, mean),
         exponent_mismatches=2 * int(honest.worst("exponent_mismatches")) + 4,
         mantissa_mean=2 * honest.worst("mantissa_mean") + 1.0,
         mantissa_median=2 * honest.worst("mantissa_median") + 1.0,
-        logprob_error=max(1e-3, LIMIT_FACTOR * honest.logprob_error),
+        logprob_error=max(SMALLEST_LOGPROB_ERROR, WORST_FACTOR * honest.logprob_error),
     )
 
 
-def _forgeries(
-    directory: Path,
-    scorer: Engine,
-    requests: Sequence[GenerationRequest],
-    eos_token_ids: Sequence[int],
-    temperature: float,
-) -> Iterator[tuple[str, Measured]]:
-    for name, forge in {"weights_noise_1e-3": _noisy, "int8": _int8}.items():
-        with _forged_weights(directory, forge) as forged:
-            cheat = TorchEngine(directory, eos_token_ids=eos_token_ids)
+def _evidence(limits: Limits, honest: Measured, judged: Judged, forged: dict[str, Judged]) -> Evidence:
+    lost = honest.lost
+    return Evidence(
+        honest_tokens=honest.tokens,
+        honest_chunks=len(honest.differences),
+        honest_margin_max=honest.margin_max,
+        honest_lost_per_1000=1000 * lost.numel() / honest.tokens,
+        honest_lost_mean=float(lost.mean()) if lost.numel() else 0.0,
+        honest_exponent_mismatches=int(honest.worst("exponent_mismatches")),
+        honest_mantissa_mean=honest.worst("mantissa_mean"),
+        honest_logprob_error=honest.logprob_error,
+        tie_density=honest.tie_density,
+        honest_submissions=judged.submissions,
+        honest_rejected=judged.rejected,
+        honest_false_reject_upper95=round(binomial_upper(judged.rejected, judged.submissions), 6),
+        residual_bits_per_1000_tokens=round(limits.residual_bits_per_1000(honest.tie_density), 4),
+        forgeries={name: forgery.as_forgery() for name, forgery in forged.items()},
+    )
+
+
+def _forgeries(work: Work, scorer: Engine) -> Iterator[tuple[str, list[Completion], list[Scored]]]:
+    """Each forgery with the validator's view of it. Forgers compute in float32: rounding would only give them away."""
+    for name, forge in WEIGHTS.items():
+        with forged_weights(work.model_directory, forge) as forged:
+            cheat = work.engine()
             cheat.load(forged)
-            yield name, _measure(cheat, scorer, requests, temperature, temperature)
-    for factor in (0.9, 1.1):
-        cheat = TorchEngine(directory, eos_token_ids=eos_token_ids)
-        yield f"temperature_x{factor}", _measure(cheat, scorer, requests, factor * temperature, temperature)
+            yield _sampled(work, scorer, cheat, name, work.temperature)
+    cheat = work.engine()
+    for factor in TEMPERATURES:
+        yield _sampled(work, scorer, cheat, f"temperature_x{factor}", factor * work.temperature)
+    for name, edit in EDITS.items():
+        requests = work.requests(name)
+        honest = cheat.generate(requests, temperature=work.temperature)
+        size = work.submission_size
+        edited = [row for start in range(0, len(honest), size) for row in edit(honest[start : start + size])]
+        yield name, edited, _score(scorer, requests, edited, work.temperature)
 
 
-def _measure(
-    cheat: Engine, scorer: Engine, requests: Sequence[GenerationRequest], sampled_at: float, judged_at: float
-) -> Measured:
-    completions = cheat.generate(requests, temperature=sampled_at)
-    measured = Measured()
-    measured.add(completions, _score(scorer, requests, completions, judged_at))
-    return measured
-
-
-def _separation(measured: Measured, limits: Limits) -> dict[str, float]:
-    """How far beyond each limit the forgery lies; above 1 it is rejected."""
-    figures = {
-        "margin": measured.margin_max / limits.margin_max,
-        "lost": measured.lost_per_1000(limits.margin_noise) / limits.lost_per_1000,
-        "exponent": measured.worst("exponent_mismatches") / limits.exponent_mismatches,
-        "mantissa": measured.worst("mantissa_mean") / limits.mantissa_mean,
-        "logprob": measured.logprob_error / limits.logprob_error,
-    }
-    return {name: round(value, 3) for name, value in figures.items()}
+def _sampled(
+    work: Work, scorer: Engine, cheat: Engine, name: str, temperature: float
+) -> tuple[str, list[Completion], list[Scored]]:
+    requests = work.requests(name)
+    completions = cheat.generate(requests, temperature=temperature)
+    return name, completions, _score(scorer, requests, completions, work.temperature)
 
 
 def _score(
@@ -197,32 +298,6 @@ def _score(
         ],
         temperature=temperature,
     )
-
-
-@contextmanager
-def _forged_weights(directory: Path, forge: Forge) -> Iterator[Path]:
-    from safetensors.torch import load_file, save_file
-
-    with tempfile.TemporaryDirectory() as temporary:
-        save_file(forge(load_file(directory / WEIGHTS_FILE)), Path(temporary) / WEIGHTS_FILE)
-        yield Path(temporary)
-
-
-def _noisy(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        name: (tensor.float() * (1 + 1e-3 * torch.randn(tensor.shape, generator=generator))).to(torch.bfloat16)
-        for name, tensor in tensors.items()
-    }
-
-
-def _int8(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: _round_rows(tensor) if tensor.dim() == 2 else tensor for name, tensor in tensors.items()}
-
-
-def _round_rows(tensor: torch.Tensor) -> torch.Tensor:
-    scale = tensor.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
-    return ((tensor.float() / scale).round() * scale).to(torch.bfloat16)
 
 
 @contextmanager

@@ -4,12 +4,19 @@ One file per model; inside it one entry per numerics class (engine, compute dtyp
 forgeries, with the measured error rates beside the limits. A class that the file does not know is a fault, never a verdict.
 """
 
+import math
 from importlib.resources import files
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shoal.errors import ConfigError
+from shoal.validation.rates import poisson_allowance
+
+FALSE_DRIFTS = 1e-6
+"""Per audited submission of an honest worker."""
+COARSER = 1.5
+"""What the sequential test looks for. It grows once the sum of lost margins passes this many times the honest one."""
 
 
 class Limits(BaseModel):
@@ -21,9 +28,9 @@ class Limits(BaseModel):
     margin_noise: float
     """Smaller margins are rounding; larger ones count as lost near-ties."""
     lost_per_1000: float
-    """Lost near-ties per 1,000 tokens that honest arithmetic stays below."""
-    lost_free: int
-    """Lost near-ties that even a short submission may have."""
+    """Lost near-ties per 1,000 tokens that honest arithmetic stays below: an upper confidence bound."""
+    lost_mean: float
+    """How much honest arithmetic loses a lost near-tie by, on average at most."""
     exponent_mismatches: int
     """Of the k values of a chunk."""
     mantissa_mean: float
@@ -31,19 +38,64 @@ class Limits(BaseModel):
     logprob_error: float
     """Largest difference between a claimed and the recomputed log-probability."""
 
+    def lost_allowed(self, tokens: int) -> int:
+        """Lost near-ties that an honest submission of this size exceeds once in a million times."""
+        return poisson_allowance(self.lost_per_1000 * tokens / 1000, FALSE_DRIFTS)
+
+    def drift(self, tokens: int, margin_sum: float) -> float:
+        """Log-likelihood ratio of arithmetic that is COARSER times as coarse as honest, against honest.
+
+        Coarseness r multiplies both the rate λ and the mean μ of lost margins. With Poisson counts and exponential margins the
+        count drops out: log L = (1 − 1/r)·Σm/μ − (r − 1)·λ·n. Honest margins have lighter tails, which errs on their side.
+        """
+        expected = self.lost_per_1000 * tokens / 1000
+        return (1 - 1 / COARSER) * margin_sum / self.lost_mean - (COARSER - 1) * expected
+
+    def residual_bits_per_1000(self, tie_density: float) -> float:
+        """What a forger can still choose, in bits per 1,000 tokens: one per near-tie that may be lost for good.
+
+        The density of gaps at zero is d = E[1 − p(token)] per token. The sequential test lets the sum of lost margins grow by
+        r·λ·μ per token; taking the narrowest ties first, that pays for all of a gap below √(2·r·λ·μ/d). Margins below the
+        noise are never counted, and none may exceed margin_max.
+        """
+        paid = math.sqrt(2 * COARSER * self.lost_per_1000 / 1000 * self.lost_mean / tie_density) if tie_density else 0.0
+        return 1000 * tie_density * min(self.margin_max, max(self.margin_noise, paid))
+
+
+class Forgery(BaseModel):
+    """How many submissions with this one lie the limits let through."""
+
+    model_config = ConfigDict(frozen=True)
+    submissions: int
+    missed: int
+    missed_upper95: float
+    margin_max: float
+    lost_per_1000: float
+    exponent_mismatches: int
+    mantissa_mean: float
+    drift_per_submission: float
+    """Evidence that the sequential test gains from each; if positive, even misses end in a ban."""
+
 
 class Evidence(BaseModel):
-    """What the limits were made from."""
+    """What the limits were made from, and how they did on honest work and forgeries that were held back from making them."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True)
     honest_tokens: int
     honest_chunks: int
     honest_margin_max: float
     honest_lost_per_1000: float
+    honest_lost_mean: float
     honest_exponent_mismatches: int
     honest_mantissa_mean: float
     honest_logprob_error: float
-    forgeries: dict[str, dict[str, float]] = {}
+    tie_density: float
+    """Mean of 1 − p(token): how many tokens per unit of margin are near-ties."""
+    honest_submissions: int
+    honest_rejected: int
+    honest_false_reject_upper95: float
+    residual_bits_per_1000_tokens: float
+    forgeries: dict[str, Forgery] = {}
 
 
 class NumericsClass(BaseModel):

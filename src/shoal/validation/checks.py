@@ -149,10 +149,18 @@ def audit(
         ScoreRequest(item.prompt_tokens, tuple(rollout.output_tokens), item.seed)
         for rollout, item in zip(checked.rollouts, checked.items, strict=True)
     ]
-    scored = engine.score(requests, temperature=temperature)
+    logprobs = [rollout.output_logprobs for rollout in checked.rollouts]
+    proofs = [proof for rollout in checked.rollouts for proof in rollout.proofs]
+    return compare(logprobs, proofs, engine.score(requests, temperature=temperature), limits)
+
+
+def compare(
+    logprobs: Sequence[Sequence[float]], proofs: Sequence[bytes], scored: Sequence[Scored], limits: Limits
+) -> tuple[list[Finding], api.AuditFigures]:
+    """What a worker claims of each completion, against the policy's own judgement of the same tokens."""
     findings, figures = _check_sampling(scored, limits)
-    findings += _check_logprobs(checked.rollouts, scored, limits, figures)
-    findings += _check_commitments(checked.rollouts, scored, limits, figures)
+    findings += _check_logprobs(logprobs, scored, limits, figures)
+    findings += _check_commitments(proofs, scored, limits, figures)
     return findings, api.AuditFigures.model_validate(figures)
 
 
@@ -165,23 +173,24 @@ def _check_sampling(scored: Sequence[Scored], limits: Limits) -> tuple[list[Find
         "margin_sum": float(margins[lost].sum()),
         "margins_lost": int(lost.sum()),
     }
+    figures["drift"] = limits.drift(margins.numel(), figures["margin_sum"])
     if figures["margin_max"] > limits.margin_max:
         count = int((margins > limits.margin_max).sum())
         detail = (
             f"{count} of {margins.numel()} tokens are not the seed's draw, worst margin {figures['margin_max']:.3g}"
         )
         return [Finding(Reason.SAMPLING, detail)], figures
-    allowed = limits.lost_free + limits.lost_per_1000 * margins.numel() / 1000
+    allowed = limits.lost_allowed(margins.numel())
     if figures["margins_lost"] > allowed:
-        detail = f"{figures['margins_lost']} near-ties lost in {margins.numel()} tokens, {allowed:.1f} are honest"
+        detail = f"{figures['margins_lost']} near-ties lost in {margins.numel()} tokens, {allowed} are honest"
         return [Finding(Reason.SAMPLING_DRIFT, detail)], figures
     return [], figures
 
 
 def _check_logprobs(
-    rollouts: Sequence[Rollout], scored: Sequence[Scored], limits: Limits, figures: dict[str, float | int]
+    logprobs: Sequence[Sequence[float]], scored: Sequence[Scored], limits: Limits, figures: dict[str, float | int]
 ) -> list[Finding]:
-    claimed = torch.tensor([value for rollout in rollouts for value in rollout.output_logprobs])
+    claimed = torch.tensor([value for row in logprobs for value in row])
     error = float((claimed - torch.cat([row.logprobs for row in scored]).cpu()).abs().max())
     figures["logprob_error_max"] = error
     if error <= limits.logprob_error:
@@ -190,9 +199,8 @@ def _check_logprobs(
 
 
 def _check_commitments(
-    rollouts: Sequence[Rollout], scored: Sequence[Scored], limits: Limits, figures: dict[str, float | int]
+    proofs: Sequence[bytes], scored: Sequence[Scored], limits: Limits, figures: dict[str, float | int]
 ) -> list[Finding]:
-    proofs = [proof for rollout in rollouts for proof in rollout.proofs]
     chunks = [chunk for row in scored for chunk in split_chunks(row.states)]
     try:
         differences = compare_chunks(proofs, chunks)

@@ -1,0 +1,95 @@
+"""Lies that a calibration is tested with: the same work, with one thing wrong.
+
+Other weights and other temperatures are sampled honestly from the wrong policy; edits keep the honest text but for one token;
+forged proofs keep everything but the commitments.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from shoal.policy.engine import Completion
+from shoal.policy.models import WEIGHTS_FILE
+
+Tensors = dict[str, torch.Tensor]
+Forge = Callable[[Tensors], Tensors]
+
+
+@contextmanager
+def forged_weights(directory: Path, forge: Forge) -> Iterator[Path]:
+    """A directory with a changed copy of the weights, for as long as the block lasts."""
+    from safetensors.torch import load_file, save_file
+
+    with tempfile.TemporaryDirectory() as temporary:
+        save_file(forge(load_file(directory / WEIGHTS_FILE)), Path(temporary) / WEIGHTS_FILE)
+        yield Path(temporary)
+
+
+def noisy(relative: float, seed: int = 0) -> Forge:
+    def forge(tensors: Tensors) -> Tensors:
+        generator = torch.Generator().manual_seed(seed)
+        return {
+            name: (tensor.float() * (1 + relative * torch.randn(tensor.shape, generator=generator))).to(tensor.dtype)
+            for name, tensor in tensors.items()
+        }
+
+    return forge
+
+
+def quantised(bits: int) -> Forge:
+    """Symmetric rounding of every matrix with one scale per row, as common quantisers do."""
+    levels = 2 ** (bits - 1) - 1
+
+    def rounded(tensor: torch.Tensor) -> torch.Tensor:
+        scale = tensor.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / levels
+        return ((tensor.float() / scale).round() * scale).to(tensor.dtype)
+
+    return lambda tensors: {name: rounded(tensor) if tensor.dim() == 2 else tensor for name, tensor in tensors.items()}
+
+
+WEIGHTS: dict[str, Forge] = {"weights_noise_1e-3": noisy(1e-3), "int8": quantised(8), "int4": quantised(4)}
+TEMPERATURES = (0.7, 0.9, 1.1, 1.3)
+
+
+def edited_token(completions: Sequence[Completion]) -> list[Completion]:
+    """One token of one completion of the submission, in the middle, becomes its neighbour in the vocabulary."""
+    number = max(range(len(completions)), key=lambda index: len(completions[index].tokens))
+    tokens = list(completions[number].tokens)
+    tokens[len(tokens) // 2] -= 1 if tokens[len(tokens) // 2] else -1
+    return [
+        replace(completion, tokens=tokens) if index == number else completion
+        for index, completion in enumerate(completions)
+    ]
+
+
+def constant_polynomials(completions: Sequence[Completion]) -> list[Completion]:
+    """The same value everywhere: cheap, and near most of the largest states."""
+    return _with_proofs(completions, lambda number, index, proof: proof[:4] + bytes(len(proof) - 4))
+
+
+def copied_proofs(completions: Sequence[Completion]) -> list[Completion]:
+    """Proofs of another completion, wherever their sizes fit."""
+
+    def other(number: int, index: int, proof: bytes) -> bytes:
+        proofs = completions[(number + 1) % len(completions)].proofs
+        return proofs[index] if index < len(proofs) and len(proofs[index]) == len(proof) else proof
+
+    return _with_proofs(completions, other)
+
+
+EDITS: dict[str, Callable[[Sequence[Completion]], list[Completion]]] = {
+    "edited_token": edited_token,
+    "constant_polynomials": constant_polynomials,
+    "copied_proofs": copied_proofs,
+}
+
+
+def _with_proofs(completions: Sequence[Completion], forge: Callable[[int, int, bytes], bytes]) -> list[Completion]:
+    return [
+        replace(completion, proofs=[forge(number, index, proof) for index, proof in enumerate(completion.proofs)])
+        for number, completion in enumerate(completions)
+    ]
