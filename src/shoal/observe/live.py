@@ -110,7 +110,7 @@ class _Lines:
     def show_notice(self, notice: str) -> None:
         if notice and notice != self._notice:
             self._print(notice)
-        self._notice = notice
+            self._notice = notice
 
     def show_progress(self, status: StatusView, history: HistoryView, now: float, interval_s: float) -> None:
         progress = (status.newest_version, len(history.evaluations))
