@@ -1,6 +1,7 @@
 """A coordinator with a clock that only tests move, and clients that reach it without a network."""
 
 import itertools
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,6 +83,15 @@ def small_config(**sections: dict[str, object]) -> ShoalConfig:
     return build_config({name: tree.get(name, {}) | sections.get(name, {}) for name in {**tree, **sections}})
 
 
+class HastyStore(Store):
+    """Does not wait for the disk; nobody pulls the plug of a test."""
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = super()._connect()
+        connection.execute("PRAGMA synchronous=OFF")
+        return connection
+
+
 class Swarm:
     def __init__(self, root: Path, config: ShoalConfig, clock: Clock | None = None) -> None:
         self.root, self.clock = root, clock or Clock()
@@ -95,7 +105,7 @@ class Swarm:
             clock=self.clock,
         )
         self.context.submissions.mkdir(parents=True, exist_ok=True)
-        self.store = Store(root / "store.db")
+        self.store = HastyStore(root / "store.db")
         self.store.write(lambda connection: begin(connection, self.context))
         collect_leftovers(self.store, self.context)
         sealed = self.context.descriptor.seal(keypair("run")).to_bytes()

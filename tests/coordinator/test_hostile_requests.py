@@ -68,7 +68,7 @@ def assert_sane(swarm: Swarm, name: str, method: str, path: str, body: bytes) ->
         assert swarm.read(dump) == before, (path, body, answer.text)
 
 
-@settings(max_examples=100)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_bodies_with_strange_fields_break_nothing(swarm: Swarm, bodies: Bodies, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted(bodies)))
@@ -78,7 +78,7 @@ def test_bodies_with_strange_fields_break_nothing(swarm: Swarm, bodies: Bodies, 
     assert_sane(swarm, name, "POST", path, json.dumps(valid | changes).encode())
 
 
-@settings(max_examples=50)
+@settings(max_examples=40)
 @given(
     body=st.binary(max_size=100) | values.map(lambda value: json.dumps(value).encode()),
     path=st.sampled_from(["/v1/workers", "/v1/leases", "/v1/verdicts", "/v1/versions"]),
@@ -87,7 +87,7 @@ def test_bodies_of_any_kind_break_nothing(swarm: Swarm, body: bytes, path: str) 
     assert_sane(swarm, "validator", "POST", path, body)
 
 
-@settings(max_examples=50)
+@settings(max_examples=15)
 @given(tail=st.text("abcdef0123456789/.?&=", max_size=40), method=st.sampled_from(["GET", "PUT", "DELETE", "POST"]))
 def test_addresses_of_any_kind_break_nothing(swarm: Swarm, tail: str, method: str) -> None:
     for stem in ("/v1/submissions/", "/v1/leases/", "/v1/batches/", "/v1/"):
