@@ -2,6 +2,7 @@
 
 import importlib.util
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -57,7 +58,7 @@ def worst_mantissa(completions: Sequence[Completion], states: Sequence[torch.Ten
 
 @pytest.fixture(scope="module")
 def engine(model_directory: Directory) -> VllmEngine:
-    return VllmEngine(model_directory(MODEL), eos_token_ids=EOS, max_batch=8, enforce_eager=True)
+    return VllmEngine(model_directory(MODEL), eos_token_ids=EOS, max_batch=8)
 
 
 @pytest.fixture
@@ -150,8 +151,15 @@ def test_an_interrupted_call_leaves_the_engine_usable(engine: VllmEngine) -> Non
 @pytest.mark.slow
 @needs_vllm
 def test_a_model_that_vllm_has_no_kernels_for_is_refused_at_once(model_directory: Directory) -> None:
-    with pytest.raises(VllmError, match="head_dim=12"):
-        VllmEngine(model_directory("llama"), eos_token_ids=EOS, enforce_eager=True)
+    code = (
+        "import sys; from pathlib import Path; from shoal.policy.vllm_engine import VllmEngine, VllmError\n"
+        "try: VllmEngine(Path(sys.argv[1]), eos_token_ids=())\n"
+        "except VllmError as error: print('refused:', error)"
+    )  # vLLM starts once per process
+    command = [sys.executable, "-c", code, str(model_directory("llama"))]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    assert "refused: vLLM cannot run the model" in result.stdout
+    assert "head_dim=12" in result.stdout
 
 
 def test_a_missing_vllm_is_named(model_directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:

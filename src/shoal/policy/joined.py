@@ -52,7 +52,13 @@ def _torch_engine(model_files: Path, eos_token_ids: Sequence[int]) -> Engine:
     return TorchEngine(model_files, eos_token_ids=eos_token_ids)
 
 
-ENGINES: dict[str, Callable[[Path, Sequence[int]], Engine]] = {"torch": _torch_engine}
+def _vllm_engine(model_files: Path, eos_token_ids: Sequence[int]) -> Engine:
+    from shoal.policy.vllm_engine import VllmEngine
+
+    return VllmEngine(model_files, eos_token_ids=eos_token_ids)
+
+
+ENGINES: dict[str, Callable[[Path, Sequence[int]], Engine]] = {"torch": _torch_engine, "vllm": _vllm_engine}
 
 
 def join_run(

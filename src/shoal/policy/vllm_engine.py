@@ -131,7 +131,8 @@ class VllmEngine:
             worker_extension_cls="shoal.policy.vllm_worker.WorkerExtension",
             logits_processors=["shoal.policy.vllm_worker:SeededSampling"],
             disable_log_stats=True,
-            **options,
+            # Compiling pays on a GPU only.
+            **{"enforce_eager": not torch.cuda.is_available(), **options},
         )
 
     def _try_out(self) -> None:
