@@ -6,8 +6,9 @@ import pytest
 
 from shoal.errors import ConfigError
 from shoal.tasks import TextCodec
-from shoal.validation import load_calibration
-from shoal.validation.calibrate import calibrate
+from shoal.validation import Limits, load_calibration
+from shoal.validation.calibrate import Work, calibrate, table
+from shoal.validation.calibration import COARSER
 from worker.tiny_run import save_policy
 
 
@@ -19,11 +20,34 @@ def test_the_bundled_calibration_covers_the_embedded_engine() -> None:
 
 def test_the_limits_of_the_bundled_calibration_separate_honest_from_forged() -> None:
     for known in load_calibration("bundled").classes.values():
-        assert known.evidence.honest_margin_max <= known.limits.margin_noise
+        assert known.evidence.honest_rejected == 0
+        assert known.evidence.honest_margin_max < known.limits.margin_max
+        assert known.evidence.honest_lost_per_1000 <= known.limits.lost_per_1000
         assert known.evidence.honest_logprob_error <= known.limits.logprob_error
         assert known.evidence.honest_exponent_mismatches <= known.limits.exponent_mismatches
-        for forgery in known.evidence.forgeries.values():
-            assert max(forgery.values()) > 1
+        for name in ("int4", "temperature_x0.7", "edited_token", "constant_polynomials", "copied_proofs"):
+            assert known.evidence.forgeries[name].missed == 0, name
+
+
+def limits(**changes: float) -> Limits:
+    known = load_calibration("bundled").limits("torch/float32/cpu")
+    assert known is not None
+    return known.model_copy(update=changes)
+
+
+def test_evidence_falls_with_honest_tokens_and_rises_with_lost_margins() -> None:
+    known = limits(lost_per_1000=2.0, lost_mean=0.03)
+    assert known.drift(1000, 0.0) < known.drift(1000, 2 * 0.03) < 0
+    assert known.drift(1000, 2.0 * 0.03 * COARSER**2) > 0
+
+
+def test_what_remains_to_a_forger_is_bounded_by_noise_sum_and_largest_margin() -> None:
+    assert limits(lost_per_1000=0.0).residual_bits_per_1000(0.1) == pytest.approx(0.1 * 1000 * 1e-4)
+    wide = limits(lost_per_1000=1e6, margin_max=0.01)
+    assert wide.residual_bits_per_1000(0.1) == pytest.approx(0.1 * 1000 * 0.01)
+    paid = limits(lost_per_1000=2.0, lost_mean=0.03, margin_max=1.0).residual_bits_per_1000(0.1)
+    gap = paid / 100
+    assert 100 * gap**2 / 2 == pytest.approx(COARSER * 2.0 * 0.03)
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", '{"model": 1}', "not json"])
@@ -39,17 +63,13 @@ def test_a_new_calibration_accepts_honest_work_and_shows_each_forgery(tmp_path: 
     directory = save_policy(tmp_path / "model", seed=3)
     codec = TextCodec.from_directory(directory)
     prompts = [tuple(codec.encode(f"Compute {number}+{number}.")) for number in range(10, 14)]
-    calibration = calibrate(
-        directory,
-        prompts,
-        codec.eos_token_ids,
-        model_name="tiny",
-        temperature=1.0,
-        max_new_tokens=12,
-        settings=((1, 8), (1, 3)),
-    )
+    work = Work(directory, prompts, codec.eos_token_ids, temperature=1.0, max_new_tokens=12, submission_size=2)
+    calibration = calibrate(work, model_name="tiny", settings=((1, 8), (1, 3)), dtypes=("float32",), rounds=1)
     (name, measured), *rest = calibration.classes.items()
     assert (name, rest) == ("torch/float32/cpu", [])
-    assert measured.evidence.honest_tokens > 0
-    assert set(measured.evidence.forgeries) == {"weights_noise_1e-3", "int8", "temperature_x0.9", "temperature_x1.1"}
-    assert measured.evidence.honest_margin_max <= measured.limits.margin_noise
+    evidence = measured.evidence
+    assert (evidence.honest_submissions, evidence.honest_rejected) == (4, 0)
+    assert evidence.honest_margin_max <= measured.limits.margin_max
+    assert evidence.forgeries["constant_polynomials"].missed == 0
+    assert evidence.forgeries["temperature_x0.7"].submissions == 2
+    assert any("honest" in line for line in table(calibration))

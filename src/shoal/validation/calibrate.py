@@ -24,7 +24,7 @@ from shoal.protocol.api import AuditFigures
 from shoal.tasks import TextCodec, load_tasks
 from shoal.validation.calibration import Calibration, Evidence, Forgery, Limits, NumericsClass
 from shoal.validation.checks import compare
-from shoal.validation.forgeries import EDITS, TEMPERATURES, WEIGHTS, forged_weights
+from shoal.validation.forgeries import EDITS, TEMPERATURES, WEIGHTS, Edit, forged_weights
 from shoal.validation.rates import binomial_upper, poisson_upper
 
 SMALLEST_NOISE = 1e-4
@@ -38,6 +38,8 @@ WORST_FACTOR = 3.0
 HONEST_SETTINGS = ((1, 128), (2, 128), (1, 7), (2, 32))
 """Compute threads and rows per batch."""
 DTYPES = ("float32", "bfloat16")
+FORGERY_ROUNDS = 4
+"""Each forges every prompt anew."""
 
 Report = Callable[[str], None]
 
@@ -174,6 +176,7 @@ def calibrate(
     model_name: str,
     settings: Sequence[tuple[int, int]] = HONEST_SETTINGS,
     dtypes: Sequence[str] = DTYPES,
+    rounds: int = FORGERY_ROUNDS,
     report: Report = lambda text: None,
 ) -> Calibration:
     """Measures the embedded engine on this machine; every prompt is two honest samples per setting and dtype."""
@@ -191,11 +194,11 @@ def calibrate(
             f"{dtype}: worst honest margin {honest.margin_max:.2e}, {judged.rejected} of {judged.submissions} rejected"
         )
     forged: dict[str, dict[str, Judged]] = {name: {} for name in measured}
-    for forgery, completions, scored in _forgeries(work, scorer):
+    for forgery, completions, scored in _forgeries(work, scorer, rounds):
         for name, (limits, _, _) in measured.items():
             judged = forged[name].setdefault(forgery, Judged())
             judged.add(completions, scored, limits, work.submission_size)
-        report(f"forgery {forgery} judged")
+        report(f"forgery {forgery}: {len(completions)} completions judged")
     classes = {
         name: NumericsClass(limits=limits, evidence=_evidence(limits, honest, judged, forged[name]))
         for name, (limits, honest, judged) in measured.items()
@@ -262,30 +265,31 @@ def _evidence(limits: Limits, honest: Measured, judged: Judged, forged: dict[str
     )
 
 
-def _forgeries(work: Work, scorer: Engine) -> Iterator[tuple[str, list[Completion], list[Scored]]]:
+def _forgeries(work: Work, scorer: Engine, rounds: int) -> Iterator[tuple[str, list[Completion], list[Scored]]]:
     """Each forgery with the validator's view of it. Forgers compute in float32: rounding would only give them away."""
     for name, forge in WEIGHTS.items():
         with forged_weights(work.model_directory, forge) as forged:
             cheat = work.engine()
             cheat.load(forged)
-            yield _sampled(work, scorer, cheat, name, work.temperature)
+            for number in range(rounds):
+                yield name, *_forged(work, scorer, cheat, f"{name} {number}")
     cheat = work.engine()
     for factor in TEMPERATURES:
-        yield _sampled(work, scorer, cheat, f"temperature_x{factor}", factor * work.temperature)
+        for number in range(rounds):
+            name = f"temperature_x{factor}"
+            yield name, *_forged(work, scorer, cheat, f"{name} {number}", temperature=factor * work.temperature)
     for name, edit in EDITS.items():
-        requests = work.requests(name)
-        honest = cheat.generate(requests, temperature=work.temperature)
-        size = work.submission_size
-        edited = [row for start in range(0, len(honest), size) for row in edit(honest[start : start + size])]
-        yield name, edited, _score(scorer, requests, edited, work.temperature)
+        for number in range(rounds):
+            yield name, *_forged(work, scorer, cheat, f"{name} {number}", edit=edit)
 
 
-def _sampled(
-    work: Work, scorer: Engine, cheat: Engine, name: str, temperature: float
-) -> tuple[str, list[Completion], list[Scored]]:
-    requests = work.requests(name)
-    completions = cheat.generate(requests, temperature=temperature)
-    return name, completions, _score(scorer, requests, completions, work.temperature)
+def _forged(
+    work: Work, scorer: Engine, cheat: Engine, salt: str, *, temperature: float | None = None, edit: Edit = list
+) -> tuple[list[Completion], list[Scored]]:
+    requests, size = work.requests(salt), work.submission_size
+    sampled = cheat.generate(requests, temperature=temperature or work.temperature)
+    edited = [row for start in range(0, len(sampled), size) for row in edit(sampled[start : start + size])]
+    return edited, _score(scorer, requests, edited, work.temperature)
 
 
 def _score(

@@ -17,6 +17,8 @@ from shoal.policy.models import WEIGHTS_FILE
 
 Tensors = dict[str, torch.Tensor]
 Forge = Callable[[Tensors], Tensors]
+Edit = Callable[[Sequence[Completion]], list[Completion]]
+"""Changes one submission."""
 
 
 @contextmanager
@@ -46,7 +48,8 @@ def quantised(bits: int) -> Forge:
 
     def rounded(tensor: torch.Tensor) -> torch.Tensor:
         scale = tensor.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / levels
-        return ((tensor.float() / scale).round() * scale).to(tensor.dtype)
+        on_grid: torch.Tensor = (tensor.float() / scale).round() * scale
+        return on_grid.to(tensor.dtype)
 
     return lambda tensors: {name: rounded(tensor) if tensor.dim() == 2 else tensor for name, tensor in tensors.items()}
 
@@ -81,7 +84,7 @@ def copied_proofs(completions: Sequence[Completion]) -> list[Completion]:
     return _with_proofs(completions, other)
 
 
-EDITS: dict[str, Callable[[Sequence[Completion]], list[Completion]]] = {
+EDITS: dict[str, Edit] = {
     "edited_token": edited_token,
     "constant_polynomials": constant_polynomials,
     "copied_proofs": copied_proofs,
