@@ -51,6 +51,13 @@ def test_a_new_run_has_keys_a_secret_and_a_signed_descriptor_that_names_what_it_
     assert sorted(directory.role_keys().values()) == sorted(ROLES)
 
 
+def test_a_run_admits_the_numerics_classes_that_its_owner_names(model: Path, tmp_path: Path) -> None:
+    fine = config(model, tmp_path / "fine", validation={"numerics_classes": ["torch/float32/cpu"]})
+    assert initialise(fine).descriptor().numerics_classes == ("torch/float32/cpu",)
+    with pytest.raises(ConfigError, match="does not cover abacus"):
+        initialise(config(model, tmp_path / "coarse", validation={"numerics_classes": ["abacus"]}))
+
+
 def test_keys_and_the_secret_are_for_the_owners_eyes_only(model: Path, tmp_path: Path) -> None:
     initialise(config(model, tmp_path / "run"))
     private = list((tmp_path / "run" / "keys").iterdir())

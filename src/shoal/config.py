@@ -190,6 +190,8 @@ class TrustConfig(Section):
 class ValidationConfig(Section):
     calibration: str = "bundled"
     """`bundled`, or a calibration file made by `shoal calibrate`."""
+    numerics_classes: tuple[str, ...] = ()
+    """Classes of the calibration that may work here; none named admits all. Each is as strict as its arithmetic is fine."""
     claim_s: Positive = 60
     """A submission that a validator took and did not judge by then goes to another one."""
     max_tries: Positive = 3

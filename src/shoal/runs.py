@@ -8,7 +8,7 @@ are then signed anew; the rest may change freely. Whatever can be refused is ref
 from pathlib import Path
 
 from shoal.broadcast import Origin
-from shoal.config import ShoalConfig, to_toml
+from shoal.config import ShoalConfig, ValidationConfig, to_toml
 from shoal.errors import ConfigError
 from shoal.files import write_atomic
 from shoal.locks import hold
@@ -53,18 +53,31 @@ def _refuse_change(config: ShoalConfig, what: str) -> None:
 
 def _create(directory: RunDirectory, config: ShoalConfig) -> None:
     from shoal.policy.models import resolve_model  # imports torch; needed once per run
-    from shoal.validation.calibration import load_calibration
 
     model_directory = resolve_model(config.model.path)
     codec = TextCodec.from_directory(model_directory)
     tasks = load_tasks(config.tasks).train
     _check_prompts(tasks, codec, config)
-    numerics_classes = tuple(load_calibration(config.validation.calibration).classes)
+    numerics_classes = _numerics_classes(config.validation)
     busy = f"Another process has been making the run in {directory.root} for {CREATE_DEADLINE_S:.0f} s."
     with hold(directory.root / "create.lock", busy, wait_s=CREATE_DEADLINE_S):
         if not directory.is_initialised:
             _compile_proofs()
             _write(directory, config, model_directory, tasks, numerics_classes)
+
+
+def _numerics_classes(config: ValidationConfig) -> tuple[str, ...]:
+    """The classes that the run admits: those named, or all that are calibrated."""
+    from shoal.validation.calibration import load_calibration
+
+    known = tuple(load_calibration(config.calibration).classes)
+    unknown = [name for name in config.numerics_classes if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"The calibration {config.calibration} does not cover {unknown[0]}.",
+            hint=f"It covers {', '.join(known)}; `shoal calibrate` measures others.",
+        )
+    return config.numerics_classes or known
 
 
 def _compile_proofs() -> None:
