@@ -37,13 +37,13 @@ class Settings:
     groups_per_step: int = 32
     oversampling: int = 4
     group_size: int = 8
-    max_new_tokens: int = 40
+    max_new_tokens: int = 48
     temperature: float = 1.0
     target_lengths: tuple[int, ...] = (21, 30)
     length_alpha: float = 0.003
     minibatches: int = 2
     learning_rate: float = 2e-4
-    warmup_steps: int = 10
+    warmup_steps: int = 4
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
     max_grad_norm: float = 0.1
