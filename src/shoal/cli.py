@@ -274,6 +274,27 @@ def calibrate(
     calibrate_run(_config(run_file), prompts, out, _report)
 
 
+@app.command()
+def verify(
+    rollouts: Annotated[Path, typer.Argument(help="A rollout file, as a worker uploaded it.")],
+    policy: Annotated[Path, typer.Option(help="Directory with the policy version that the file names.")],
+    descriptor: Annotated[Path, typer.Option(help="The signed descriptor of the run.")],
+    step_secret: Annotated[str, typer.Option(help="Secret of the file's step, from the ledger's batch entry.")],
+    calibration: Annotated[str, typer.Option(help="`bundled`, or the calibration file of the run.")] = "bundled",
+) -> None:
+    """Repeat the verdict on a rollout file offline, with an audit of every token."""
+    from shoal.validation.offline import verdict_lines, verify_file
+
+    try:
+        secret = bytes.fromhex(step_secret)
+    except ValueError:
+        raise ConfigError("The step's secret is not hexadecimal.") from None
+    verdict = verify_file(rollouts.read_bytes(), policy, descriptor.read_bytes(), secret, calibration=calibration)
+    for line in verdict_lines(verdict):
+        _report(line)
+    raise SystemExit(0 if verdict.accepted else 1)
+
+
 @run_app.command("status")
 def run_status(url: Url) -> None:
     """One look at a run."""

@@ -1,0 +1,96 @@
+"""Repeats a verdict without the run: a third party needs the file, the policy that it names, the descriptor and the step's secret.
+
+The descriptor is signed by the run key; the secret of a step stands in the ledger once its batch is formed. The checks are the
+validator's own. The lease is rebuilt from the file's header, so a header that contradicts the true lease is not seen here: the
+ledger's entry names worker, step, slot and file.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.errors import ConfigError
+from shoal.files import digest_bytes
+from shoal.policy.torch_engine import TorchEngine
+from shoal.protocol import api
+from shoal.protocol.assignment import SECRET_BYTES, slot_seed
+from shoal.protocol.descriptor import open_descriptor
+from shoal.protocol.rollouts import RolloutFileError, RolloutHeader, read_rollouts
+from shoal.protocol.verdicts import Reason
+from shoal.tasks import TextCodec, load_tasks
+from shoal.tasks.workload import Workload
+from shoal.validation.calibration import load_calibration
+from shoal.validation.checks import Finding, RejectedError, audit, check_claims
+
+
+@dataclass(frozen=True)
+class OfflineVerdict:
+    digest: str
+    """Of the file: the one that the worker signed and the ledger names."""
+    header: RolloutHeader | None
+    findings: list[Finding]
+    figures: api.AuditFigures
+
+    @property
+    def accepted(self) -> bool:
+        return not self.findings
+
+
+def verify_file(
+    data: bytes, policy: Path, descriptor: bytes, step_secret: bytes, *, calibration: str = "bundled"
+) -> OfflineVerdict:
+    """The verdict of a full audit of these bytes with the policy in this directory."""
+    if len(step_secret) != SECRET_BYTES:
+        raise ConfigError(f"A step's secret has {SECRET_BYTES} bytes.", hint="It is in the ledger's batch entry.")
+    run = open_descriptor(descriptor)
+    workload = Workload(run, TextCodec.from_directory(policy), load_tasks(run.tasks))
+    digest = digest_bytes(data)
+    try:
+        header, _ = read_rollouts(data, workload.limits)
+    except RolloutFileError as error:
+        return OfflineVerdict(digest, None, [Finding(Reason.SCHEMA, error.message)], api.AuditFigures())
+    engine = TorchEngine(policy, eos_token_ids=workload.codec.eos_token_ids)
+    try:
+        checked = check_claims(data, _claim(header, digest, step_secret), workload, engine.vocab_size)
+    except RejectedError as rejected:
+        return OfflineVerdict(digest, header, [rejected.finding], api.AuditFigures())
+    limits = load_calibration(calibration).limits(header.numerics_class)
+    if limits is None:
+        finding = Finding(Reason.NUMERICS_UNKNOWN, header.numerics_class)
+        return OfflineVerdict(digest, header, [finding], api.AuditFigures())
+    findings, figures = audit(checked, engine, limits, run.rollouts.temperature)
+    return OfflineVerdict(digest, header, findings, figures)
+
+
+def _claim(header: RolloutHeader, digest: str, step_secret: bytes) -> api.Claim:
+    lease = api.Lease(
+        lease_id=header.lease_id,
+        step=header.step,
+        slot=header.slot,
+        slot_seed=slot_seed(step_secret, header.slot).hex(),
+        policy_version=header.policy_version,
+        manifest_digest=header.manifest_digest,
+        expires_at=0.0,
+    )
+    return api.Claim(
+        claim_id="offline-verdict",
+        submission_id="offline-verdict",
+        worker_key=header.worker_key,
+        digest=digest,
+        lease=lease,
+        audit=True,
+    )
+
+
+def verdict_lines(verdict: OfflineVerdict) -> list[str]:
+    """The verdict as a person reads it."""
+    lines = [f"file {verdict.digest}"]
+    if verdict.header is not None:
+        header = verdict.header
+        lines.append(
+            f"step {header.step} slot {header.slot}, version {header.policy_version} by {header.worker_key[:12]}…, "
+            f"numerics {header.numerics_class}"
+        )
+    lines += [f"{finding.reason}: {finding.detail}" for finding in verdict.findings]
+    if verdict.figures.tokens:
+        lines.append(", ".join(f"{name} {value:g}" for name, value in verdict.figures.model_dump().items()))
+    return [*lines, "accepted" if verdict.accepted else "rejected"]
