@@ -18,6 +18,7 @@ ROOMS = (
     "demo",
     "doctor",
     "roles",
+    "tools",
     "supervisor",
     "tether",
     "observe",

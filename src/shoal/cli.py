@@ -31,7 +31,18 @@ HOPELESS = {
 }
 """Codes of errors that starting again cannot cure."""
 LOOK_DEADLINE_S = 5.0
-TAKE_SETTINGS = {"init", "coordinator", "train", "validate", "evaluate", "up", "demo", "calibrate"}
+TAKE_SETTINGS = {
+    "init",
+    "coordinator",
+    "train",
+    "validate",
+    "evaluate",
+    "up",
+    "demo",
+    "calibrate",
+    "export",
+    "plan-memory",
+}
 
 _settings: list[str] = []
 
@@ -136,11 +147,46 @@ def coordinator(run_file: RunFile = None, dry_run: DryRun = False) -> None:
 
 
 @app.command()
-def train(run_file: RunFile = None, dry_run: DryRun = False, threads: Threads = 0) -> None:
+def train(
+    run_file: RunFile = None,
+    dry_run: DryRun = False,
+    threads: Threads = 0,
+    replay: Annotated[
+        Path | None, typer.Option(help="Train from the rollout files of this directory, without a swarm.")
+    ] = None,
+) -> None:
     """Train on accepted rollouts and publish every version; works under torchrun too."""
-    from shoal import roles
+    from shoal import roles, tools
 
-    roles.train(_directory(run_file, dry_run), _report, threads=threads)
+    if replay is None:
+        roles.train(_directory(run_file, dry_run), _report, threads=threads)
+        return
+    config = _config(run_file, dry_run)
+    roles.use_threads(threads)
+    tools.replay_rollouts(config, replay, config.run.dir / "replay", _report)
+
+
+@app.command()
+def export(
+    output: Annotated[Path, typer.Argument(help="Directory to write; must not exist.")],
+    run_file: RunFile = None,
+    step: Annotated[int | None, typer.Option(help="Checkpoint to export; the newest without it.")] = None,
+) -> None:
+    """Write the trained policy as a plain model directory with a card."""
+    from shoal.tools import export_run
+
+    export_run(RunDirectory(_config(run_file).run.dir), output, _report, step=step)
+
+
+@app.command("plan-memory")
+def plan_memory(
+    run_file: RunFile = None,
+    ranks: Annotated[int, typer.Option(help="Trainer processes that share the model.")] = 1,
+) -> None:
+    """What the trainer of a run will hold in memory, before anything is loaded."""
+    from shoal.tools import show_memory_plan
+
+    show_memory_plan(_config(run_file), ranks, _report)
 
 
 @app.command()
@@ -196,6 +242,7 @@ def work(
     dir: Annotated[Path, typer.Option(help="Where your key, the weights and logs are kept.")] = Path("~/.shoal"),
     name: Annotated[str, typer.Option(help="How you appear in the run's view.")] = "",
     threads: Threads = 0,
+    engine: Annotated[str, typer.Option(help="`torch`, or `vllm` where it is installed.")] = "torch",
     cheat: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Contribute: join a run with one command, on any machine."""
@@ -209,6 +256,7 @@ def work(
         run_key=run_key,
         name=name,
         threads=threads,
+        engine=engine,
         cheat=cheat,
     )
 

@@ -60,7 +60,7 @@ def train(directory: RunDirectory, report: Report, *, threads: int) -> None:
     use_threads(threads)
     from shoal.policy.models import resolve_model
     from shoal.runs import register_files
-    from shoal.training import Trainer
+    from shoal.training import Trackers, Trainer
     from shoal.training.service import TrainerService, build_origin, serve
 
     config, descriptor = directory.config(), directory.descriptor()
@@ -82,8 +82,14 @@ def train(directory: RunDirectory, report: Report, *, threads: int) -> None:
     register_files(origin, descriptor, directory.origin)
     server = serve(origin, config, metrics)
     report(f"origin at {server.url}")
+    trackers = Trackers(
+        directory.trainer, config.training.trackers, run_name=descriptor.run_id, settings=config.model_dump(mode="json")
+    )
     try:
-        TrainerService(config, descriptor, trainer, client, origin, metrics=metrics, report=report).run()
+        TrainerService(
+            config, descriptor, trainer, client, origin, metrics=metrics, trackers=trackers, report=report
+        ).run()
+        trackers.close()
         report("training is finished; still serving weights, stop with Ctrl-C")
         threading.Event().wait()
     finally:
@@ -190,6 +196,7 @@ def work(
     run_key: str | None,
     name: str,
     threads: int,
+    engine: str = "torch",
     cheat: str | None = None,
 ) -> None:
     key_path = key_file or root / "worker.key"
@@ -206,7 +213,7 @@ def work(
         run = join_run(descriptor, root / "cache", metrics=metrics)
         client = CoordinatorClient.for_run(descriptor, keypair, url)
         name = name or platform.node()[:60] or "worker"
-        _worker_kind(cheat)(run, client, run.make_engine(), name=name, metrics=metrics, report=report).run()
+        _worker_kind(cheat)(run, client, run.make_engine(engine), name=name, metrics=metrics, report=report).run()
 
 
 def _worker_kind(cheat: str | None) -> "type[Worker]":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.broadcast import WeightClient
+from shoal.errors import ConfigError
 from shoal.files import write_atomic
 from shoal.metrics import Metrics
 from shoal.policy.engine import Engine
@@ -45,6 +46,8 @@ class JoinedRun:
     """config.json and tokenizer of the base model; no weights."""
 
     def make_engine(self, kind: str = "torch") -> Engine:
+        if kind not in ENGINES:
+            raise ConfigError(f"There is no engine {kind!r}.", hint=f"Known: {', '.join(ENGINES)}.")
         return ENGINES[kind](self.model_files, self.workload.codec.eos_token_ids)
 
 

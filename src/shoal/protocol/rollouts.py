@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from shoal.config import RolloutConfig
 from shoal.errors import IntegrityError
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.parquet import Column, Kind, Limits, ParquetError, ParquetFile
@@ -86,13 +87,16 @@ class RolloutLimits:
 
     @classmethod
     def of(cls, descriptor: RunDescriptor) -> "RolloutLimits":
-        rollouts = descriptor.rollouts
-        chunks = -(-rollouts.max_new_tokens // descriptor.chunk_tokens)
+        return cls.for_settings(descriptor.rollouts, descriptor.chunk_tokens, descriptor.top_k)
+
+    @classmethod
+    def for_settings(cls, rollouts: RolloutConfig, chunk_tokens: int, top_k: int) -> "RolloutLimits":
+        chunks = -(-rollouts.max_new_tokens // chunk_tokens)
         return cls(
             rows=rollouts.tasks_per_slot * rollouts.group_size,
             prompt_tokens=rollouts.max_prompt_tokens,
             output_tokens=rollouts.max_new_tokens,
-            proof_bytes=chunks * (PROOF_HEADER_BYTES + PROOF_VALUE_BYTES * descriptor.top_k),
+            proof_bytes=chunks * (PROOF_HEADER_BYTES + PROOF_VALUE_BYTES * top_k),
         )
 
     @property

@@ -19,6 +19,7 @@ from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.rollouts import Rollout, RolloutLimits, read_rollouts
 from shoal.training.samples import Group, Sample
+from shoal.training.trackers import Trackers
 from shoal.training.trainer import Trainer
 
 BATCH_WAIT_S = 20.0
@@ -35,6 +36,7 @@ class TrainerService:
         origin: Origin | None,
         *,
         metrics: Metrics | None = None,
+        trackers: Trackers | None = None,
         report: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -42,6 +44,7 @@ class TrainerService:
         self.config, self.descriptor, self.trainer, self.client = config, descriptor, trainer, client
         self.origin = origin
         self.metrics = metrics or Metrics()
+        self.trackers = trackers
         self.report = report
         self._clock = clock
 
@@ -74,7 +77,9 @@ class TrainerService:
             "generated_groups": batch.generated_groups,
             **{f"dropped_{reason}": count for reason, count in batch.dropped.items()},
         }
-        self.metrics.event("step", **figures)
+        self.metrics.count("step")
+        if self.trackers is not None:
+            self.trackers.log(int(figures["step"]), figures)
         return {name: value for name, value in figures.items() if isinstance(value, (int, float, str))}
 
     def _train(self, groups: list[Group]) -> dict[str, Any]:
