@@ -1,4 +1,5 @@
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,8 +115,6 @@ def test_relay_without_parents_is_refused(tmp_path: Path) -> None:
 
 
 def test_announce_hook_is_called_when_the_relay_runs(origin_server: OriginServer, make_relay: MakeRelay) -> None:
-    import threading
-
     called = threading.Event()
     make_relay(origin_server.url, announce=called.set)
     assert called.wait(10)
@@ -132,3 +131,50 @@ def test_version_staged_under_two_heads_keeps_its_bytes(
         while counter < version + 1:
             counter = client.head(newer_than=counter, wait_s=20).counter
         assert weights_of(client.fetch_version(version, digest)) == expected_weights(version)
+
+
+def shard_requests(mirror: Mirror) -> list[str]:
+    return [path for path in mirror.requests if path.startswith("/shards/")]
+
+
+def test_relays_give_shards_to_each_other(
+    origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    parent = make_mirror()
+    urls: list[str] = []
+    relays = [make_relay(parent.url, name=f"relay{number}", peers=lambda: urls) for number in range(4)]
+    urls += [relay.url for relay in relays]
+    digest = publish(origin)
+    for number, relay in enumerate(relays):
+        client = make_client(relay.url, name=f"client{number}")
+        client.head(newer_than=0, wait_s=20)
+        assert weights_of(client.fetch_version(0, digest)) == expected_weights()
+    asked = shard_requests(parent)
+    assert len(asked) == len(set(asked))
+
+
+def test_dead_peer_is_replaced(
+    origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    parent = make_mirror()
+    urls = ["http://127.0.0.1:9"]
+    relay = make_relay(parent.url, peers=lambda: urls)
+    digest = publish(origin)
+    client = make_client(relay.url)
+    client.head(newer_than=0, wait_s=20)
+    assert weights_of(client.fetch_version(0, digest)) == expected_weights()
+
+
+def test_lying_peer_is_named_and_avoided(
+    origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    parent = make_mirror()
+    liar = make_mirror(lambda handler, path: path.startswith("/shards/") and answer(handler, b"x" * 1000))
+    relay = make_relay(parent.url, peers=lambda: [liar.url])
+    digest = publish(origin)
+    client = make_client(relay.url)
+    client.head(newer_than=0, wait_s=20)
+    assert weights_of(client.fetch_version(0, digest)) == expected_weights()
+    lies = {report.url: report.lies for report in relay.sources.reports()}
+    assert lies[liar.url] >= 1
+    assert lies[parent.url] == 0

@@ -1,5 +1,7 @@
 import http.client
 import json
+import socket
+from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import pytest
@@ -75,3 +77,65 @@ def test_too_many_requests_at_once_are_refused(origin: Origin) -> None:
         assert (status, json.loads(body)["code"]) == (429, "too_many_requests")
     finally:
         server.stop()
+
+
+def test_one_connection_serves_many_requests(origin: Origin, origin_server: OriginServer) -> None:
+    digest, data = a_shard(origin)
+    connection = http.client.HTTPConnection("127.0.0.1", origin_server.port, timeout=10)
+    for _ in range(3):
+        connection.request("GET", f"/shards/{digest}")
+        assert connection.getresponse().read() == data
+    connection.close()
+
+
+def test_range_beyond_the_end_is_refused(origin: Origin, origin_server: OriginServer) -> None:
+    digest, data = a_shard(origin)
+    status, body, headers = get(origin_server.url, f"/shards/{digest}", Range=f"bytes={len(data)}-")
+    assert (status, body) == (416, b"")
+    assert headers["Content-Range"] == f"bytes */{len(data)}"
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.fixture
+def limited(origin: Origin) -> Iterator[Callable[[ServerLimits], OriginServer]]:
+    servers: list[OriginServer] = []
+
+    def make(limits: ServerLimits) -> OriginServer:
+        server = OriginServer(origin.root, "127.0.0.1", 0, limits=limits)
+        server.start()
+        servers.append(server)
+        return server
+
+    yield make
+    for server in servers:
+        server.stop()
+
+
+def test_connections_beyond_the_limit_are_closed(
+    origin: Origin, limited: Callable[[ServerLimits], OriginServer]
+) -> None:
+    publish(origin)
+    server = limited(ServerLimits(connections_per_client=1))
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as first:
+        first.sendall(b"GET /head.json HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert first.recv(12) == b"HTTP/1.1 200"
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as second:
+            assert is_closed(second)
+
+
+def test_silent_connection_is_closed(limited: Callable[[ServerLimits], OriginServer]) -> None:
+    server = limited(ServerLimits(first_request_within_s=0.05))
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as silent:
+        assert is_closed(silent)
+
+
+def test_limited_bytes_still_arrive_whole(origin: Origin, limited: Callable[[ServerLimits], OriginServer]) -> None:
+    digest, data = a_shard(origin)
+    server = limited(ServerLimits(bytes_s_per_client=1e6, bytes_s_total=1e6))
+    assert get(server.url, f"/shards/{digest}")[1] == data

@@ -17,6 +17,8 @@ LEAST_SUCCESS = 0.001
 # Smaller answers measure latency, not bandwidth.
 BANDWIDTH_SAMPLE_BYTES = 64 << 10
 SHUN_LIAR_S = 600.0
+# One that does not answer is left alone for a moment, longer each time.
+REST_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
 
 @dataclass
@@ -28,8 +30,10 @@ class RelayReport:
     failures: int = 0
     lies: int = 0
     bytes_received: int = 0
+    failures_in_a_row: int = 0
     last_error: str = ""
     shunned_until: float = float("-inf")
+    resting_until: float = float("-inf")
 
 
 class RelayBook:
@@ -47,15 +51,24 @@ class RelayBook:
             now = self._clock()
             known = [self._report(url) for url in dict.fromkeys(urls) if url not in avoid]
             open_to_us = [report for report in known if report.shunned_until <= now]
+            open_to_us = [report for report in open_to_us if report.resting_until <= now] or open_to_us
             if not open_to_us:
                 return None
             weights = [report.success * self._bandwidth(report) for report in open_to_us]
             return self._rng.choices(open_to_us, weights)[0].url
 
+    def alive(self, url: str) -> bool:
+        """Neither shunned for a lie nor resting after a failure."""
+        with self._lock:
+            report = self._reports.get(url)
+            return report is None or max(report.shunned_until, report.resting_until) <= self._clock()
+
     def record_success(self, url: str, size_bytes: int, seconds: float) -> None:
         with self._lock:
             report = self._update(url, 1.0)
             report.fetches += 1
+            report.failures_in_a_row = 0
+            report.resting_until = float("-inf")
             report.bytes_received += size_bytes
             if size_bytes >= BANDWIDTH_SAMPLE_BYTES:
                 speed = size_bytes / max(seconds, 1e-6)
@@ -67,6 +80,9 @@ class RelayBook:
             report = self._update(url, 0.0)
             report.failures += 1
             report.last_error = why
+            rest_s = REST_S[min(report.failures_in_a_row, len(REST_S) - 1)]
+            report.failures_in_a_row += 1
+            report.resting_until = self._clock() + rest_s
 
     def record_lie(self, url: str, what: str) -> None:
         with self._lock:

@@ -6,7 +6,7 @@ withholds news delays nobody; answers that arrive late still count for the next 
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from shoal.errors import IntegrityError, ShoalError, UnavailableError
 from shoal.files import write_atomic
 
 MAX_LONG_POLL_S = 20.0
-RELAYS_ASKED = 2
+MOST_POLLS = 4
 PATIENCE_S = 5.0
 POLL_PAUSE_S = 0.5
 
@@ -25,11 +25,20 @@ class HeadWatch:
     """Safe to use from several threads."""
 
     def __init__(
-        self, sources: Sources, run_key: str, path: Path, *, run_id: str = "", clock: Callable[[], float] = time.time
+        self,
+        sources: Sources,
+        run_key: str,
+        path: Path,
+        *,
+        run_id: str = "",
+        always_ask: Sequence[str] = (),
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._sources = sources
         self._run_key = run_key
         self._run_id = run_id
+        # Relays that only asked each other could all miss what their parents know.
+        self._always_ask = [url.rstrip("/") for url in always_ask]
         self._path = path
         self._clock = clock
         self._lock = threading.Lock()
@@ -85,10 +94,10 @@ class HeadWatch:
         urls = self._sources.urls()
         with self._lock:
             asked = {url: poll for url, poll in self._polls.items() if url in urls and not poll.done()}
-            if len(asked) >= min(len(urls), 2 * RELAYS_ASKED):
+            if len(asked) >= min(len(urls), MOST_POLLS):
                 return asked
-            for _ in range(RELAYS_ASKED):
-                url = self._sources.book.choose(urls, avoid=asked)
+            for choice in (self._always_ask or urls, urls):
+                url = self._sources.book.choose(choice, avoid=asked)
                 if url is not None:
                     asked[url] = self._polls[url] = self._start_poll(url, newer_than, wait_s, deadline)
             return asked

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MAX_KNOWN_CLIENTS = 4096
+BODIES_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,24 @@ class Bucket:
 
 
 class Throttle:
-    """Bytes per second for all clients together and for each of them."""
+    """Bytes per second for all clients together and for each of them.
+
+    Under a limit for all, a few bodies are sent at a time and the others queue: a shard that is whole early can be passed on
+    while many halves cannot.
+    """
 
     def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits
+        self._turns = asyncio.Semaphore(BODIES_AT_ONCE if limits.bytes_s_total > 0 else limits.requests_total + 1)
         self._all = Bucket(limits.bytes_s_total)
         self._clients: dict[str, Bucket] = {}
 
     @property
     def active(self) -> bool:
         return self._limits.bytes_s_per_client > 0 or self._limits.bytes_s_total > 0
+
+    def turn(self) -> asyncio.Semaphore:
+        return self._turns
 
     async def take(self, client: str, size_bytes: int) -> None:
         if self.active:

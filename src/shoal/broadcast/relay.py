@@ -1,8 +1,9 @@
 """A relay: follows parents that it does not trust and serves only what it has verified.
 
-New heads come by long poll from several parents at once. A head is shown as soon as its manifests are here; the shards follow,
+New heads come by long poll from parents and peers at once. A head is shown as soon as its manifests are here; the shards follow,
 newest version first, and a request for one that is still on its way is held until it arrives, so versions stream through a
-chain of relays. A restart keeps every shard that matches its name.
+chain of relays. With peers, each relay brings in its share from the parents and takes the rest from the others. A restart keeps
+every shard that matches its name.
 """
 
 import contextlib
@@ -16,12 +17,14 @@ from shoal.broadcast.heads import HeadWatch
 from shoal.broadcast.library import Library
 from shoal.broadcast.limits import ServerLimits
 from shoal.broadcast.listening import ServerThread
-from shoal.broadcast.manifest import MAX_DESCRIPTOR_BYTES, Head, Manifest, ShardEntry, open_descriptor
+from shoal.broadcast.manifest import MAX_DESCRIPTOR_BYTES, Form, Head, Manifest, open_descriptor
+from shoal.broadcast.mesh import Mesh
 from shoal.broadcast.retention import needed_manifests, prune
 from shoal.broadcast.server import DirectoryServer
 from shoal.broadcast.sources import Sources
 from shoal.broadcast.store import Readers, Store
-from shoal.broadcast.wanted import Wanted
+from shoal.broadcast.transport import FetchError, check_url
+from shoal.broadcast.wanted import Route, Wanted, WantedShard
 from shoal.errors import ConfigError, ShoalError
 from shoal.files import write_atomic
 from shoal.metrics import Metrics
@@ -29,10 +32,17 @@ from shoal.metrics import Metrics
 LONG_POLL_S = 20.0
 RETRY_S = 1.0
 SHARD_DEADLINE_S = 120.0
+NOT_YET = (404, 503)
+# Held requests that ended without the shard before it is fetched from the parents.
+PEER_FAILURES = 6
+CONNECTIONS_PER_ROUTE = 4
 
 
 class Relay:
-    """`start` returns when the relay listens; it then works on its own threads until `stop`."""
+    """`start` returns when the relay listens; it then works on its own threads until `stop`.
+
+    `peers` lists relays that exchange shards with this one, itself included or not; `public_url` is how they know it.
+    """
 
     def __init__(
         self,
@@ -42,12 +52,14 @@ class Relay:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        peers: Callable[[], Sequence[str]] = lambda: (),
+        public_url: str | None = None,
+        peers: Callable[[], Sequence[str]] | None = None,
         announce: Callable[[], None] | None = None,
         announce_every_s: float = 10.0,
-        connections: int = 4,
+        connections: int = CONNECTIONS_PER_ROUTE,
         grace_s: float = 60.0,
         limits: ServerLimits | None = None,
+        max_download_bytes_s: float = 0,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -57,21 +69,29 @@ class Relay:
             raise ConfigError("A relay needs at least one upstream.", hint="Name the origin or another relay.")
         self.metrics = metrics or Metrics()
         self._root = root
+        self._upstreams = [check_url(url) for url in upstreams]
         self._run_key = run_key
+        self._public_url = public_url
         self._announce = announce
         self._announce_every_s = announce_every_s
         self._connections = connections
         self._grace_s = grace_s
         self._clock = clock
+        self._has_peers = peers is not None
         self._store = Store(root)
         self._readers = Readers()
-        self._wanted = Wanted()
+        self._wanted = Wanted(self._route)
         self._dropped_at: dict[str, float] = {}
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self.sources = Sources(
-            lambda: [*upstreams, *peers()], metrics=self.metrics, clock=monotonic, patience_s=patience_s
+            lambda: [*self._upstreams, *self._mesh.peers()],
+            metrics=self.metrics,
+            clock=monotonic,
+            patience_s=patience_s,
+            max_bytes_s=max_download_bytes_s,
         )
+        self._mesh = Mesh(lambda: self.url, peers or (lambda: ()), self.sources.book.alive)
         directory = DirectoryServer(
             self._store, readers=self._readers, metrics=self.metrics, limits=limits, expected=self._wanted.expects
         )
@@ -79,7 +99,7 @@ class Relay:
 
     @property
     def url(self) -> str:
-        return self._server.url
+        return self._public_url or self._server.url
 
     @property
     def complete(self) -> bool:
@@ -92,7 +112,9 @@ class Relay:
         self._server.start()
         self._spawn("follower", self._follow)
         for number in range(self._connections):
-            self._spawn(f"fetcher {number}", self._fetch_shards)
+            self._spawn(f"parents {number}", lambda: self._fetch("parents"))
+        for number in range(2 * self._connections if self._has_peers else 0):
+            self._spawn(f"peers {number}", lambda: self._fetch("peers"))
         if self._announce is not None:
             self._spawn("announcer", self._announce_often)
 
@@ -103,10 +125,6 @@ class Relay:
         self._server.stop()
         for thread in self._threads:
             thread.join(timeout=10)
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until `stop` is called from elsewhere."""
-        return self._stopping.wait(timeout_s)
 
     def _spawn(self, name: str, target: Callable[[], None]) -> None:
         thread = threading.Thread(target=target, name=f"relay {name}", daemon=True)
@@ -119,7 +137,8 @@ class Relay:
             return
         write_atomic(self._root / "run_key", run_key.encode())
         library = Library(self._store, self.sources, run_key)
-        watch = HeadWatch(self.sources, run_key, self._root / "seen_head.json", clock=self._clock)
+        path = self._root / "seen_head.json"
+        watch = HeadWatch(self.sources, run_key, path, always_ask=self._upstreams, clock=self._clock)
         seen = 0
         while not self._stopping.is_set():
             try:
@@ -142,25 +161,44 @@ class Relay:
 
         newest_first = [entry.manifest_digest for entry in reversed(head.versions)]
         needed = needed_manifests(newest_first, load)
-        self._wanted.replace(
-            shard for shard in shards_in_order(head, needed) if not self._store.has("shards", shard.digest)
-        )
+        wanted = wanted_in_order(head, needed)
+        self._wanted.replace(item for item in wanted if not self._store.has("shards", item.digest))
         write_atomic(self._root / "head.json", head_bytes)
         keep = {file.digest for file in head.files}
-        prune(
-            self._store, needed, keep, self._readers, self._dropped_at, grace_s=self._grace_s, now=self.sources.clock()
-        )
+        now = self.sources.clock()
+        prune(self._store, needed, keep, self._readers, self._dropped_at, grace_s=self._grace_s, now=now)
         self.metrics.event("head_mirrored", counter=head.counter, versions=len(head.versions))
 
-    def _fetch_shards(self) -> None:
-        while (shard := self._wanted.take()) is not None:
+    def _route(self, item: WantedShard) -> Route:
+        if not self._has_peers or item.failures >= PEER_FAILURES:
+            return "parents"
+        return "parents" if self._mesh.owner(item.index) is None else "peers"
+
+    def _fetch(self, route: Route) -> None:
+        while (item := self._wanted.take(route)) is not None:
             try:
-                data = self.sources.shard(shard, deadline=self.sources.clock() + SHARD_DEADLINE_S)
-                self._store.put("shards", data, shard.digest)
-                self._wanted.done(shard)
+                data = self._from_parents(item) if route == "parents" else self._from_peer(item)
+                self._store.put("shards", data, item.digest)
+                self._wanted.done(item)
             except (ShoalError, OSError) as error:
-                self._wanted.put_back(shard)
-                self._report_trouble(error)
+                waits = isinstance(error, FetchError) and error.status in NOT_YET
+                self._wanted.put_back(item, failures=1 if waits else PEER_FAILURES)
+                if route == "parents":
+                    self._report_trouble(error)
+                elif not waits:
+                    # A peer is gone or lied: all shards that were to come from it go another way now.
+                    self._wanted.reroute()
+
+    def _from_parents(self, item: WantedShard) -> memoryview:
+        def parents() -> Sequence[str]:
+            living = [url for url in self._upstreams if self.sources.book.alive(url)]
+            return living or self.sources.urls()
+
+        return self.sources.shard(item.shard, deadline=self.sources.clock() + SHARD_DEADLINE_S, among=parents)
+
+    def _from_peer(self, item: WantedShard) -> memoryview:
+        owner = self._mesh.owner(item.index)
+        return self._from_parents(item) if owner is None else self.sources.shard_from(owner, item.shard)
 
     def _trusted_key(self) -> str | None:
         """The key that was given or pinned at first use."""
@@ -213,16 +251,19 @@ class Relay:
             self._stopping.wait(self._announce_every_s)
 
 
-def shards_in_order(head: Head, manifests: dict[str, Manifest]) -> list[ShardEntry]:
+def wanted_in_order(head: Head, manifests: dict[str, Manifest]) -> list[WantedShard]:
     """What a relay fetches first: small files, then the newest versions, their deltas before their full forms."""
     newest_first = sorted(manifests.values(), key=lambda manifest: -manifest.version)
-    deltas = [
-        shard for manifest in newest_first for form in manifest.forms if form.kind == "delta" for shard in form.shards
-    ]
-    fulls = [
-        shard for manifest in newest_first for form in manifest.forms if form.kind == "full" for shard in form.shards
-    ]
-    return list({shard.digest: shard for shard in (*head.files, *deltas, *fulls)}.values())
+
+    def forms(kind: str) -> list[Form]:
+        return [form for manifest in newest_first for form in manifest.forms if form.kind == kind]
+
+    rows = [head.files, *(form.shards for form in forms("delta")), *(form.shards for form in forms("full"))]
+    wanted: dict[str, WantedShard] = {}
+    for row in rows:
+        for index, shard in enumerate(row):
+            wanted.setdefault(shard.digest, WantedShard(shard, index))
+    return list(wanted.values())
 
 
 def run_relay(
@@ -232,11 +273,13 @@ def run_relay(
     upstreams: Sequence[str],
     run_key: str | None,
     *,
-    peers: Callable[[], Sequence[str]] = lambda: (),
+    public_url: str | None = None,
+    peers: Callable[[], Sequence[str]] | None = None,
     announce: Callable[[str], None] | None = None,
     on_ready: Callable[[str], None] | None = None,
     metrics: Metrics | None = None,
     limits: ServerLimits | None = None,
+    max_download_bytes_s: float = 0,
 ) -> None:
     """Run a relay until SIGINT or SIGTERM. `announce` is called every ten seconds and `on_ready` once, with its address."""
     relay = Relay(
@@ -245,13 +288,15 @@ def run_relay(
         run_key,
         host=host,
         port=port,
+        public_url=public_url,
         peers=peers,
         announce=(lambda: announce(relay.url)) if announce else None,
         metrics=metrics,
         limits=limits,
+        max_download_bytes_s=max_download_bytes_s,
     )
     stopped = threading.Event()
-    with contextlib.suppress(ValueError):  # signals belong to the main thread; elsewhere the caller stops us
+    with contextlib.suppress(ValueError):  # signals belong to the main thread; elsewhere the caller ends the process
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopped.set())
     relay.start()

@@ -43,8 +43,9 @@ class DirectoryServer:
         readers: Readers | None = None,
         metrics: Metrics | None = None,
         limits: ServerLimits | None = None,
-        expected: Callable[[str], bool] = lambda digest: False,
+        expected: Callable[[str], bool] | None = None,
     ) -> None:
+        """`expected` says which files are on their way; without it nothing ever is."""
         self._store = store
         self._readers = readers or Readers()
         self._metrics = metrics or Metrics()
@@ -105,14 +106,14 @@ class DirectoryServer:
         if not is_digest(digest):
             return refusal(404, "not_a_digest", "Files here are named by their digest.")
         path = self._store.path(folder, digest)
-        if not path.exists():
-            if not self._expected(digest):
-                return refusal(404, "unknown_file", f"There is no {digest[:12]}… here.")
+        expected = self._expected
+        if not path.exists() and expected is not None:
+            # Even for an unknown name: whoever asks may have heard of a new version a moment before we do.
             await self._arrivals.wait(digest, min(_number(request, "wait_s", 0), MAX_WAIT_S))
-            if not path.exists():
-                return refusal(
-                    503, "not_yet", f"{digest[:12]}… is on its way here.", "Try again, or ask another relay."
-                )
+        if not path.exists():
+            if expected is not None and expected(digest):
+                return refusal(503, "not_yet", f"{digest[:12]}… is on its way here.", "Try again or ask another relay.")
+            return refusal(404, "unknown_file", f"There is no {digest[:12]}… here.")
         self._readers.touch(digest)
         body = FileBody(path, self._throttle, self._metrics, self._limits.stalled_after_s)
         await body.send(request)
@@ -151,7 +152,8 @@ class FileBody(web.StreamResponse):
             self.content_length = end - start
             await self.prepare(request)
             if request.method != "HEAD":
-                await self._send_pieces(request, file, start, end)
+                async with self._throttle.turn():
+                    await self._send_pieces(request, file, start, end)
             await self.write_eof()
 
     def _range(self, request: web.BaseRequest, size: int) -> tuple[int, int]:

@@ -43,11 +43,12 @@ class Sources:
         clock: Callable[[], float] = time.monotonic,
         patience_s: float = PATIENCE_S,
         least_bytes_s: float = LEAST_BYTES_S,
+        max_bytes_s: float = 0,
     ) -> None:
         self._relays = relays
         self.metrics = metrics or Metrics()
         self.clock = clock
-        self.pool = HttpPool(clock=clock)
+        self.pool = HttpPool(clock=clock, max_bytes_s=max_bytes_s)
         self.book = RelayBook(rng=rng, clock=clock)
         self._patience_s = patience_s
         self._least_bytes_s = least_bytes_s
@@ -78,16 +79,27 @@ class Sources:
         """Wait, unless stopped; True if stopped."""
         return self._stopped.wait(seconds)
 
-    def shard(self, shard: ShardEntry, *, deadline: float) -> memoryview:
-        buffer = memoryview(bytearray(shard.size_bytes))
+    def shard(
+        self, shard: ShardEntry, *, deadline: float, among: Callable[[], Sequence[str]] | None = None
+    ) -> memoryview:
+        """A verified shard from whichever relay has it."""
 
         def attempt(url: str, until: float) -> memoryview:
-            self.pool.fetch_into(url, f"/shards/{shard.digest}?wait_s={HOLD_S:g}", buffer, deadline=until)
-            self._check_digest(buffer, shard.digest)
-            self.metrics.count("shards_verified")
-            return buffer
+            return self._shard(url, shard, until)
 
-        return self.try_each(f"shard {shard.digest[:12]}…", attempt, deadline, size_bytes=shard.size_bytes)
+        what = f"shard {shard.digest[:12]}…"
+        return self.try_each(what, attempt, deadline, size_bytes=shard.size_bytes, among=among)
+
+    def shard_from(self, url: str, shard: ShardEntry) -> memoryview:
+        """A verified shard from one relay, which is blamed if it fails."""
+        started = self.clock()
+        try:
+            data = self._shard(url, shard, started + self._patience(shard.size_bytes))
+        except ShoalError as error:
+            self.blame(url, f"shard {shard.digest[:12]}…", error)
+            raise
+        self._delivered(url, shard.size_bytes, self.clock() - started)
+        return data
 
     def file(self, digest: str, *, max_bytes: int, deadline: float) -> bytes:
         return self._small("shards", digest, max_bytes, deadline)
@@ -107,6 +119,7 @@ class Sources:
         *,
         size_bytes: int = 0,
         absent_after_s: float = ABSENT_AFTER_S,
+        among: Callable[[], Sequence[str]] | None = None,
     ) -> T:
         """The first success of `attempt(relay, deadline of this try)` over relays in drawn order, round after round.
 
@@ -118,13 +131,13 @@ class Sources:
         for pause_s in chain(PAUSES_S, repeat(PAUSES_S[-1])):
             tried: set[str] = set()
             absent = 0
-            while (url := self.book.choose(self.urls(), avoid=tried)) is not None:
+            while (url := self.book.choose((among or self.urls)(), avoid=tried)) is not None:
                 now = self.clock()
                 if now >= deadline or self.stopped:
                     break
                 tried.add(url)
                 try:
-                    result = attempt(url, min(deadline, now + self._patience_s + size_bytes / self._least_bytes_s))
+                    result = attempt(url, min(deadline, now + self._patience(size_bytes)))
                     self._delivered(url, size_bytes, self.clock() - now)
                     return result
                 except ShoalError as error:
@@ -151,11 +164,22 @@ class Sources:
             self.book.record_failure(url, str(error))
             self.metrics.event("relay_failed", relay=url, about=what, reason=str(error))
 
+    def _shard(self, url: str, shard: ShardEntry, deadline: float) -> memoryview:
+        buffer = memoryview(bytearray(shard.size_bytes))
+        self.pool.fetch_into(url, f"/shards/{shard.digest}?wait_s={HOLD_S:g}", buffer, deadline=deadline)
+        self._check_digest(buffer, shard.digest)
+        self.metrics.count("shards_verified")
+        return buffer
+
+    def _patience(self, size_bytes: int) -> float:
+        return self._patience_s + size_bytes / self._least_bytes_s
+
     def _small(
         self, folder: str, digest: str, max_bytes: int, deadline: float, absent_after_s: float = ABSENT_AFTER_S
     ) -> bytes:
         def attempt(url: str, until: float) -> bytes:
-            data = self.pool.fetch(url, f"/{folder}/{digest}?wait_s={HOLD_S:g}", max_bytes=max_bytes, deadline=until)
+            hold_s = min(HOLD_S, absent_after_s)
+            data = self.pool.fetch(url, f"/{folder}/{digest}?wait_s={hold_s:g}", max_bytes=max_bytes, deadline=until)
             self._check_digest(data, digest)
             self.metrics.count("bytes_received", len(data))
             return data

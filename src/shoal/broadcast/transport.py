@@ -17,10 +17,12 @@ from collections.abc import Callable
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from shoal.broadcast.limits import Bucket
 from shoal.errors import ConfigError, UnavailableError
 
 CONNECT_TIMEOUT_S = 5.0
 MAX_IDLE_PER_HOST = 16
+READ_BYTES = 256 << 10
 
 Reason = Literal["unreachable", "timeout", "status", "size", "cut"]
 
@@ -39,8 +41,10 @@ class FetchError(UnavailableError):
 class HttpPool:
     """Safe to use from several threads; each connection belongs to one request at a time."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic, max_bytes_s: float = 0) -> None:
         self.clock = clock
+        self._bucket = Bucket(max_bytes_s, clock=clock)
+        self._limited = max_bytes_s > 0
         self._idle: defaultdict[str, deque[http.client.HTTPConnection]] = defaultdict(deque)
         self._open: set[_DeadlineSocket] = set()
         self._closed = False
@@ -120,7 +124,7 @@ class HttpPool:
             connection.connect()
             plain: Any = connection.sock
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sock = _DeadlineSocket(plain, self.clock, on_close=self._open.discard)
+            connection.sock = _DeadlineSocket(plain, self.clock, self._open.discard, self._slow_down)
             self._open.add(connection.sock)
         sock: Any = connection.sock
         sock.deadline = deadline
@@ -128,6 +132,14 @@ class HttpPool:
             raise ConnectionAbortedError("this side is stopping")
         connection.request("GET", urlsplit(base_url).path.rstrip("/") + path)
         return connection.getresponse()
+
+    def _slow_down(self, size_bytes: int) -> None:
+        """Keep all connections together below the limit by reading later; TCP then slows the sender."""
+        if self._limited:
+            with self._lock:
+                delay_s = self._bucket.delay(size_bytes)
+            if delay_s > 0:
+                time.sleep(delay_s)
 
     def _take(self, base_url: str) -> tuple[http.client.HTTPConnection, bool]:
         with self._lock:
@@ -149,10 +161,15 @@ class _DeadlineSocket:
     """The part of a socket that http.client uses, with one deadline over all its reads and writes."""
 
     def __init__(
-        self, sock: socket.socket, clock: Callable[[], float], on_close: Callable[["_DeadlineSocket"], None]
+        self,
+        sock: socket.socket,
+        clock: Callable[[], float],
+        on_close: Callable[["_DeadlineSocket"], None],
+        on_read: Callable[[int], None],
     ) -> None:
         self.deadline = 0.0
         self._on_close = on_close
+        self.on_read = on_read
         self._sock = sock
         self._clock = clock
         self._readers = 0
@@ -201,7 +218,9 @@ class _DeadlineReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        return self._socket.arm().recv_into(buffer)
+        count = self._socket.arm().recv_into(buffer, min(len(buffer), READ_BYTES))
+        self._socket.on_read(count)
+        return count
 
     def close(self) -> None:
         if not self.closed:

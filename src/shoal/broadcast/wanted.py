@@ -1,66 +1,99 @@
 """The shards that a relay still has to fetch, in order of use, shared by its fetchers.
 
-`replace` sets a new goal without disturbing what is under way; `expects` tells the server which requests to hold. Nothing is
-forgotten until it arrives or is no longer wanted.
+Each shard goes by one of two routes: `parents` (this relay brings it in) or `peers` (another relay does). `replace` sets a new goal
+without disturbing what is under way; `expects` tells the server which requests to hold. Nothing is forgotten until it arrives or
+is no longer wanted.
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 from shoal.broadcast.manifest import ShardEntry
+
+Route = Literal["parents", "peers"]
+
+
+@dataclass(frozen=True)
+class WantedShard:
+    shard: ShardEntry
+    index: int
+    """Place in its form, the same for every relay."""
+    failures: int = 0
+
+    @property
+    def digest(self) -> str:
+        return self.shard.digest
 
 
 class Wanted:
     """Safe to use from several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, route: Callable[[WantedShard], Route] = lambda item: "parents") -> None:
+        self._route = route
         self._condition = threading.Condition()
-        self._queue: dict[str, ShardEntry] = {}
-        self._under_way: dict[str, ShardEntry] = {}
+        self._queues: dict[Route, dict[str, WantedShard]] = {"parents": {}, "peers": {}}
+        self._under_way: dict[str, WantedShard] = {}
         self._announced: set[str] = set()
         self._closed = False
 
     @property
     def empty(self) -> bool:
         with self._condition:
-            return not self._queue and not self._under_way
+            return not any(self._queues.values()) and not self._under_way
 
     def expects(self, digest: str) -> bool:
-        return digest in self._queue or digest in self._under_way or digest in self._announced
+        queued = any(digest in queue for queue in self._queues.values())
+        return queued or digest in self._under_way or digest in self._announced
 
     def expect(self, digest: str) -> None:
         """A file that is being fetched outside the queue."""
         self._announced.add(digest)
 
-    def replace(self, shards: Iterable[ShardEntry]) -> None:
+    def replace(self, items: Iterable[WantedShard]) -> None:
         with self._condition:
-            self._queue = {shard.digest: shard for shard in shards if shard.digest not in self._under_way}
+            self._sort(item for item in items if item.digest not in self._under_way)
             self._announced.clear()
-            self._condition.notify_all()
 
-    def take(self) -> ShardEntry | None:
-        """The next shard to fetch; blocks until there is one, None when closed."""
+    def reroute(self) -> None:
+        """Ask again which way each shard goes: a relay came or went."""
         with self._condition:
-            while not self._queue and not self._closed:
+            self._sort([item for queue in self._queues.values() for item in queue.values()])
+
+    def take(self, route: Route) -> WantedShard | None:
+        """The next shard to fetch by this route; blocks until there is one, None when closed."""
+        with self._condition:
+            queue = self._queues[route]
+            while not queue and not self._closed:
                 self._condition.wait()
+                queue = self._queues[route]
             if self._closed:
                 return None
-            digest = next(iter(self._queue))
-            shard = self._under_way[digest] = self._queue.pop(digest)
-            return shard
+            item = queue.pop(next(iter(queue)))
+            self._under_way[item.digest] = item
+            return item
 
-    def done(self, shard: ShardEntry) -> None:
+    def done(self, item: WantedShard) -> None:
         with self._condition:
-            self._under_way.pop(shard.digest, None)
+            self._under_way.pop(item.digest, None)
 
-    def put_back(self, shard: ShardEntry) -> None:
-        """Fetch it again after the others."""
+    def put_back(self, item: WantedShard, *, failures: int = 1) -> None:
+        """Fetch it again, after the others of its route."""
         with self._condition:
-            if self._under_way.pop(shard.digest, None) is not None:
-                self._queue[shard.digest] = shard
-                self._condition.notify()
+            if self._under_way.pop(item.digest, None) is not None:
+                again = WantedShard(item.shard, item.index, item.failures + failures)
+                self._queues[self._route(again)][item.digest] = again
+                self._condition.notify_all()
 
     def close(self) -> None:
         with self._condition:
             self._closed = True
             self._condition.notify_all()
+
+    def _sort(self, items: Iterable[WantedShard]) -> None:
+        queues: dict[Route, dict[str, WantedShard]] = {"parents": {}, "peers": {}}
+        for item in items:
+            queues[self._route(item)][item.digest] = item
+        self._queues = queues
+        self._condition.notify_all()
