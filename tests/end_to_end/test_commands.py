@@ -1,0 +1,107 @@
+"""A run by hand: the owner types `shoal up`, a stranger `shoal work` in another directory; Ctrl-C is always a clean end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from end_to_end.swarm import DEADLINE_S, free_ports, small_config
+from shoal.config import to_toml
+from shoal.errors import UnavailableError
+from shoal.protocol.api import StatusView
+from shoal.protocol.client import CoordinatorClient
+from shoal.runs import initialise
+
+pytestmark = pytest.mark.slow
+
+
+@contextmanager
+def shoal(log: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A command as typed, in a directory of its own, its output in a file; ended with the block."""
+    home = log.parent / log.stem
+    home.mkdir()
+    command = [sys.executable, "-m", "shoal", *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, cwd=home, env=environment, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+
+
+def wait_for_text(log: Path, text: str) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while text not in log.read_text():
+        assert time.monotonic() < until, f"{text!r} never came; {log.name} says:\n{log.read_text()[-2000:]}"
+        time.sleep(0.1)
+
+
+def status_of(url: str) -> StatusView | None:
+    with CoordinatorClient(url, None, deadline_s=5.0) as client:
+        try:
+            return client.status()
+        except UnavailableError:
+            return None
+
+
+def test_the_owner_and_a_stranger_finish_a_run_together(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", steps=2)
+    run_file = tmp_path / "mine.toml"
+    run_file.write_text(to_toml(config))
+    with shoal(tmp_path / "up.log", "up", run_file) as up:
+        wait_for_text(tmp_path / "up.log", "contributors join with: shoal work")
+        run_key = initialise(config).descriptor().run_key
+        join = ("work", config.coordinator_url, "--run-key", run_key, "--dir", "here", "--name", "stranger")
+        with shoal(tmp_path / "stranger.log", *join) as stranger:
+            assert up.wait(DEADLINE_S) == 0, (tmp_path / "up.log").read_text()[-2000:]
+            stranger.wait(60)
+    words = (tmp_path / "stranger.log").read_text()
+    assert "joined as stranger (probation)" in words
+    assert "credit" in words
+    assert (tmp_path / "stranger" / "here" / "worker.key").is_file()
+    assert "is finished: 2 versions" in (tmp_path / "up.log").read_text()
+
+
+def test_a_stranger_who_interrupts_gives_the_slot_back_and_may_return(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", steps=50)
+    run_file = tmp_path / "mine.toml"
+    run_file.write_text(to_toml(config))
+    with shoal(tmp_path / "up.log", "up", run_file) as up:
+        wait_for_text(tmp_path / "up.log", "contributors join with: shoal work")
+        directory = tmp_path / "contributor"
+        for visit in ("first", "second"):
+            log = tmp_path / f"{visit}.log"
+            with shoal(log, "work", config.coordinator_url, "--dir", directory, "--name", visit) as stranger:
+                wait_for_text(log, "submitted")
+                stranger.send_signal(signal.SIGINT)
+                assert stranger.wait(60) == 130
+            assert "Traceback" not in log.read_text()
+            assert "tokens this time" in log.read_text()
+        status = status_of(config.coordinator_url)
+        assert status is not None
+        assert [worker.name for worker in status.workers] == ["second"]
+        up.send_signal(signal.SIGINT)
+        assert up.wait(60) == 130
+    assert "Traceback" not in (tmp_path / "up.log").read_text()
+    assert status_of(config.coordinator_url) is None
+
+
+def test_a_relay_without_a_parent_says_so_and_ends_on_request(tmp_path: Path) -> None:
+    log = tmp_path / "relay.log"
+    nobody = f"http://127.0.0.1:{free_ports(1)}"
+    with shoal(log, "relay", "--upstream", nobody, "--port", 0, "--dir", "here") as relay:
+        wait_for_text(log, "following")
+        wait_for_text(log, "No relay")
+        relay.send_signal(signal.SIGTERM)
+        relay.wait(60)
+    assert nobody in log.read_text()
+    assert "Traceback" not in log.read_text()
