@@ -145,3 +145,8 @@ def test_settings_cannot_change_once_made() -> None:
 def test_the_reference_page_says_what_the_settings_are() -> None:
     page = Path(__file__).parent.parent / "docs" / "config.md"
     assert page.read_text() == reference_page(), "run: shoal config --markdown > docs/config.md"
+
+
+def test_strange_letters_survive_being_written_and_read(tmp_path: Path) -> None:
+    config = build_config({"tasks": {"system_prompt": 'a "quoted" 🐟 \x7f \\ line\nbreak'}})
+    assert load_config(run_file(tmp_path, to_toml(config))) == config

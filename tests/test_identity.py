@@ -110,3 +110,13 @@ def test_no_field_of_an_envelope_can_be_exchanged(field: str) -> None:
 def test_bytes_that_are_no_envelope_are_refused(data: bytes) -> None:
     with pytest.raises(IntegrityError):
         Envelope.from_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"[" * 100_000, b'{"kind": "head", "payload": "\\ud800", "key": "k", "signature": "s"}'],
+    ids=["deep", "lone surrogate"],
+)
+def test_bytes_that_nobody_can_have_signed_are_refused(data: bytes) -> None:
+    with pytest.raises(IntegrityError):
+        Envelope.from_bytes(data)

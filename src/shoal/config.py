@@ -281,9 +281,14 @@ def to_toml(config: ShoalConfig) -> str:
     lines: list[str] = []
     for section, values in config.model_dump(mode="json").items():
         lines.append(f"[{section}]")
-        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+        lines += [f"{name} = {_toml_value(value)}" for name, value in values.items()]
         lines.append("")
     return "\n".join(lines)
+
+
+def _toml_value(value: object) -> str:
+    """JSON is TOML for these types, but for pairs of surrogates and the delete character."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _sections() -> Iterable[tuple[str, type[Section]]]:

@@ -92,7 +92,8 @@ class Envelope:
         try:
             fields = json.loads(data)
             envelope = cls(**{name: fields[name] for name in ("kind", "payload", "key", "signature")})
-        except (ValueError, KeyError, TypeError):
+            json.dumps(fields, ensure_ascii=False).encode()  # refuses lone surrogates, which no signer can have signed
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise IntegrityError("These bytes are not a signed envelope.") from None
         if not all(
             isinstance(value, str) for value in (envelope.kind, envelope.payload, envelope.key, envelope.signature)

@@ -26,7 +26,7 @@ class Metrics:
         with self._lock:
             self.counters[name] += amount  # type: ignore[assignment]  # Counter adds floats too
 
-    def event(self, name: str, **fields: object) -> None:
+    def event(self, name: str, /, **fields: object) -> None:
         self.count(name)
         if self._file is not None:
             line = json.dumps({"at": round(self._clock(), 3), "event": name, **fields})

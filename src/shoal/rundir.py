@@ -56,11 +56,12 @@ class RunDirectory:
 
     def secret(self) -> bytes:
         try:
-            return bytes.fromhex(self._secret.read_text())
+            secret = bytes.fromhex(self._secret.read_text())
         except (OSError, ValueError):
-            raise KeyFileError(
-                f"The run secret {self._secret} cannot be read.", hint="Restore it from a backup."
-            ) from None
+            secret = b""
+        if len(secret) != SECRET_BYTES:
+            raise KeyFileError(f"The run secret {self._secret} cannot be read.", hint="Restore it from a backup.")
+        return secret
 
     def descriptor(self) -> RunDescriptor:
         try:
