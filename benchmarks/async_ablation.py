@@ -12,7 +12,6 @@ import json
 import math
 import os
 import platform
-import random
 import statistics
 import tempfile
 import time
@@ -24,123 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
-from shoal.config import ShoalConfig, TrainingConfig, load_config
-from shoal.policy import GenerationRequest, TorchEngine, bundled_directory
-from shoal.tasks import Task, TextCodec, length_penalty, load_tasks, score
-from shoal.training import Group, Sample, StepReport, Trainer
+from shoal.config import ShoalConfig, load_config
+from shoal.training.simulation import Simulation
 
 ROOT = Path(__file__).resolve().parents[1]
 EVALUATE_EVERY = 4
 LAST_EVALUATIONS = 3
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 10: 2.26}
 """Student's t for a 95 % interval, by number of seeds."""
-
-
-Question = tuple[Task, int]
-"""A task and its target length."""
-Answer = tuple[tuple[int, ...], list[int], str]
-"""Prompt, output, finish reason."""
-
-
-class Simulation:
-    """A swarm in one process: an engine that may lag behind the trainer."""
-
-    def __init__(self, config: ShoalConfig, training: TrainingConfig, seed: int, scratch: Path) -> None:
-        torch.set_num_threads(1)
-        self.config, self.training = config, training
-        self.tasks = load_tasks(config.tasks)
-        self.codec = TextCodec.from_directory(bundled_directory())
-        self.engine = TorchEngine(bundled_directory(), eos_token_ids=self.codec.eos_token_ids)
-        self.trainer = Trainer(
-            training,
-            bundled_directory(),
-            work_dir=scratch / "trainer",
-            temperature=config.rollouts.temperature,
-            seed=seed,
-            max_new_tokens=config.rollouts.max_new_tokens,
-        )
-        self._draw = random.Random(f"rollouts/{seed}")
-        self._weights = scratch / "weights"
-        self.publish()
-
-    def publish(self) -> None:
-        """Keep the current weights as the swarm would get them: in bf16, by version."""
-        directory = self._weights / str(self.trainer.step)
-        directory.mkdir(parents=True)
-        tensors = {
-            tensor.name: torch.frombuffer(bytearray(tensor.data), dtype=torch.bfloat16).view(tensor.shape)
-            for tensor in self.trainer.wire_tensors()
-        }
-        save_file(tensors, directory / "model.safetensors")
-
-    def step(self, lag: int) -> StepReport | None:
-        """Generate with a version `lag` behind, train, publish; None if no group had a signal."""
-        version = max(0, self.trainer.step - lag)
-        groups = self.useful_groups(version)
-        report = self.trainer.train_step(groups) if groups else None
-        self.trainer.step += not groups
-        self.publish()
-        return report
-
-    def useful_groups(self, version: int) -> list[Group]:
-        self.engine.load(self._weights / str(version))
-        wanted, cap = self.training.groups_per_step, int(self.training.oversampling * self.training.groups_per_step)
-        useful: list[Group] = []
-        for start in range(0, cap, wanted):
-            made = self.generate(version, min(wanted, cap - start))
-            useful += [group for group in made if len({sample.task_reward for sample in group.samples}) > 1]
-            if len(useful) >= wanted:
-                break
-        return useful[:wanted]
-
-    def generate(self, version: int, count: int) -> list[Group]:
-        targets = self.config.reward.target_lengths or (0,)
-        chosen = [
-            (self.tasks.train[self._draw.randrange(len(self.tasks.train))], self._draw.choice(targets))
-            for _ in range(count)
-        ]
-        size = self.config.rollouts.group_size
-        completions = self._sample([(task, target) for task, target in chosen for _ in range(size)])
-        return [
-            Group(
-                f"{version}/0/{number}",
-                [self._judge(chosen[number], made, version) for made in completions[number * size :][:size]],
-            )
-            for number in range(count)
-        ]
-
-    def heldout_reward(self, count: int) -> float:
-        """Mean task reward of the newest version on problems that training never draws."""
-        self.engine.load(self._weights / str(self.trainer.step))
-        targets = self.config.reward.target_lengths or (0,)
-        asked = [(self.tasks.heldout[index], targets[index % len(targets)]) for index in range(count)]
-        completions = self._sample(asked)
-        judged = [self._judge(question, made, 0) for question, made in zip(asked, completions, strict=True)]
-        return statistics.fmean(sample.task_reward for sample in judged)
-
-    def _sample(self, asked: Sequence[Question]) -> list[Answer]:
-        tasks, rollouts = self.config.tasks, self.config.rollouts
-        prompts = [
-            tuple(
-                self.codec.prompt_tokens(
-                    task, target, system_prompt=tasks.system_prompt, length_instruction=tasks.length_instruction
-                )
-            )
-            for task, target in asked
-        ]
-        requests = [
-            GenerationRequest(prompt, self._draw.getrandbits(64), rollouts.max_new_tokens) for prompt in prompts
-        ]
-        made = self.engine.generate(requests, temperature=rollouts.temperature)
-        return [(prompt, done.tokens, done.finish_reason) for prompt, done in zip(prompts, made, strict=True)]
-
-    def _judge(self, asked: Question, made: Answer, version: int) -> Sample:
-        (task, target), (prompt, output, reason) = asked, made
-        task_reward = score(task, self.codec.decode(output)).reward
-        penalty = length_penalty(target, len(output), self.config.reward.length_alpha)
-        return Sample(prompt, output, task_reward - penalty, task_reward, None, version, reason == "length")
 
 
 @dataclass
@@ -155,12 +46,12 @@ class Curve:
         return statistics.fmean(value for _, value in self.heldout[-LAST_EVALUATIONS:])
 
 
-def run(level: int, seed: int, steps: int, groups: int, heldout: int) -> Curve:
-    config = load_config(ROOT / "configs" / "demo.toml")
+def run(config: ShoalConfig, level: int, seed: int, steps: int, groups: int, heldout: int) -> Curve:
+    torch.set_num_threads(1)
     training = config.training.model_copy(update={"async_level": level, "groups_per_step": groups})
     curve = Curve(level, seed)
     with tempfile.TemporaryDirectory() as scratch:
-        simulation = Simulation(config, training, seed, Path(scratch))
+        simulation = Simulation(config.model_copy(update={"training": training}), seed, Path(scratch))
         curve.heldout.append((0, simulation.heldout_reward(heldout)))
         for step in range(1, steps + 1):
             report = simulation.step(level)
@@ -173,9 +64,10 @@ def run(level: int, seed: int, steps: int, groups: int, heldout: int) -> Curve:
 def all_curves(arguments: argparse.Namespace) -> Iterator[Curve]:
     """Seed by seed, level by level, so that an interrupted run still compares like with like."""
     jobs = [(level, seed) for seed in range(arguments.seeds) for level in arguments.levels]
+    config = load_config(ROOT / "configs" / "demo.toml")
     settings = (arguments.steps, arguments.groups, arguments.heldout)
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
-        for future in [pool.submit(run, level, seed, *settings) for level, seed in jobs]:
+        for future in [pool.submit(run, config, level, seed, *settings) for level, seed in jobs]:
             curve = future.result()
             print(
                 f"async {curve.level}, seed {curve.seed}: held-out {curve.heldout[0][1]:.3f} → {curve.final_reward:.3f}",

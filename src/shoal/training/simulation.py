@@ -1,0 +1,126 @@
+"""A swarm in one process: rollouts from a policy that may lag behind the trainer, without network, roles or proofs.
+
+What it shares with the real run is what matters for learning: task draw, engine, rewards, online filter with its cap, bf16
+weights by version, trainer. For ablations and quick trials of a recipe. Everything depends on the seed alone.
+"""
+
+import random
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from shoal.config import ShoalConfig
+from shoal.policy import GenerationRequest, TorchEngine, resolve_model
+from shoal.tasks import Task, TextCodec, length_penalty, load_tasks, score
+from shoal.training.replay import useful
+from shoal.training.reports import StepReport
+from shoal.training.samples import Group, Sample
+from shoal.training.trainer import Trainer
+
+Question = tuple[Task, int]
+"""A task and its target length."""
+Answer = tuple[tuple[int, ...], list[int], str]
+"""Prompt, output, finish reason."""
+
+
+class Simulation:
+    def __init__(self, config: ShoalConfig, seed: int, scratch: Path) -> None:
+        """`scratch` takes the published versions; the caller removes it."""
+        model_dir = resolve_model(config.model.path)
+        self.config = config
+        self.tasks = load_tasks(config.tasks)
+        self.codec = TextCodec.from_directory(model_dir)
+        self.engine = TorchEngine(model_dir, eos_token_ids=self.codec.eos_token_ids)
+        self.trainer = Trainer(
+            config.training,
+            model_dir,
+            work_dir=scratch / "trainer",
+            temperature=config.rollouts.temperature,
+            seed=seed,
+            max_new_tokens=config.rollouts.max_new_tokens,
+        )
+        self._draw = random.Random(f"rollouts/{seed}")
+        self._weights = scratch / "weights"
+        self.publish()
+
+    def publish(self) -> None:
+        """Keep the current weights as the swarm would get them: in bf16, by version."""
+        directory = self._weights / str(self.trainer.step)
+        directory.mkdir(parents=True)
+        tensors = {
+            tensor.name: torch.frombuffer(bytearray(tensor.data), dtype=torch.bfloat16).view(tensor.shape)
+            for tensor in self.trainer.wire_tensors()
+        }
+        save_file(tensors, directory / "model.safetensors")
+
+    def step(self, lag: int) -> StepReport | None:
+        """Generate with a version `lag` behind, train, publish; None if no group had a signal."""
+        version = max(0, self.trainer.step - lag)
+        groups = self.useful_groups(version)
+        report = self.trainer.train_step(groups) if groups else None
+        if report is None:
+            self.trainer.step += 1
+        self.publish()
+        return report
+
+    def useful_groups(self, version: int) -> list[Group]:
+        """The first P groups with a signal, or as many as there are below the oversampling cap."""
+        self.engine.load(self._weights / str(version))
+        wanted = self.config.training.groups_per_step
+        cap = int(self.config.training.oversampling * wanted)
+        chosen: list[Group] = []
+        for start in range(0, cap, wanted):
+            chosen += filter(useful, self.generate(version, min(wanted, cap - start)))
+            if len(chosen) >= wanted:
+                break
+        return chosen[:wanted]
+
+    def generate(self, version: int, count: int) -> list[Group]:
+        targets = self.config.reward.target_lengths or (0,)
+        chosen = [
+            (self.tasks.train[self._draw.randrange(len(self.tasks.train))], self._draw.choice(targets))
+            for _ in range(count)
+        ]
+        size = self.config.rollouts.group_size
+        completions = self._sample([(task, target) for task, target in chosen for _ in range(size)])
+        return [
+            Group(
+                f"{version}/0/{number}",
+                [self._judge(chosen[number], made, version) for made in completions[number * size :][:size]],
+            )
+            for number in range(count)
+        ]
+
+    def heldout_reward(self, count: int) -> float:
+        """Mean task reward of the newest version on problems that training never draws."""
+        self.engine.load(self._weights / str(self.trainer.step))
+        targets = self.config.reward.target_lengths or (0,)
+        asked = [(self.tasks.heldout[index], targets[index % len(targets)]) for index in range(count)]
+        completions = self._sample(asked)
+        judged = [self._judge(question, made, 0) for question, made in zip(asked, completions, strict=True)]
+        return statistics.fmean(sample.task_reward for sample in judged)
+
+    def _sample(self, asked: Sequence[Question]) -> list[Answer]:
+        tasks, rollouts = self.config.tasks, self.config.rollouts
+        prompts = [
+            tuple(
+                self.codec.prompt_tokens(
+                    task, target, system_prompt=tasks.system_prompt, length_instruction=tasks.length_instruction
+                )
+            )
+            for task, target in asked
+        ]
+        requests = [
+            GenerationRequest(prompt, self._draw.getrandbits(64), rollouts.max_new_tokens) for prompt in prompts
+        ]
+        made = self.engine.generate(requests, temperature=rollouts.temperature)
+        return [(prompt, done.tokens, done.finish_reason) for prompt, done in zip(prompts, made, strict=True)]
+
+    def _judge(self, asked: Question, made: Answer, version: int) -> Sample:
+        (task, target), (prompt, output, reason) = asked, made
+        task_reward = score(task, self.codec.decode(output)).reward
+        penalty = length_penalty(target, len(output), self.config.reward.length_alpha)
+        return Sample(prompt, output, task_reward - penalty, task_reward, None, version, reason == "length")
