@@ -368,11 +368,12 @@ def test_many_small_losses_are_an_anomaly_and_few_are_rounding(limits: Limits) -
     from shoal.validation.checks import _check_sampling
 
     noise, between = limits.margin_noise / 2, (limits.margin_noise + limits.margin_max) / 2
+    allowed = limits.lost_allowed(1000)
     assert _check_sampling([margins(*[noise] * 50)], limits)[0] == []
-    assert _check_sampling([margins(between, between)], limits)[0] == []
-    drifted, figures = _check_sampling([margins(*[between] * 5)], limits)
+    assert _check_sampling([margins(*[between] * allowed)], limits)[0] == []
+    drifted, figures = _check_sampling([margins(*[between] * (allowed + 1))], limits)
     assert [finding.reason for finding in drifted] == [Reason.SAMPLING_DRIFT]
-    assert figures["margins_lost"] == 5
-    assert figures["margin_sum"] == pytest.approx(5 * between)
+    assert figures["margins_lost"] == allowed + 1
+    assert figures["margin_sum"] == pytest.approx((allowed + 1) * between)
     proven, _ = _check_sampling([margins(limits.margin_max * 2)], limits)
     assert [finding.reason for finding in proven] == [Reason.SAMPLING]
