@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from shoal.broadcast import Origin, OriginServer, WeightClient
+from shoal.broadcast import Origin, OriginServer, Progress, WeightClient
 from shoal.errors import IntegrityError, UnavailableError
 
 from .conftest import Mirror, answer, make_tensors
@@ -155,3 +155,55 @@ def test_served_files_come_whole_and_bounded(origin: Origin, make_mirror: MakeMi
     large = origin.add_file(b"x" * 1000)
     with pytest.raises(UnavailableError, match="at most 100"):
         client.fetch_file(large, max_bytes=100, deadline_s=0.2)
+
+
+def test_progress_is_told_and_ends_complete(
+    origin: Origin, origin_server: OriginServer, make_client: MakeClient
+) -> None:
+    digest = publish(origin)
+    told: list[tuple[int, int]] = []
+    client = make_client(origin_server.url)
+    client.fetch_version(0, digest, on_progress=lambda p: told.append((p.bytes_done, p.bytes_total)))
+    assert told[0][0] == 0
+    assert max(told) == (told[0][1], told[0][1])
+
+
+def test_progress_line_is_for_people() -> None:
+    now = [0.0]
+    progress = Progress(7, 512_000_000, clock=lambda: now[0])
+    progress.bytes_done, now[0] = 128_000_000, 2.0
+    assert progress.line() == "version 7: 128.0 of 512.0 MB (25%), 64.0 MB/s"
+
+
+def test_newest_version_is_found_by_itself(
+    origin: Origin, origin_server: OriginServer, make_client: MakeClient
+) -> None:
+    publish(origin)
+    publish(origin, 1)
+    entry, directory = make_client(origin_server.url).fetch_newest()
+    assert entry.version == 1
+    assert weights_of(directory) == expected_weights(1)
+
+
+def test_superseded_fetch_moves_to_the_newer_version(
+    origin: Origin, origin_server: OriginServer, make_mirror: MakeMirror, make_client: MakeClient
+) -> None:
+    publish(origin)
+    mirror = make_mirror()
+    client = make_client(mirror.url, origin_server.url, connections=1)
+    published: list[str] = []
+
+    def publish_next(progress: Progress) -> None:
+        if not published:
+            published.append(publish(origin, 1))
+            client.head(newer_than=1, wait_s=20)
+
+    entry, directory = client.fetch_newest(on_progress=publish_next)
+    assert entry.version == 1
+    assert weights_of(directory) == expected_weights(1)
+
+
+def test_nothing_published_yet_is_told(origin: Origin, origin_server: OriginServer, make_client: MakeClient) -> None:
+    origin.announce(ledger_head="")
+    with pytest.raises(UnavailableError, match="Nothing has been published"):
+        make_client(origin_server.url).fetch_newest(deadline_s=5)

@@ -5,6 +5,7 @@ from shoal.broadcast.client import WeightClient
 from shoal.broadcast.limits import ServerLimits
 from shoal.broadcast.manifest import Head, Manifest, VersionEntry, WireTensor
 from shoal.broadcast.origin import Origin, Publication
+from shoal.broadcast.progress import Progress
 from shoal.broadcast.relay import Relay, run_relay
 from shoal.broadcast.server import OriginServer, serve_origin
 
@@ -13,6 +14,7 @@ __all__ = [
     "Manifest",
     "Origin",
     "OriginServer",
+    "Progress",
     "Publication",
     "Relay",
     "RelayReport",

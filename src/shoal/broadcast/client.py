@@ -14,12 +14,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shoal.broadcast.book import RelayReport
-from shoal.broadcast.heads import HeadWatch
+from shoal.broadcast.fetching import ShardFetch
+from shoal.broadcast.heads import HeadNews, HeadWatch
 from shoal.broadcast.library import Library
-from shoal.broadcast.manifest import MAX_SHARD_BYTES, Head, Manifest
-from shoal.broadcast.plan import cheapest_plan
+from shoal.broadcast.manifest import MAX_SHARD_BYTES, Head, Manifest, VersionEntry
+from shoal.broadcast.plan import Plan, cheapest_plan
+from shoal.broadcast.progress import OnProgress, Progress, SupersededError
 from shoal.broadcast.sources import Sources
-from shoal.broadcast.staging import WEIGHTS_FILE, StagedWeights, check_weights, fetch_all
+from shoal.broadcast.staging import WEIGHTS_FILE, StagedWeights, check_weights
 from shoal.broadcast.store import Store
 from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import digest_bytes, is_digest
@@ -73,28 +75,41 @@ class WeightClient:
         self._store.put("shards", data, digest)
         return data
 
-    def fetch_version(self, version: int, manifest_digest: str, *, deadline_s: float = 600) -> Path:
+    def fetch_version(
+        self, version: int, manifest_digest: str, *, deadline_s: float = 600, on_progress: OnProgress | None = None
+    ) -> Path:
         """A directory that holds the verified model.safetensors of this version and nothing else.
 
         Cached; the newest `keep_versions` directories stay, older ones are deleted after a fetch.
         """
         if not is_digest(manifest_digest):
             raise IntegrityError(f"{manifest_digest[:80]!r} is not a manifest digest.")
+        return self._fetch(version, manifest_digest, self._sources.clock() + deadline_s, on_progress)
+
+    def fetch_newest(
+        self, *, deadline_s: float = 600, on_progress: OnProgress | None = None
+    ) -> tuple[VersionEntry, Path]:
+        """The newest version; moves on to a newer one as soon as that costs less than what is left of the old."""
         deadline = self._sources.clock() + deadline_s
-        if not self._busy.acquire(timeout=deadline_s):
-            raise UnavailableError(f"Another fetch of this client did not end within {deadline_s:.0f} s.")
-        try:
-            manifest = self._library.manifest(manifest_digest, deadline=deadline)
-            if manifest.version != version:
-                message = f"Manifest {manifest_digest[:12]}… is of version {manifest.version}, not of {version}."
-                raise IntegrityError(message)
-            ready = self._versions / manifest_digest
-            if not self._usable(manifest_digest, manifest):
-                self._obtain_twice(manifest_digest, deadline)
-            self._prune(ready)
-            return ready
-        finally:
-            self._busy.release()
+        head = self.head(deadline_s=deadline_s)
+        while True:
+            if head.newest is None:
+                raise UnavailableError("Nothing has been published yet.", hint="Is the trainer running?")
+            wanted, counter = head.newest, head.counter
+            with HeadNews(self._watch, counter, deadline_s) as news:
+
+                def report(progress: Progress, wanted: VersionEntry = wanted, news: HeadNews = news) -> None:
+                    if on_progress is not None:
+                        on_progress(progress)
+                    newer = news.newest
+                    if newer not in (None, wanted) and self._cost(newer, deadline) <= progress.bytes_left:
+                        raise SupersededError
+
+                try:
+                    return wanted, self._fetch(wanted.version, wanted.manifest_digest, deadline, report)
+                except SupersededError:
+                    self._metrics.event("fetch_superseded", version=wanted.version)
+            head = self.head(deadline_s=max(0.0, deadline - self._sources.clock()))
 
     def reports(self) -> list[RelayReport]:
         return self._sources.reports()
@@ -118,42 +133,72 @@ class WeightClient:
         os.utime(ready)
         return True
 
-    def _obtain_twice(self, wanted: str, deadline: float) -> None:
+    def _fetch(self, version: int, digest: str, deadline: float, on_progress: OnProgress | None) -> Path:
+        remaining_s = deadline - self._sources.clock()
+        if not self._busy.acquire(timeout=max(0.0, remaining_s)):
+            raise UnavailableError(f"Another fetch of this client did not end within {remaining_s:.0f} s.")
         try:
-            self._obtain(wanted, deadline)
+            manifest = self._library.manifest(digest, deadline=deadline)
+            if manifest.version != version:
+                raise IntegrityError(f"Manifest {digest[:12]}… is of version {manifest.version}, not of {version}.")
+            if not self._usable(digest, manifest):
+                self._obtain_twice(digest, deadline, on_progress)
+            ready = self._versions / digest
+            self._prune(ready)
+            return ready
+        finally:
+            self._busy.release()
+
+    def _obtain_twice(self, wanted: str, deadline: float, on_progress: OnProgress | None) -> None:
+        try:
+            self._obtain(wanted, deadline, on_progress)
         except IntegrityError as error:
             self._metrics.event("fetch_repeated", reason=str(error))
-            self._obtain(wanted, deadline)
+            self._obtain(wanted, deadline, on_progress)
 
-    def _obtain(self, wanted: str, deadline: float) -> None:
+    def _obtain(self, wanted: str, deadline: float, on_progress: OnProgress | None) -> None:
         """Follow the cheapest plan until the wanted version is on disk."""
+        plan = self._plan(wanted, deadline)
 
+        def load(digest: str) -> Manifest:
+            return self._library.manifest(digest, deadline=deadline)
+
+        version = load(wanted).version
+        self._metrics.event("fetch_planned", version=version, bytes=plan.size_bytes, deltas=len(plan.steps))
+        fetch = ShardFetch(
+            self._sources,
+            Progress(version, plan.size_bytes, clock=self._sources.clock),
+            on_progress,
+            connections=self._connections,
+            deadline=deadline,
+        )
+        if plan.fetch_full:
+            self._build(plan.start, load(plan.start), None, fetch)
+        base = plan.start
+        for digest in plan.steps:
+            self._build(digest, load(digest), (self._versions / base / WEIGHTS_FILE, load(base)), fetch)
+            base = digest
+
+    def _plan(self, wanted: str, deadline: float) -> Plan:
         def load(digest: str) -> Manifest:
             return self._library.manifest(digest, deadline=deadline)
 
         def peek(digest: str) -> Manifest:
             return self._library.manifest(digest, deadline=deadline, absent_after_s=0)
 
-        plan = cheapest_plan(wanted, load, peek, lambda digest: self._usable(digest, load(digest)))
-        self._metrics.event(
-            "fetch_planned", version=load(wanted).version, bytes=plan.size_bytes, deltas=len(plan.steps)
-        )
-        if plan.fetch_full:
-            self._build(plan.start, load(plan.start), None, deadline)
-        base = plan.start
-        for digest in plan.steps:
-            self._build(digest, load(digest), (self._versions / base / WEIGHTS_FILE, load(base)), deadline)
-            base = digest
+        return cheapest_plan(wanted, load, peek, lambda digest: self._usable(digest, load(digest)))
 
-    def _build(self, digest: str, manifest: Manifest, base: tuple[Path, Manifest] | None, deadline: float) -> None:
+    def _cost(self, entry: VersionEntry | None, deadline: float) -> float:
+        return self._plan(entry.manifest_digest, deadline).size_bytes if entry else float("inf")
+
+    def _build(self, digest: str, manifest: Manifest, base: tuple[Path, Manifest] | None, fetch: ShardFetch) -> None:
         """Fetch one form of a version and put it together; the name is given only to bytes with the right digest."""
         form = manifest.form("full" if base is None else "delta")
         assert form is not None
         staging = self._root / "staging" / digest
         staged = StagedWeights(staging, manifest, form)
         try:
-            missing = staged.missing()
-            fetch_all(self._sources, missing, staged.write, connections=self._connections, deadline=deadline)
+            fetch.run(form.shards, staged.missing(), staged.write)
             if base is not None:
                 staged.apply(*base)
             staged.finish(self._versions / digest)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 
-from shoal.broadcast.manifest import MAX_HEAD_BYTES, Head, open_head
+from shoal.broadcast.manifest import MAX_HEAD_BYTES, Head, VersionEntry, open_head
 from shoal.broadcast.sources import Sources
 from shoal.errors import IntegrityError, ShoalError, UnavailableError
 from shoal.files import write_atomic
@@ -75,7 +75,9 @@ class HeadWatch:
 
     def _ask_some(self, newer_than: int | None, wait_s: float, deadline: float, problems: dict[str, str]) -> None:
         """Start polls until some are under way and wait for the first news, or for all of them."""
-        before = self._head.counter if self._head else 0
+        known = self._counter() if newer_than is None else newer_than
+        if newer_than is not None and self._counter() > newer_than:
+            return
         asked = self._start_polls(newer_than, wait_s, deadline)
         pending = set(asked.values())
         while pending:
@@ -87,8 +89,11 @@ class HeadWatch:
                     problems[url] = str(error)
                 elif error is not None:
                     raise error
-            if not done or (self._head is not None and self._head.counter > max(before, newer_than or 0)):
+            if not done or self._counter() > known:
                 return
+
+    def _counter(self) -> int:
+        return self._head.counter if self._head is not None else 0
 
     def _start_polls(self, newer_than: int | None, wait_s: float, deadline: float) -> dict[str, Future[None]]:
         urls = self._sources.urls()
@@ -146,3 +151,35 @@ class HeadWatch:
         except FileNotFoundError:
             return b"", None
         return data, open_head(data, self._run_key)
+
+
+class HeadNews:
+    """Listens for newer heads in the background while something else is done; used as a context."""
+
+    def __init__(self, watch: HeadWatch, counter: int, deadline_s: float) -> None:
+        self._watch = watch
+        self._counter = counter
+        self._deadline_s = deadline_s
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="head news", daemon=True)
+
+    @property
+    def newest(self) -> VersionEntry | None:
+        head = self._watch.newest
+        return head.newest if head is not None else None
+
+    def __enter__(self) -> "HeadNews":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._done.set()
+
+    def _listen(self) -> None:
+        while not self._done.is_set():
+            try:
+                head = self._watch.get(newer_than=self._counter, wait_s=MAX_LONG_POLL_S, deadline_s=self._deadline_s)
+            except ShoalError:
+                # Whoever fetches meets the same trouble and says so.
+                return
+            self._counter = head.counter

@@ -9,14 +9,13 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 
 from shoal.broadcast.manifest import Form, Manifest, ShardEntry, TensorEntry, safetensors_header
 from shoal.broadcast.pieces import Block, offsets, partition
-from shoal.broadcast.sources import Sources
 from shoal.broadcast.store import map_file
 from shoal.broadcast.weights import Weights
 from shoal.errors import IntegrityError, UnavailableError
@@ -132,36 +131,6 @@ def tensor_slices(tensors: Iterable[TensorEntry], start: int) -> list[tuple[Tens
         slices.append((tensor, start, end))
         start = end
     return slices
-
-
-def fetch_all(
-    sources: Sources,
-    wanted: Sequence[tuple[int, ShardEntry]],
-    sink: Callable[[int, memoryview], None],
-    *,
-    connections: int,
-    deadline: float,
-) -> None:
-    """Fetch shards over several connections at once and hand each to `sink`; the first error ends it all."""
-    queue = iter(wanted)
-    lock = threading.Lock()
-    failed = threading.Event()
-
-    def work() -> None:
-        try:
-            while not failed.is_set():
-                with lock:
-                    item = next(queue, None)
-                if item is None:
-                    return
-                sink(item[0], sources.shard(item[1], deadline=deadline))
-        except BaseException:
-            failed.set()
-            raise
-
-    with ThreadPoolExecutor(connections, thread_name_prefix="shards") as pool:
-        for worker in [pool.submit(work) for _ in range(min(connections, len(wanted)))]:
-            worker.result()
 
 
 def reserve(file: int, size_bytes: int, path: Path) -> None:
