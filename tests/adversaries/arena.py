@@ -1,0 +1,206 @@
+"""Where workers and cheats meet the validator's checks: a real policy, real slots, no network.
+
+The true policy is the last of six versions, each one optimiser step from the one before, so that stale versions are as close as
+in a run. Every cheat works on the same slots as the honest worker, and a trial counts only if its file differs from the honest one.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from protocol.samples import NUMERICS_CLASS, descriptor
+from shoal.config import ShoalConfig
+from shoal.policy import TorchEngine, build_model, bundled_directory
+from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
+from shoal.policy.models import WEIGHTS_FILE, unique_tensors
+from shoal.proofs import build_proofs, split_chunks
+from shoal.protocol.api import AuditFigures
+from shoal.protocol.rollouts import Rollout
+from shoal.protocol.verdicts import Reason
+from shoal.tasks import TextCodec, load_tasks
+from shoal.tasks.workload import WorkItem, Workload
+from shoal.validation import Calibration, RejectedError, audit, check_claims, load_calibration
+from validation.submissions import Submission, header_for
+from worker.tiny_run import make_lease
+
+VERSIONS = 6
+LEARNING_RATE = 2e-4
+"""That of the demo."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    reasons: tuple[Reason, ...]
+    tokens: int
+    figures: AuditFigures | None = None
+
+
+@dataclass
+class Arena:
+    root: Path
+    workload: Workload
+    versions: list[Path]
+    """Whole model directories; the last one is the true policy."""
+    validator: TorchEngine
+    calibration: Calibration
+    _honest: dict[tuple[str, int], Submission] = field(default_factory=dict)
+
+    @property
+    def policy(self) -> Path:
+        return self.versions[-1]
+
+    @property
+    def temperature(self) -> float:
+        return self.workload.descriptor.rollouts.temperature
+
+    def engine(self, directory: Path | None = None, *, dtype: str = "float32", max_batch: int = 256) -> TorchEngine:
+        return TorchEngine(
+            directory or self.policy,
+            eos_token_ids=self.workload.codec.eos_token_ids,
+            dtype=dtype,
+            max_batch=max_batch,
+        )
+
+    def items(self, slot: int) -> list[WorkItem]:
+        return self.workload.items(bytes.fromhex(make_lease(slot).slot_seed))
+
+    def honest(self, slots: Sequence[int]) -> list[Submission]:
+        """Honest work in float32, made once per slot."""
+        missing = [slot for slot in slots if (NUMERICS_CLASS, slot) not in self._honest]
+        for submission in self.sampled(missing, self.engine()) if missing else []:
+            self._honest[NUMERICS_CLASS, submission.lease.slot] = submission
+        return [self._honest[NUMERICS_CLASS, slot] for slot in slots]
+
+    def sampled(self, slots: Sequence[int], engine: Engine, temperature: float | None = None) -> list[Submission]:
+        """What a worker with this engine and temperature uploads: consistent in everything else."""
+        items = [item for slot in slots for item in self.items(slot)]
+        limit = self.workload.descriptor.rollouts.max_new_tokens
+        completions = engine.generate(
+            [GenerationRequest(item.prompt_tokens, item.seed, limit) for item in items],
+            temperature=temperature or self.temperature,
+        )
+        size = len(items) // len(slots)
+        submissions = []
+        for number, slot in enumerate(slots):
+            part = slice(number * size, (number + 1) * size)
+            rows = [self.rollout(item, done) for item, done in zip(items[part], completions[part], strict=True)]
+            lease = make_lease(slot)
+            header = header_for(lease).model_copy(update={"numerics_class": engine.numerics_class})
+            submissions.append(Submission(lease, header, rows))
+        return submissions
+
+    def rollout(self, item: WorkItem, completion: Completion) -> Rollout:
+        reward = self.workload.reward(item.task, item.target_length, completion.tokens)
+        return Rollout(
+            task_id=item.task.problem_id,
+            group=item.group,
+            sample=item.sample,
+            input_tokens=list(item.prompt_tokens),
+            output_tokens=completion.tokens,
+            output_logprobs=completion.logprobs,
+            target_length=item.target_length,
+            task_reward=reward.task_reward,
+            length_penalty=reward.length_penalty,
+            reward=reward.total,
+            finish_reason=completion.finish_reason,
+            proofs=completion.proofs,
+        )
+
+    def score(self, submission: Submission) -> list[Scored]:
+        """What the true policy says of these tokens; the forger's best friend."""
+        requests = [
+            ScoreRequest(item.prompt_tokens, tuple(row.output_tokens), item.seed)
+            for row, item in zip(submission.rollouts, self.items(submission.lease.slot), strict=True)
+        ]
+        return self.validator.score(requests, temperature=self.temperature)
+
+    def proved(self, submission: Submission) -> Submission:
+        """The same tokens with the true policy's proofs and log-probabilities, true rewards and a fitting ending."""
+        rows = []
+        items = self.items(submission.lease.slot)
+        for row, item, scored in zip(submission.rollouts, items, self.score(submission), strict=True):
+            ended = row.output_tokens[-1] in self.workload.codec.eos_token_ids
+            completion = Completion(
+                row.output_tokens,
+                scored.logprobs.tolist(),
+                "stop" if ended else "length",
+                build_proofs(split_chunks(scored.states)),
+            )
+            rows.append(self.rollout(item, completion))
+        return replace(submission, rollouts=rows)
+
+    def judge(self, submission: Submission) -> Judgement:
+        """Every check of a full audit, as the validator runs them."""
+        tokens = sum(len(row.output_tokens) for row in submission.rollouts)
+        try:
+            checked = check_claims(submission.data, submission.claim(), self.workload, self.validator.vocab_size)
+        except RejectedError as rejected:
+            return Judgement((rejected.finding.reason,), tokens)
+        limits = self.calibration.limits(submission.header.numerics_class)
+        assert limits is not None
+        findings, figures = audit(checked, self.validator, limits, self.temperature)
+        return Judgement(tuple(finding.reason for finding in findings), tokens, figures)
+
+
+def make_arena(root: Path, config: ShoalConfig) -> Arena:
+    """The run of a config with the bundled policy, its calibration, and a short history of versions."""
+    model = bundled_directory()
+    sets = load_tasks(config.tasks)
+    calibration = load_calibration("bundled")
+    run = descriptor(
+        tasks=config.tasks,
+        task_set_digest=sets.train.digest,
+        task_count=len(sets.train),
+        rollouts=config.rollouts,
+        reward=config.reward,
+        numerics_classes=tuple(calibration.classes),
+    )
+    workload = Workload(run, TextCodec.from_directory(model), sets)
+    versions = train_versions(root, model, workload)
+    validator = TorchEngine(versions[-1], eos_token_ids=workload.codec.eos_token_ids)
+    return Arena(root, workload, versions, validator, calibration)
+
+
+def train_versions(root: Path, model_directory: Path, workload: Workload) -> list[Path]:
+    """Policy-gradient steps with the demo's optimiser on the policy's own samples; bf16 on disk, as on the wire."""
+    model = build_model(model_directory)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.0)
+    versions = [save_version(root / "v0", model, model_directory)]
+    for step in range(1, VERSIONS):
+        engine = TorchEngine(versions[-1], eos_token_ids=workload.codec.eos_token_ids)
+        items = workload.items(bytes.fromhex(make_lease(step, step=1000).slot_seed))
+        limit = workload.descriptor.rollouts.max_new_tokens
+        completions = engine.generate(
+            [GenerationRequest(item.prompt_tokens, item.seed, limit) for item in items], temperature=1.0
+        )
+        rewards = [
+            workload.reward(item.task, item.target_length, done.tokens).total
+            for item, done in zip(items, completions, strict=True)
+        ]
+        mean = sum(rewards) / len(rewards)
+        optimiser.zero_grad()
+        for item, done, reward in zip(items, completions, rewards, strict=True):
+            loss = (reward - mean) * _negative_logprob(model, item.prompt_tokens, done.tokens) / len(items)
+            loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimiser.step()
+        versions.append(save_version(root / f"v{step}", model, model_directory))
+    return versions
+
+
+def _negative_logprob(model: torch.nn.Module, prompt: Sequence[int], output: Sequence[int]) -> torch.Tensor:
+    tokens = torch.tensor([[*prompt, *output]])
+    logits = model(tokens).logits[0, len(prompt) - 1 : -1]
+    loss: torch.Tensor = torch.nn.functional.cross_entropy(logits, tokens[0, len(prompt) :])
+    return loss
+
+
+def save_version(directory: Path, model: torch.nn.Module, model_directory: Path) -> Path:
+    shutil.copytree(model_directory, directory)
+    tensors = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in unique_tensors(model).items()}
+    save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    return directory

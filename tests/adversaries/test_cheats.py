@@ -1,0 +1,56 @@
+"""Every cheat is caught on small slots, and honest work of the same slots is not."""
+
+import pytest
+import torch
+
+from adversaries.arena import Arena, make_arena
+from adversaries.cheats import CHEATS, SLOW_CHEATS
+from shoal.config import build_config
+from shoal.protocol.verdicts import Reason
+
+SLOTS = range(3)
+
+
+@pytest.fixture(scope="session")
+def arena(tmp_path_factory: pytest.TempPathFactory) -> Arena:
+    torch.set_num_threads(1)
+    config = build_config(
+        {
+            "tasks": {"count": 200, "heldout": 8},
+            "rollouts": {"group_size": 4, "tasks_per_slot": 3, "max_prompt_tokens": 64, "max_new_tokens": 48},
+            "reward": {"target_lengths": [21, 30], "length_alpha": 0.003},
+        }
+    )
+    return make_arena(tmp_path_factory.mktemp("arena"), config)
+
+
+def test_honest_work_passes_every_check(arena: Arena) -> None:
+    assert [arena.judge(submission).reasons for submission in arena.honest(list(SLOTS))] == [()] * len(SLOTS)
+
+
+def test_proving_honest_tokens_anew_changes_nothing_that_is_judged(arena: Arena) -> None:
+    (honest,) = arena.honest([0])
+    assert arena.judge(arena.proved(honest)).reasons == ()
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_is_caught(arena: Arena, name: str) -> None:
+    slots = list(SLOTS)
+    trials = [
+        arena.judge(forged)
+        for honest, forged in zip(arena.honest(slots), CHEATS[name](arena, slots), strict=True)
+        if forged.data != honest.data
+    ]
+    assert trials, "the cheat did nothing"
+    assert any(trial.reasons for trial in trials)
+
+
+def test_only_the_draw_gives_away_whoever_proves_with_the_true_policy(arena: Arena) -> None:
+    for forged in CHEATS["smaller_model_true_proofs"](arena, [0]):
+        assert arena.judge(forged).reasons == (Reason.SAMPLING,)
+
+
+@pytest.mark.parametrize("name", SLOW_CHEATS)
+def test_a_slow_cheat_leaves_evidence_or_is_caught(arena: Arena, name: str) -> None:
+    judged = [arena.judge(forged) for forged in SLOW_CHEATS[name](arena, list(SLOTS))]
+    assert all(trial.figures is not None for trial in judged)
