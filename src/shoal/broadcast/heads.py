@@ -80,8 +80,9 @@ class HeadWatch:
             return
         asked = self._start_polls(newer_than, wait_s, deadline)
         pending = set(asked.values())
+        until = min(deadline, self._sources.clock() + wait_s + PATIENCE_S)
         while pending:
-            remaining = deadline - self._sources.clock()
+            remaining = until - self._sources.clock()
             done, pending = wait(pending, timeout=max(0.0, remaining), return_when=FIRST_COMPLETED)
             for url, poll in asked.items():
                 error = poll.exception() if poll in done else None
@@ -96,15 +97,18 @@ class HeadWatch:
         return self._head.counter if self._head is not None else 0
 
     def _start_polls(self, newer_than: int | None, wait_s: float, deadline: float) -> dict[str, Future[None]]:
+        """Long polls under way are joined, so that a relay has one of ours at a time; short ones are always new."""
         urls = self._sources.urls()
         with self._lock:
-            asked = {url: poll for url, poll in self._polls.items() if url in urls and not poll.done()}
+            under_way = {url: poll for url, poll in self._polls.items() if url in urls and not poll.done()}
+            asked = under_way if wait_s > 0 else {}
             if len(asked) >= min(len(urls), MOST_POLLS):
                 return asked
             for choice in (self._always_ask or urls, urls):
                 url = self._sources.book.choose(choice, avoid=asked)
                 if url is not None:
-                    asked[url] = self._polls[url] = self._start_poll(url, newer_than, wait_s, deadline)
+                    asked[url] = self._start_poll(url, newer_than, wait_s, deadline)
+            self._polls = under_way | asked
             return asked
 
     def _start_poll(self, url: str, newer_than: int | None, wait_s: float, deadline: float) -> Future[None]:

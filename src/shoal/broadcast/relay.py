@@ -22,7 +22,7 @@ from shoal.broadcast.mesh import Mesh
 from shoal.broadcast.retention import needed_manifests, prune
 from shoal.broadcast.server import DirectoryServer
 from shoal.broadcast.sources import Sources
-from shoal.broadcast.store import Readers, Store
+from shoal.broadcast.store import Readers, Store, write_whole
 from shoal.broadcast.transport import FetchError, check_url
 from shoal.broadcast.wanted import Route, Wanted, WantedShard
 from shoal.errors import ConfigError, ShoalError
@@ -163,7 +163,7 @@ class Relay:
         needed = needed_manifests(newest_first, load)
         wanted = wanted_in_order(head, needed)
         self._wanted.replace(item for item in wanted if not self._store.has("shards", item.digest))
-        write_atomic(self._root / "head.json", head_bytes)
+        write_whole(self._root / "head.json", head_bytes)  # not synced: a restart fetches it again before it is needed
         keep = {file.digest for file in head.files}
         now = self.sources.clock()
         prune(self._store, needed, keep, self._readers, self._dropped_at, grace_s=self._grace_s, now=now)
