@@ -10,7 +10,7 @@ import shoal
 
 PUBLIC = {
     "shoal.broadcast": """
-        Head Manifest Origin OriginServer Publication Relay RelayReport ServerLimits VersionEntry WeightClient
+        Head Manifest Origin OriginServer Progress Publication Relay RelayReport ServerLimits VersionEntry WeightClient
         WireTensor run_relay serve_origin
     """,
     "shoal.coordinator": """

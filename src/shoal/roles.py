@@ -39,7 +39,7 @@ class SpokenTrouble(Metrics):
         super().__init__(path)
         self._report, self._last = report, ""
 
-    def event(self, name: str, **fields: object) -> None:
+    def event(self, name: str, /, **fields: object) -> None:
         super().event(name, **fields)
         reason = str(fields.get("reason", ""))
         if name == "trouble" and reason != self._last:

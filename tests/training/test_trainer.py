@@ -35,6 +35,7 @@ def test_killed_and_resumed_run_has_the_same_bits(model_dir: Path, tmp_path: Pat
         first.train_step(groups(step))
         first.save()
     first.train_step(groups(2))  # never saved: this work is lost and done again
+    first.close()  # the checkpoint of step 2 is on disk when the process dies
     second = make_trainer(model_dir, tmp_path / "killed", kl_beta=0.01)
     assert second.resume()
     assert second.step == 2

@@ -49,15 +49,16 @@ class TrainerService:
         self._clock = clock
 
     def run(self) -> None:
-        """Trains until the last version is published."""
-        if self.trainer.resume():
-            self.report(f"resumed at step {self.trainer.step}")
+        """Trains until the last version is published and the last checkpoint is on disk."""
+        resumed = self.trainer.resume()
+        self.report(f"resumed at step {self.trainer.step}" if resumed else "found no checkpoint, starting at step 0")
         report: dict[str, Metric] = {}
         while True:
             self.publish(report)
             if self.trainer.step % self.config.training.checkpoint_every == 0:
                 self.trainer.save()
             if self.trainer.step >= self.config.run.steps:
+                self.trainer.close()
                 return
             report = self.step()
 
