@@ -75,6 +75,15 @@ def test_scoring_confirms_what_was_generated(model_directory: Directory, name: s
         assert scored.states.shape == (len(completion.tokens), 48)
 
 
+def test_half_precision_loses_only_by_rounding(model_directory: Directory) -> None:
+    engine = TorchEngine(model_directory("qwen3"), eos_token_ids=(), dtype="bfloat16")
+    requests = make_requests(4)
+    completions = engine.generate(requests, temperature=1.0)
+    scored = engine.score(score_requests(requests, completions), temperature=1.0)
+    assert max(float(score.margins.max()) for score in scored) < 0.5
+    assert engine.numerics_class == "torch/bfloat16/cpu"
+
+
 def test_tokens_are_those_of_a_plain_loop_over_the_model(model_directory: Directory) -> None:
     directory = model_directory("qwen3")
     request = GenerationRequest((5, 9, 33, 7), seed=(1 << 64) - 3, max_new_tokens=12)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from shoal.config import TrainingConfig
 from shoal.files import digest_bytes
@@ -121,5 +122,29 @@ def test_failed_write_is_reported_by_the_next_call(
     monkeypatch.setattr("shoal.training.checkpoints.os.replace", full_disk)
     monkeypatch.setattr("shoal.training.checkpoints.write_atomic", lambda path, data: path.write_bytes(data))
     trainer.save()
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(CheckpointError, match="No space left"):
         trainer.close()
+
+
+@pytest.mark.parametrize("damage", ["metadata", "data"])
+def test_damaged_checkpoint_says_what_to_do(model_dir: Path, tmp_path: Path, damage: str) -> None:
+    trainer = make_trainer(model_dir, tmp_path)
+    trainer.save()
+    trainer.close()
+    directory = tmp_path / "checkpoints" / "step-00000000"
+    victim = directory / ".metadata" if damage == "metadata" else next(directory.glob("*.distcp"))
+    victim.write_bytes(victim.read_bytes()[:50])
+    with pytest.raises(CheckpointError, match="remove it to resume"):
+        trainer.resume()
+
+
+def test_checkpoint_of_another_model_is_refused(model_dir: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(model_dir, tmp_path)
+    trainer.save()
+    trainer.close()
+    other = tmp_path / "other"
+    config = LlamaConfig.from_pretrained(model_dir)
+    config.intermediate_size = 48
+    LlamaForCausalLM(config).save_pretrained(other)
+    with pytest.raises(CheckpointError, match="another model"):
+        make_trainer(other, tmp_path).resume()

@@ -12,10 +12,12 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -78,7 +80,12 @@ class Checkpoints:
         """Wait until the last save is whole on disk; raises what went wrong with it."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            pending.result()
+            try:
+                pending.result()
+            except (CheckpointException, OSError) as error:  # torch's own is no Exception and would pass every handler
+                raise CheckpointError(
+                    f"The checkpoint in {self.directory} was not written: {_first_line(error)}"
+                ) from error
             self._world.barrier()
 
     def _complete(self, temporary: Path, final: Path) -> None:
@@ -102,7 +109,13 @@ class Checkpoints:
             self._remove_leftovers()
         weights, moments = get_state_dict(model, optimiser)
         state: dict[str, Any] = {"model": weights, "optimiser": moments}
-        load_distributed(state, checkpoint_id=path, no_dist=self._world.size == 1)
+        try:
+            load_distributed(state, checkpoint_id=path, no_dist=self._world.size == 1)
+        except (CheckpointException, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
+            raise CheckpointError(
+                f"The checkpoint {path} cannot be read: {_first_line(error)}",
+                hint="It belongs to another model or is damaged; remove it to resume from an older one.",
+            ) from error
         set_state_dict(model, optimiser, model_state_dict=state["model"], optim_state_dict=state["optimiser"])
         return facts
 
@@ -136,6 +149,10 @@ def _then(first: "Future[Any]", action: Callable[[], None]) -> "Future[None]":
 
     first.add_done_callback(follow)
     return result
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -62,9 +62,6 @@ class StepReport:
     old_logprobs_s: float = 0.0
     update_s: float = 0.0
     step_s: float = 0.0
-    checkpoint_s: float = 0.0
-    wait_rollouts_s: float = 0.0
-    wait_weights_s: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -61,7 +61,8 @@ def _copy_rows(tensor: Tensor, rows: Any, world: World) -> None:
     assert tensor.placements == (Shard(0),)
     size = -(-tensor.shape[0] // world.size)
     local = tensor.to_local()
-    local.copy_(rows[world.rank * size : world.rank * size + len(local)])
+    if len(local):  # a tensor with fewer rows than ranks leaves the last ranks with none
+        local.copy_(rows[world.rank * size : world.rank * size + len(local)])
 
 
 def _names_match(directory: Path) -> bool:

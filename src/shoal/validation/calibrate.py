@@ -198,7 +198,7 @@ def calibrate(
         for name, (limits, _, _) in measured.items():
             judged = forged[name].setdefault(forgery, Judged())
             judged.add(completions, scored, limits, work.submission_size)
-        report(f"forgery {forgery}: {len(completions)} completions judged")
+        report(f"forgery {forgery}: {len(completions) // work.submission_size} submissions judged")
     classes = {
         name: NumericsClass(limits=limits, evidence=_evidence(limits, honest, judged, forged[name]))
         for name, (limits, honest, judged) in measured.items()
