@@ -160,6 +160,8 @@ class CoordinatorConfig(Section):
     """Port of the coordinator."""
     public_url: str = ""
     """How others reach it; derived from host and port if empty."""
+    store: Annotated[str, Field(pattern=r"^(sqlite|postgres(ql)?://.+)$")] = "sqlite"
+    """`sqlite` (a file of the run directory), or the `postgresql://` URL that several coordinator processes share."""
     lease_s: Positive = 120
     """A slot that was not submitted by then goes to another key."""
     heartbeat_s: Positive = 5

@@ -83,14 +83,17 @@ def show_memory_plan(config: ShoalConfig, ranks: int, report: Report) -> None:
 def _recorded(directory: RunDirectory) -> tuple[HistoryView, str]:
     """History and ledger head from the coordinator's store, whether it runs or not."""
     from shoal.coordinator import Store
+    from shoal.coordinator.database import open_database
     from shoal.coordinator.server import build_context
     from shoal.coordinator.views import history, status
 
-    if not directory.store.exists():
+    context = build_context(directory)
+    database = context.config.coordinator.store
+    if database == "sqlite" and not directory.store.exists():
         raise ConfigError(
             f"{directory.root} has no coordinator's store.", hint="Export on the host of the coordinator."
         )
-    context, store = build_context(directory), Store(directory.store)
+    store = Store(open_database(database, directory.store))
     try:
         return (
             store.read(lambda connection: history(connection, context)),

@@ -1,7 +1,7 @@
 """A coordinator with a clock that only tests move, and clients that reach it without a network."""
 
 import itertools
-import sqlite3
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +16,10 @@ from shoal.coordinator import app as app_module
 from shoal.coordinator import judging
 from shoal.coordinator.app import create_app
 from shoal.coordinator.context import Context
+from shoal.coordinator.database import Connection, Database, PostgreSQL, SQLite
 from shoal.coordinator.server import begin, collect_leftovers
 from shoal.coordinator.store import Store, Work
+from shoal.files import digest_bytes
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.verdicts import Reason
@@ -25,6 +27,7 @@ from shoal.protocol.verdicts import Reason
 Result = TypeVar("Result")
 ROLES = ("coordinator", "trainer", "validator", "evaluator")
 TOKENS_PER_GROUP = 10
+TEST_DATABASE = "SHOAL_TEST_DATABASE"
 
 app_module.SWEEP_INTERVAL_S = 3600.0  # tests sweep by hand
 
@@ -83,13 +86,27 @@ def small_config(**sections: dict[str, object]) -> ShoalConfig:
     return build_config({name: tree.get(name, {}) | sections.get(name, {}) for name in {**tree, **sections}})
 
 
-class HastyStore(Store):
+class HastySQLite(SQLite):
     """Does not wait for the disk; nobody pulls the plug of a test."""
 
-    def _connect(self) -> sqlite3.Connection:
-        connection = super()._connect()
+    def connect(self) -> Connection:
+        connection = super().connect()
         connection.execute("PRAGMA synchronous=OFF")
         return connection
+
+
+def database_of(root: Path) -> Database:
+    """A file, or, for the run of these tests on PostgreSQL, a schema of its own in that server."""
+    server = os.environ.get(TEST_DATABASE, "")
+    return in_own_schema(server, root) if server else HastySQLite(root / "store.db")
+
+
+def in_own_schema(url: str, root: Path) -> PostgreSQL:
+    schema = f"t{digest_bytes(str(root).encode())[:16]}"
+    connection = PostgreSQL(url).connect()
+    connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+    connection.close()
+    return PostgreSQL(f"{url}{'&' if '?' in url else '?'}options=-csearch_path%3D{schema}")
 
 
 class Swarm:
@@ -105,7 +122,7 @@ class Swarm:
             clock=self.clock,
         )
         self.context.submissions.mkdir(parents=True, exist_ok=True)
-        self.store = HastyStore(root / "store.db")
+        self.store = Store(database_of(root))
         self.store.write(lambda connection: begin(connection, self.context))
         collect_leftovers(self.store, self.context)
         sealed = self.context.descriptor.seal(keypair("run")).to_bytes()

@@ -1,4 +1,3 @@
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -6,6 +5,7 @@ import pytest
 
 from coordinator.swarm import Bridge, Swarm, registration, running, small_config
 from protocol.samples import keypair
+from shoal.coordinator.database import Connection
 from shoal.errors import RefusedError, UnavailableError
 from shoal.files import digest_bytes
 from shoal.protocol import api
@@ -480,10 +480,10 @@ def test_when_the_store_is_full_intake_stops_with_a_clear_error(swarm: Swarm) ->
     (ann,) = swarm.join("ann")
     lease = swarm.lease(ann)
 
-    def squeeze(connection: sqlite3.Connection, pages: int) -> None:
+    def squeeze(connection: Connection, pages: int) -> None:
         connection.execute(f"PRAGMA max_page_count={pages}").fetchone()
 
-    used = swarm.write(lambda connection: int(connection.execute("PRAGMA page_count").fetchone()[0]))
+    used = swarm.write(lambda connection: int(connection.execute("PRAGMA page_count").fetchone()["page_count"]))
     swarm.write(lambda connection: squeeze(connection, used))
     with pytest.raises(UnavailableError, match="disk is full"):
         fill(ann)

@@ -1,11 +1,12 @@
 """A request must not cost more as the run grows: every statement of the hot paths finds its rows by an index."""
 
-import sqlite3
 from collections.abc import Callable
 
 import pytest
 
 from coordinator.swarm import Swarm, registration
+from coordinator.test_store import tracing
+from shoal.coordinator.database import Connection
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
 
@@ -40,16 +41,16 @@ def whole_run(swarm: Swarm) -> None:
 @pytest.fixture
 def statements(swarm: Swarm) -> set[str]:
     heard: set[str] = set()
-    swarm.write(lambda connection: connection.set_trace_callback(heard.add))
-    swarm.read(lambda connection: connection.set_trace_callback(heard.add))
+    swarm.write(tracing(heard.add))
+    swarm.read(tracing(heard.add))
     whole_run(swarm)
-    swarm.write(lambda connection: connection.set_trace_callback(None))
-    swarm.read(lambda connection: connection.set_trace_callback(None))
+    swarm.write(tracing(None))
+    swarm.read(tracing(None))
     return {text for text in heard if text.split()[0] in ("SELECT", "UPDATE", "DELETE")}
 
 
 def test_no_statement_of_a_request_scans_a_table(swarm: Swarm, statements: set[str]) -> None:
-    def scans(connection: sqlite3.Connection) -> list[str]:
+    def scans(connection: Connection) -> list[str]:
         found = []
         for text in sorted(statements):
             plan = [row["detail"] for row in connection.execute(f"EXPLAIN QUERY PLAN {text}")]
@@ -66,9 +67,9 @@ def test_a_lease_costs_the_same_number_of_statements_in_a_long_run(swarm: Swarm)
 
     def cost_of_a_lease() -> int:
         heard: list[str] = []
-        swarm.write(lambda connection: connection.set_trace_callback(heard.append))
+        swarm.write(tracing(heard.append))
         bob.give_back(swarm.lease(bob).lease_id)
-        swarm.write(lambda connection: connection.set_trace_callback(None))
+        swarm.write(tracing(None))
         return len(heard)
 
     before = cost_of_a_lease()

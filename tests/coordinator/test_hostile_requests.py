@@ -1,7 +1,6 @@
 """Random requests with good signatures: no failure of the server, and no change of state by a refused one."""
 
 import json
-import sqlite3
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 
 from coordinator.swarm import Swarm, registration, verdict_of
 from protocol.samples import keypair
+from shoal.coordinator.database import Connection
 from shoal.files import digest_bytes
 from shoal.protocol.signing import stamp_request
 
@@ -48,7 +48,7 @@ def bodies(swarm: Swarm) -> Bodies:
     }
 
 
-def dump(connection: sqlite3.Connection) -> str:
+def dump(connection: Connection) -> str:
     return json.dumps([[tuple(row) for row in connection.execute(f"SELECT * FROM {table}")] for table in TABLES])
 
 

@@ -1,7 +1,7 @@
 import json
-import sqlite3
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,22 +9,23 @@ from hypothesis import strategies as st
 
 from protocol.samples import keypair
 from shoal.coordinator import ledger
+from shoal.coordinator.database import Connection, SQLite
 from shoal.coordinator.ledger import GENESIS, Entry, LedgerError, balances, verify_export
-from shoal.coordinator.store import SCHEMA
+from shoal.coordinator.schema import migrate
 from shoal.identity import Keypair
 
 COORDINATOR = keypair("coordinator")
 MALLORY = keypair("mallory")
 
 
-def fresh() -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:")
-    connection.row_factory = sqlite3.Row
-    connection.executescript(SCHEMA)
+def fresh() -> Connection:
+    database = SQLite(Path(":memory:"))
+    connection = database.connect()
+    migrate(connection, database)
     return connection
 
 
-def filled(key: Keypair = COORDINATOR) -> sqlite3.Connection:
+def filled(key: Keypair = COORDINATOR) -> Connection:
     connection = fresh()
     ledger.append(connection, key, 1000.5, "run", run_id="run-1")
     ledger.append(connection, key, 1001.0, "credit", worker="w1", held=10, released=0)
@@ -34,7 +35,7 @@ def filled(key: Keypair = COORDINATOR) -> sqlite3.Connection:
     return connection
 
 
-def export(connection: sqlite3.Connection, key: Keypair = COORDINATOR) -> list[bytes]:
+def export(connection: Connection, key: Keypair = COORDINATOR) -> list[bytes]:
     count, head = ledger.head(connection)
     return [*ledger.page(connection, 0, count), ledger.seal(key, "run-1", count, head)]
 

@@ -1,11 +1,13 @@
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
+from shoal.coordinator.database import Connection
+from shoal.coordinator.schema import MIGRATIONS, SCHEMA_VERSION, SchemaError
 from shoal.coordinator.store import LARGEST_GROUP, Store, StoreError, Work
 from shoal.errors import RefusedError
 
@@ -23,13 +25,21 @@ def put(name: str, value: str = "") -> Work[int]:
     return lambda connection: connection.execute("INSERT INTO meta VALUES (?,?)", (name, value)).rowcount
 
 
-def names(connection: sqlite3.Connection) -> list[str]:
+def names(connection: Connection) -> list[str]:
     return [row["name"] for row in connection.execute("SELECT name FROM meta ORDER BY name")]
 
 
-def refuse(connection: sqlite3.Connection) -> None:
+def refuse(connection: Connection) -> None:
     put("half")(connection)
     raise RefusedError("no", "Not like this.")
+
+
+def tracing(heard: Callable[[str], object] | None) -> Work[None]:
+    def trace(connection: Connection) -> None:
+        assert isinstance(connection, sqlite3.Connection)
+        connection.set_trace_callback(heard)
+
+    return trace
 
 
 class Gate:
@@ -40,7 +50,7 @@ class Gate:
         self._held: Future[None] = store.submit(self._hold)
         assert self._entered.wait(PATIENCE_S)
 
-    def _hold(self, _: sqlite3.Connection) -> None:
+    def _hold(self, _: Connection) -> None:
         self._entered.set()
         assert self._open.wait(PATIENCE_S)
 
@@ -57,7 +67,7 @@ def test_what_was_written_is_read(store: Store) -> None:
 @pytest.mark.parametrize("count", [50, LARGEST_GROUP + 10])
 def test_waiting_writes_share_their_commits(store: Store, count: int) -> None:
     statements: list[str] = []
-    store.write(lambda connection: connection.set_trace_callback(statements.append))
+    store.write(tracing(statements.append))
     gate = Gate(store)
     statements.clear()
     futures = [store.submit(put(f"{number:03}")) for number in range(count)]
@@ -89,7 +99,7 @@ def test_a_caller_that_went_away_does_not_stop_the_writer(store: Store) -> None:
 
 
 def test_a_full_disk_fails_the_whole_group_and_the_store_goes_on_when_there_is_room(store: Store) -> None:
-    pages = store.write(lambda connection: int(connection.execute("PRAGMA page_count").fetchone()[0]))
+    pages = store.write(lambda connection: int(connection.execute("PRAGMA page_count").fetchone()["page_count"]))
     store.write(lambda connection: connection.execute(f"PRAGMA max_page_count={pages + 1}").fetchone())
     gate = Gate(store)
     small, large = store.submit(put("small")), store.submit(put("large", "x" * 100_000))
@@ -107,7 +117,7 @@ def test_a_full_disk_fails_the_whole_group_and_the_store_goes_on_when_there_is_r
 def test_readers_see_committed_state_only(store: Store) -> None:
     written, checked = threading.Event(), threading.Event()
 
-    def slow(connection: sqlite3.Connection) -> None:
+    def slow(connection: Connection) -> None:
         put("uncommitted")(connection)
         written.set()
         assert checked.wait(PATIENCE_S)
@@ -121,7 +131,7 @@ def test_readers_see_committed_state_only(store: Store) -> None:
 
 
 def test_one_read_sees_one_state_whatever_is_written_meanwhile(store: Store) -> None:
-    def twice(connection: sqlite3.Connection) -> tuple[list[str], list[str]]:
+    def twice(connection: Connection) -> tuple[list[str], list[str]]:
         first = names(connection)
         store.write(put("meanwhile"))
         return first, names(connection)
@@ -161,10 +171,37 @@ def test_a_store_is_opened_again_with_everything_in_it(tmp_path: Path) -> None:
     assert found == ["first", "second"]
 
 
-def test_a_store_of_another_release_is_refused(tmp_path: Path) -> None:
+def test_a_store_of_a_newer_release_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version=99")
     connection.close()
-    with pytest.raises(StoreError, match="schema 99"):
+    with pytest.raises(SchemaError, match=r"newer release \(schema 99") as caught:
         Store(path)
+    assert "Upgrade" in caught.value.hint
+
+
+def test_an_older_store_is_brought_up_to_date_and_keeps_what_it_held(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    connection = sqlite3.connect(path)
+    oldest = min(MIGRATIONS)
+    connection.executescript(f"BEGIN; {MIGRATIONS[oldest]} PRAGMA user_version={oldest}; COMMIT;")
+    connection.execute("INSERT INTO meta VALUES ('kept', 'yes')")
+    connection.commit()
+    connection.close()
+    for _ in range(2):
+        store = Store(path)
+        assert store.read(names) == ["kept"]
+        assert store.read(store.database.schema_version) == SCHEMA_VERSION
+        store.close()
+
+
+def test_listeners_hear_of_changes_that_ask_for_it_and_of_no_refused_ones(store: Store) -> None:
+    heard: list[bool] = []
+    store.on_change(lambda: heard.append(True))
+    store.write(put("quiet"))
+    store.write(put("loud"), announces=lambda result: result == 1)
+    store.write(put("other"), announces=lambda result: result == 2)
+    with pytest.raises(RefusedError):
+        store.write(refuse, announces=lambda _: True)
+    assert len(heard) == 1

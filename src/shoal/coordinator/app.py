@@ -54,6 +54,7 @@ def create_app(store: Store, context: Context, descriptor_bytes: bytes) -> FastA
 def _lifespan(service: Service) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.listen()
         sweeper = asyncio.create_task(_sweep_forever(service))
         yield
         sweeper.cancel()

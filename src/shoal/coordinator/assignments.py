@@ -4,11 +4,11 @@ Every function runs inside one transaction of the store. Decisions are made by `
 reads and writes rows.
 """
 
-import sqlite3
 import uuid
 
 from shoal.coordinator import batches, leases, trust
 from shoal.coordinator.context import Context
+from shoal.coordinator.database import Connection, Row
 from shoal.coordinator.steps import current_step, run_state, step_view
 from shoal.coordinator.workers import earned_state, require_worker, save_trust, trust_record, welcome_back
 from shoal.errors import RefusedError
@@ -24,7 +24,7 @@ LEASE_POLLS_PER_S = 400
 LIVE_STATES = "('probation','active','suspect','quarantined')"
 
 
-def lease(connection: sqlite3.Connection, context: Context, key: str, body: api.LeaseBody) -> api.LeaseAnswer:
+def lease(connection: Connection, context: Context, key: str, body: api.LeaseBody) -> api.LeaseAnswer:
     worker = welcome_back(connection, context, key)
     expire_leases(connection, context)
     now = context.clock()
@@ -74,7 +74,7 @@ def lease(connection: sqlite3.Connection, context: Context, key: str, body: api.
     )
 
 
-def _pick_slot(connection: sqlite3.Connection, context: Context, step: int, worker: sqlite3.Row) -> int | None:
+def _pick_slot(connection: Connection, context: Context, step: int, worker: Row) -> int | None:
     key = worker["key"]
     leased = connection.execute("SELECT COUNT(*) AS n FROM leases WHERE worker=? AND state='leased'", (key,))
     if leased.fetchone()["n"] >= LEASES_PER_KEY:
@@ -100,12 +100,12 @@ def _pick_slot(connection: sqlite3.Connection, context: Context, step: int, work
 
 
 def _step_load(
-    connection: sqlite3.Connection, context: Context, view: batches.StepView, key: str, wanted: int
+    connection: Connection, context: Context, view: batches.StepView, key: str, wanted: int
 ) -> leases.StepLoad:
     rows = connection.execute(
-        "SELECT workers.*, SUM(leases.state IN ('leased','submitted')) AS filled,"
-        " SUM(leases.state IN ('returned','expired','abandoned')) AS dropped"
-        " FROM leases JOIN workers ON workers.key = leases.worker WHERE leases.step=? GROUP BY leases.worker",
+        "SELECT workers.*, SUM(CASE WHEN leases.state IN ('leased','submitted') THEN 1 ELSE 0 END) AS filled,"
+        " SUM(CASE WHEN leases.state IN ('returned','expired','abandoned') THEN 1 ELSE 0 END) AS dropped"
+        " FROM leases JOIN workers ON workers.key = leases.worker WHERE leases.step=? GROUP BY workers.key",
         (view.step,),
     ).fetchall()
     per_slot = context.descriptor.rollouts.tasks_per_slot
@@ -123,15 +123,15 @@ def _step_load(
 
 
 def _grant(
-    connection: sqlite3.Connection,
+    connection: Connection,
     context: Context,
-    worker: sqlite3.Row,
+    worker: Row,
     request_id: str,
     step: int,
     slot: int,
     version: int,
     digest: str,
-) -> sqlite3.Row:
+) -> Row:
     now = context.clock()
     seconds = leases.lease_seconds(worker["tokens_per_s"], context.slot_tokens, context.config.coordinator.lease_s)
     lease_id = uuid.uuid4().hex
@@ -144,11 +144,11 @@ def _grant(
         (lease_id, step, slot),
     )
     context.granted(worker["key"], proven=worker["state"] == "active")
-    row: sqlite3.Row = connection.execute("SELECT * FROM leases WHERE lease_id=?", (lease_id,)).fetchone()
+    row: Row = connection.execute("SELECT * FROM leases WHERE lease_id=?", (lease_id,)).fetchone()
     return row
 
 
-def lease_of(context: Context, row: sqlite3.Row) -> api.Lease:
+def lease_of(context: Context, row: Row) -> api.Lease:
     seed = slot_seed(step_secret(context.secret, row["step"]), row["slot"])
     return api.Lease(
         lease_id=row["lease_id"],
@@ -161,7 +161,7 @@ def lease_of(context: Context, row: sqlite3.Row) -> api.Lease:
     )
 
 
-def give_back(connection: sqlite3.Connection, context: Context, key: str, lease_id: str) -> None:
+def give_back(connection: Connection, context: Context, key: str, lease_id: str) -> None:
     row = connection.execute("SELECT * FROM leases WHERE lease_id=? AND worker=?", (lease_id, key)).fetchone()
     if row is None:
         raise RefusedError("unknown_lease", "This key holds no such lease.", status=404)
@@ -169,7 +169,7 @@ def give_back(connection: sqlite3.Connection, context: Context, key: str, lease_
         drop_lease(connection, row, "returned")
 
 
-def drop_lease(connection: sqlite3.Connection, row: sqlite3.Row, state: str) -> None:
+def drop_lease(connection: Connection, row: Row, state: str) -> None:
     """Ends a lease; its slot opens for a different key."""
     connection.execute("UPDATE leases SET state=? WHERE lease_id=?", (state, row["lease_id"]))
     connection.execute(
@@ -179,11 +179,11 @@ def drop_lease(connection: sqlite3.Connection, row: sqlite3.Row, state: str) -> 
 
 
 def check_upload(
-    connection: sqlite3.Connection, context: Context, key: str, lease_id: str, digest: str, signature: str
-) -> sqlite3.Row | None:
+    connection: Connection, context: Context, key: str, lease_id: str, digest: str, signature: str
+) -> Row | None:
     """The lease that this upload answers, none if the same file was taken before, or the reason why it is refused."""
     require_worker(connection, key)
-    row: sqlite3.Row | None = connection.execute(
+    row: Row | None = connection.execute(
         "SELECT leases.*, submissions.digest AS digest FROM leases LEFT JOIN submissions USING (lease_id)"
         " WHERE leases.lease_id=? AND leases.worker=?",
         (lease_id, key),
@@ -201,7 +201,7 @@ def check_upload(
 
 
 def accept_upload(
-    connection: sqlite3.Connection,
+    connection: Connection,
     context: Context,
     key: str,
     lease_id: str,
@@ -236,7 +236,7 @@ def accept_upload(
     return api.SubmissionAnswer(submission_id=submission_id, state="pending")
 
 
-def expire_leases(connection: sqlite3.Connection, context: Context) -> bool:
+def expire_leases(connection: Connection, context: Context) -> bool:
     late = connection.execute(
         "SELECT * FROM leases WHERE state='leased' AND expires_at < ?", (context.clock(),)
     ).fetchall()
@@ -245,7 +245,7 @@ def expire_leases(connection: sqlite3.Connection, context: Context) -> bool:
     return bool(late)
 
 
-def sweep(connection: sqlite3.Connection, context: Context) -> bool:
+def sweep(connection: Connection, context: Context) -> bool:
     """Ends leases that ran out, gives up workers that fell silent, forgets old nonces; true if work came free."""
     expired = expire_leases(connection, context)
     live = connection.execute(f"SELECT key FROM workers WHERE state IN {LIVE_STATES}").fetchall()
@@ -256,7 +256,7 @@ def sweep(connection: sqlite3.Connection, context: Context) -> bool:
     return expired or bool(silent)
 
 
-def _give_up(connection: sqlite3.Connection, context: Context, key: str) -> None:
+def _give_up(connection: Connection, context: Context, key: str) -> None:
     record = trust_record(require_worker(connection, key))
     save_trust(connection, key, trust.after(record, "silent", context.config.trust))
     for row in connection.execute("SELECT * FROM leases WHERE worker=? AND state='leased'", (key,)).fetchall():

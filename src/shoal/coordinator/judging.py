@@ -4,13 +4,13 @@ A verdict and all its consequences (credit, trust, ban, withdrawal, the batch th
 """
 
 import json
-import sqlite3
 import uuid
 from collections.abc import Callable
 
 from shoal.coordinator import drift, ledger, trust
 from shoal.coordinator.assignments import drop_lease, lease_of, sweep
 from shoal.coordinator.context import Context
+from shoal.coordinator.database import Connection, Row
 from shoal.coordinator.steps import advance, current_step, run_state
 from shoal.coordinator.workers import save_trust, trust_record
 from shoal.errors import RefusedError
@@ -19,7 +19,7 @@ from shoal.protocol import api
 from shoal.protocol.verdicts import Reason, Weight, heaviest
 
 
-def claim(connection: sqlite3.Connection, context: Context, key: str, body: api.ClaimBody) -> api.ClaimAnswer:
+def claim(connection: Connection, context: Context, key: str, body: api.ClaimBody) -> api.ClaimAnswer:
     """The oldest submission that nobody judges; the same one again for a repeated request."""
     context.require_role(key, "validator")
     now = context.clock()
@@ -51,11 +51,11 @@ def claim(connection: sqlite3.Connection, context: Context, key: str, body: api.
     return api.ClaimAnswer(claim=claimed, run_state=run_state(connection, context))
 
 
-def claim_operation(context: Context, key: str, body: api.ClaimBody) -> Callable[[sqlite3.Connection], api.ClaimAnswer]:
+def claim_operation(context: Context, key: str, body: api.ClaimBody) -> Callable[[Connection], api.ClaimAnswer]:
     return lambda connection: claim(connection, context, key, body)
 
 
-def release_claims(connection: sqlite3.Connection, context: Context) -> bool:
+def release_claims(connection: Connection, context: Context) -> bool:
     """Claims of validators that died return; a file that nobody survives is set aside without blame."""
     lost = connection.execute(
         "SELECT * FROM submissions WHERE state='claimed' AND claim_expires < ?", (context.clock(),)
@@ -66,13 +66,13 @@ def release_claims(connection: sqlite3.Connection, context: Context) -> bool:
     return bool(lost)
 
 
-def maintain(connection: sqlite3.Connection, context: Context) -> bool:
+def maintain(connection: Connection, context: Context) -> bool:
     """What time alone brings about; true if somebody who waits should look again."""
     changes = [sweep(connection, context), release_claims(connection, context), advance(connection, context)]
     return any(changes)
 
 
-def record_verdict(connection: sqlite3.Connection, context: Context, key: str, body: api.VerdictBody) -> bool:
+def record_verdict(connection: Connection, context: Context, key: str, body: api.VerdictBody) -> bool:
     """Applies a verdict once, and says so again when asked again; false if the claim had run out."""
     context.require_role(key, "validator")
     row = connection.execute("SELECT * FROM submissions WHERE submission_id=?", (body.submission_id,)).fetchone()
@@ -94,16 +94,14 @@ def record_verdict(connection: sqlite3.Connection, context: Context, key: str, b
     return True
 
 
-def _close(
-    connection: sqlite3.Connection, context: Context, row: sqlite3.Row, body: api.VerdictBody, slot_state: str
-) -> sqlite3.Row:
+def _close(connection: Connection, context: Context, row: Row, body: api.VerdictBody, slot_state: str) -> Row:
     """Files the verdict and settles the slot; returns the lease."""
     now, verdict = context.clock(), body.model_dump_json()
     connection.execute(
         "UPDATE submissions SET state='judged', judged_at=?, verdict=? WHERE submission_id=?",
         (now, verdict, row["submission_id"]),
     )
-    lease: sqlite3.Row = connection.execute("SELECT * FROM leases WHERE lease_id=?", (row["lease_id"],)).fetchone()
+    lease: Row = connection.execute("SELECT * FROM leases WHERE lease_id=?", (row["lease_id"],)).fetchone()
     connection.execute(
         "UPDATE slots SET state=? WHERE step=? AND slot=? AND lease_id=?",
         (slot_state, lease["step"], lease["slot"], lease["lease_id"]),
@@ -123,7 +121,7 @@ def _close(
     return lease
 
 
-def _accept(connection: sqlite3.Connection, context: Context, row: sqlite3.Row, body: api.VerdictBody) -> None:
+def _accept(connection: Connection, context: Context, row: Row, body: api.VerdictBody) -> None:
     worker = connection.execute("SELECT * FROM workers WHERE key=?", (row["worker"],)).fetchone()
     record = trust_record(worker)
     usable = trust.is_usable(record, context.config.trust)
@@ -172,7 +170,7 @@ def _accept(connection: sqlite3.Connection, context: Context, row: sqlite3.Row, 
     )
 
 
-def _reject(connection: sqlite3.Connection, context: Context, row: sqlite3.Row, body: api.VerdictBody) -> None:
+def _reject(connection: Connection, context: Context, row: Row, body: api.VerdictBody) -> None:
     _close(connection, context, row, body, "open")
     connection.execute("UPDATE workers SET rejected=rejected+1 WHERE key=?", (row["worker"],))
     worker = connection.execute("SELECT * FROM workers WHERE key=?", (row["worker"],)).fetchone()
@@ -184,7 +182,7 @@ def _reject(connection: sqlite3.Connection, context: Context, row: sqlite3.Row, 
         save_trust(connection, row["worker"], record)
 
 
-def _weigh_drift(connection: sqlite3.Connection, context: Context, key: str, body: api.VerdictBody) -> None:
+def _weigh_drift(connection: Connection, context: Context, key: str, body: api.VerdictBody) -> None:
     """What no single audit can tell: deviations too small for a verdict ban a key once they have added up."""
     worker = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
     if worker["state"] == "banned":
@@ -202,7 +200,7 @@ def _weigh_drift(connection: sqlite3.Connection, context: Context, key: str, bod
         save_trust(connection, key, trust.after(trust_record(worker), "anomaly", context.config.trust))
 
 
-def ban(connection: sqlite3.Connection, context: Context, key: str, reason: str) -> None:
+def ban(connection: Connection, context: Context, key: str, reason: str) -> None:
     """Bans a key for good: stake slashed, unconsumed groups withdrawn, pending work void, leases opened to others."""
     now = context.clock()
     worker = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
@@ -216,7 +214,7 @@ def ban(connection: sqlite3.Connection, context: Context, key: str, reason: str)
     withdraw(connection, key)
 
 
-def withdraw(connection: sqlite3.Connection, key: str) -> None:
+def withdraw(connection: Connection, key: str) -> None:
     """Takes back what no batch holds; slots of the current step count as never done, so that others fill the gap."""
     connection.execute("UPDATE groups SET state='withdrawn' WHERE worker=? AND state='accepted'", (key,))
     connection.execute("UPDATE submissions SET state='void' WHERE worker=? AND state IN ('pending','claimed')", (key,))
@@ -235,7 +233,7 @@ def withdraw(connection: sqlite3.Connection, key: str) -> None:
     )
 
 
-def _try_again(connection: sqlite3.Connection, context: Context, row: sqlite3.Row, why: str) -> None:
+def _try_again(connection: Connection, context: Context, row: Row, why: str) -> None:
     if row["tries"] < context.config.validation.max_tries:
         connection.execute("UPDATE submissions SET state='pending' WHERE submission_id=?", (row["submission_id"],))
         return

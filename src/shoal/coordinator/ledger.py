@@ -5,10 +5,10 @@ rewriting show; the head also stands in every signed head.json, so the coordinat
 """
 
 import json
-import sqlite3
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+from shoal.coordinator.database import Connection
 from shoal.errors import IntegrityError, SignatureError
 from shoal.files import digest_bytes
 from shoal.identity import Envelope, Keypair, verify_signature
@@ -35,7 +35,7 @@ class Entry:
 ENTRY_TYPES: list[type] = [int, float, str, str, str, str, str]
 
 
-def append(connection: sqlite3.Connection, keypair: Keypair, at: float, kind: str, **body: object) -> str:
+def append(connection: Connection, keypair: Keypair, at: float, kind: str, **body: object) -> str:
     """Adds one entry inside the caller's transaction; returns the new head."""
     (count, previous), at = head(connection), float(at)  # the chain hashes what the store will give back
     text = json.dumps(body, separators=(",", ":"))
@@ -47,13 +47,13 @@ def append(connection: sqlite3.Connection, keypair: Keypair, at: float, kind: st
     return entry_hash
 
 
-def head(connection: sqlite3.Connection) -> tuple[int, str]:
+def head(connection: Connection) -> tuple[int, str]:
     """Number of entries and hash of the last one."""
     row = connection.execute("SELECT seq, hash FROM ledger WHERE seq = (SELECT MAX(seq) FROM ledger)").fetchone()
     return (row["seq"] + 1, row["hash"]) if row else (0, GENESIS)
 
 
-def page(connection: sqlite3.Connection, start: int, stop: int) -> list[bytes]:
+def page(connection: Connection, start: int, stop: int) -> list[bytes]:
     """The lines of entries start … stop−1. Entries never change, so an export may be read page by page."""
     rows = connection.execute("SELECT * FROM ledger WHERE seq >= ? AND seq < ? ORDER BY seq", (start, stop))
     return [_line(Entry(**row)) for row in rows]

@@ -2,13 +2,13 @@
 
 import asyncio
 import re
-import sqlite3
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import FileResponse
 
 from shoal.coordinator import judging, steps
+from shoal.coordinator.database import Connection
 from shoal.coordinator.service import Service, Signed, until_changed
 from shoal.errors import RefusedError
 from shoal.protocol import api
@@ -70,7 +70,7 @@ def owner_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/versions")
     async def publish(body: api.VersionBody, caller: Caller) -> api.VersionAnswer:
-        def operation(connection: sqlite3.Connection) -> api.VersionAnswer:
+        def operation(connection: Connection) -> api.VersionAnswer:
             head = steps.publish(connection, context, caller.key, body)
             return api.VersionAnswer(ledger_head=head, run_state=steps.run_state(connection, context))
 

@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import sqlite3
 from collections.abc import Callable
 from types import FrameType
 
@@ -11,6 +10,7 @@ import uvicorn
 from shoal.coordinator import ledger, trust
 from shoal.coordinator.app import create_app
 from shoal.coordinator.context import Context, Presence
+from shoal.coordinator.database import Connection, open_database
 from shoal.coordinator.store import Store
 from shoal.errors import ConfigError, ShoalError
 from shoal.rundir import RunDirectory
@@ -25,7 +25,7 @@ class PortTakenError(ShoalError):
 def run_coordinator(directory: RunDirectory, *, on_ready: Callable[[str], None] | None = None) -> None:
     context = build_context(directory)
     listener = bind(context.config.coordinator.host, context.config.coordinator.port, "coordinator.port")
-    store = Store(directory.store)
+    store = Store(open_database(context.config.coordinator.store, directory.store))
     store.write(lambda connection: begin(connection, context))
     collect_leftovers(store, context)
     log.info("expected-loss rule: %s", loss_rule(context))
@@ -88,7 +88,7 @@ def bind(host: str, port: int, setting: str) -> socket.socket:
     return listener
 
 
-def begin(connection: sqlite3.Connection, context: Context) -> None:
+def begin(connection: Connection, context: Context) -> None:
     """First start: the ledger begins. Any start: everybody who was known counts as just seen."""
     now = context.clock()
     if connection.execute("SELECT 1 FROM meta WHERE name='started_at'").fetchone() is None:
@@ -109,7 +109,7 @@ def begin(connection: sqlite3.Connection, context: Context) -> None:
 def collect_leftovers(store: Store, context: Context) -> None:
     """Removes uploads that a kill cut off before their transaction."""
     known = store.read(
-        lambda connection: {row[0] for row in connection.execute("SELECT submission_id FROM submissions")}
+        lambda connection: {row["submission_id"] for row in connection.execute("SELECT submission_id FROM submissions")}
     )
     for path in context.submissions.iterdir():
         if path.stem not in known:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import sqlite3
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from blake3 import blake3
 from fastapi import Request
 
 from shoal.coordinator.context import Context
+from shoal.coordinator.database import Connection
 from shoal.coordinator.store import Store
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes
@@ -49,11 +49,12 @@ class Signed:
     nonce: str
     expires_at: float
 
-    def spend(self, connection: sqlite3.Connection) -> None:
-        try:
-            connection.execute("INSERT INTO nonces VALUES (?,?,?)", (self.key, self.nonce, self.expires_at))
-        except sqlite3.IntegrityError:
-            raise RefusedError("replay", "This request was already seen.", hint="Sign a new one.", status=409) from None
+    def spend(self, connection: Connection) -> None:
+        spent = connection.execute(
+            "INSERT INTO nonces VALUES (?,?,?) ON CONFLICT DO NOTHING", (self.key, self.nonce, self.expires_at)
+        )
+        if not spent.rowcount:
+            raise RefusedError("replay", "This request was already seen.", hint="Sign a new one.", status=409)
 
 
 class Service:
@@ -63,33 +64,38 @@ class Service:
         self.store, self.context, self.bell = store, context, Bell()
         self.stopping = False
 
+    def listen(self) -> None:
+        """Rings whenever a change is on disk, whichever process made it. Belongs to the running loop."""
+        loop = asyncio.get_running_loop()
+
+        def heard() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it everybody who waits
+                loop.call_soon_threadsafe(self.bell.ring)
+
+        self.store.on_change(heard)
+
     def stop_waiting(self) -> None:
         """Answers everybody who waits with what there is, so that a stop takes no longer than a request."""
         self.stopping = True
         self.bell.ring()
 
-    async def write(
-        self, signed: Signed, operation: Callable[[sqlite3.Connection], Result], *, rings: bool = False
-    ) -> Result:
+    async def write(self, signed: Signed, operation: Callable[[Connection], Result], *, rings: bool = False) -> Result:
         """Runs a state change once; rings if it may be what a validator or the trainer waits for."""
 
-        def work(connection: sqlite3.Connection) -> Result:
+        def work(connection: Connection) -> Result:
             signed.spend(connection)
             return operation(connection)
 
-        result = await asyncio.wrap_future(self.store.submit(work))
-        if rings:
-            self.bell.ring()
-        return result
+        announces: Callable[[Result], bool] | None = (lambda _: True) if rings else None
+        return await asyncio.wrap_future(self.store.submit(work, announces=announces))
 
-    async def maintain(self, operation: Callable[[sqlite3.Connection], bool]) -> None:
-        if await asyncio.wrap_future(self.store.submit(operation)):
-            self.bell.ring()
+    async def maintain(self, operation: Callable[[Connection], bool]) -> None:
+        await asyncio.wrap_future(self.store.submit(operation, announces=bool))
 
-    async def read(self, operation: Callable[[sqlite3.Connection], Result]) -> Result:
+    async def read(self, operation: Callable[[Connection], Result]) -> Result:
         return await asyncio.to_thread(self.store.read, operation)
 
-    async def again(self, operation: Callable[[sqlite3.Connection], Result]) -> Result:
+    async def again(self, operation: Callable[[Connection], Result]) -> Result:
         """Repeats an operation of a request whose nonce is already spent."""
         return await asyncio.wrap_future(self.store.submit(operation))
 

@@ -4,35 +4,35 @@ Runs inside one transaction of the store; which groups make a batch is decided b
 """
 
 import json
-import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 
 from shoal.coordinator import batches, ledger
 from shoal.coordinator.context import Context
+from shoal.coordinator.database import Connection
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.assignment import step_secret
 
 
-def current_step(connection: sqlite3.Connection) -> int:
+def current_step(connection: Connection) -> int:
     row = connection.execute("SELECT MAX(step) AS last FROM batches").fetchone()
     return 0 if row["last"] is None else int(row["last"]) + 1
 
 
-def newest_version(connection: sqlite3.Connection) -> int:
+def newest_version(connection: Connection) -> int:
     row = connection.execute("SELECT MAX(version) AS newest FROM versions").fetchone()
     return -1 if row["newest"] is None else int(row["newest"])
 
 
-def run_state(connection: sqlite3.Connection, context: Context) -> str:
+def run_state(connection: Connection, context: Context) -> str:
     if newest_version(connection) >= context.config.run.steps:
         return "finished"
     row = connection.execute("SELECT value FROM meta WHERE name='run_state'").fetchone()
     return str(row["value"]) if row else "running"
 
 
-def step_view(connection: sqlite3.Connection, context: Context, step: int) -> batches.StepView:
+def step_view(connection: Connection, context: Context, step: int) -> batches.StepView:
     waiting = [
         batches.GroupView(row["step"], row["slot"], row["number"], row["group_id"], row["policy_version"])
         for row in connection.execute(
@@ -55,7 +55,7 @@ def step_view(connection: sqlite3.Connection, context: Context, step: int) -> ba
     )
 
 
-def advance(connection: sqlite3.Connection, context: Context) -> bool:
+def advance(connection: Connection, context: Context) -> bool:
     """Forms the batch of the current step if it is complete; expires groups that no batch may hold any more."""
     step = current_step(connection)
     if step >= context.config.run.steps:
@@ -90,11 +90,11 @@ def advance(connection: sqlite3.Connection, context: Context) -> bool:
     return True
 
 
-def _mark(connection: sqlite3.Connection, group_ids: Sequence[str], state: str) -> None:
+def _mark(connection: Connection, group_ids: Sequence[str], state: str) -> None:
     connection.executemany("UPDATE groups SET state=? WHERE group_id=?", [(state, group_id) for group_id in group_ids])
 
 
-def _dropped_counts(connection: sqlite3.Connection, step: int, expired: int) -> dict[str, int]:
+def _dropped_counts(connection: Connection, step: int, expired: int) -> dict[str, int]:
     rows = connection.execute(
         "SELECT state, COUNT(*) AS n FROM groups WHERE step=? AND state IN ('accepted','no_signal','withdrawn')"
         " GROUP BY state",
@@ -107,7 +107,7 @@ def _dropped_counts(connection: sqlite3.Connection, step: int, expired: int) -> 
     return counts
 
 
-def batch_record(connection: sqlite3.Connection, step: int) -> api.BatchRecord | None:
+def batch_record(connection: Connection, step: int) -> api.BatchRecord | None:
     row = connection.execute("SELECT * FROM batches WHERE step=?", (step,)).fetchone()
     if row is None:
         return None
@@ -137,7 +137,7 @@ def batch_record(connection: sqlite3.Connection, step: int) -> api.BatchRecord |
     )
 
 
-def missing(connection: sqlite3.Connection, context: Context, step: int) -> str:
+def missing(connection: Connection, context: Context, step: int) -> str:
     """Whom a batch that is not formed waits for."""
     view = step_view(connection, context, step)
     useful = batches.decide(view, context.config.training).useful
@@ -148,7 +148,7 @@ def missing(connection: sqlite3.Connection, context: Context, step: int) -> str:
     )
 
 
-def publish(connection: sqlite3.Connection, context: Context, key: str, body: api.VersionBody) -> str:
+def publish(connection: Connection, context: Context, key: str, body: api.VersionBody) -> str:
     """Records a version once; a number never gets other bytes. Returns the ledger head that the signed head must carry."""
     context.require_role(key, "trainer")
     known = connection.execute("SELECT * FROM versions WHERE version=?", (body.version,)).fetchone()
@@ -177,7 +177,7 @@ def publish(connection: sqlite3.Connection, context: Context, key: str, body: ap
     )
 
 
-def record_evaluation(connection: sqlite3.Connection, context: Context, key: str, body: api.EvaluationBody) -> None:
+def record_evaluation(connection: Connection, context: Context, key: str, body: api.EvaluationBody) -> None:
     context.require_role(key, "evaluator")
     connection.execute(
         "INSERT INTO evaluations VALUES (?,?,?) ON CONFLICT (version) DO NOTHING",

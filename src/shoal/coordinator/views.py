@@ -1,11 +1,11 @@
 """What the coordinator shows: status for people and programs, history for reports. Reads only."""
 
 import json
-import sqlite3
 from collections import Counter
 
 from shoal.coordinator import batches, ledger, trust
 from shoal.coordinator.context import Context
+from shoal.coordinator.database import Connection, Row
 from shoal.coordinator.steps import current_step, newest_version, run_state, step_view
 from shoal.coordinator.workers import trust_record
 from shoal.protocol import api
@@ -13,12 +13,12 @@ from shoal.protocol import api
 RECENT_VERDICTS = 12
 
 
-def started_at(connection: sqlite3.Connection) -> float:
+def started_at(connection: Connection) -> float:
     row = connection.execute("SELECT value FROM meta WHERE name='started_at'").fetchone()
     return float(row["value"]) if row else 0.0
 
 
-def worker_view(connection: sqlite3.Connection, context: Context, row: sqlite3.Row) -> api.WorkerView:
+def worker_view(connection: Connection, context: Context, row: Row) -> api.WorkerView:
     presence = context.presence.get(row["key"])
     return api.WorkerView(
         key=row["key"],
@@ -56,7 +56,7 @@ def live_relay_urls(context: Context) -> list[str]:
     return [view.url for view in alive]
 
 
-def status(connection: sqlite3.Connection, context: Context) -> api.StatusView:
+def status(connection: Connection, context: Context) -> api.StatusView:
     step = current_step(connection)
     begun = started_at(connection)
     decision = batches.decide(step_view(connection, context, step), context.config.training)
@@ -93,7 +93,7 @@ def status(connection: sqlite3.Connection, context: Context) -> api.StatusView:
     )
 
 
-def _recent_verdicts(connection: sqlite3.Connection, begun: float) -> list[api.VerdictView]:
+def _recent_verdicts(connection: Connection, begun: float) -> list[api.VerdictView]:
     rows = connection.execute(
         "SELECT submissions.*, leases.step AS step, leases.slot AS slot FROM submissions JOIN leases USING (lease_id)"
         " WHERE submissions.state='judged' ORDER BY judged_at DESC LIMIT ?",
@@ -117,18 +117,18 @@ def _recent_verdicts(connection: sqlite3.Connection, begun: float) -> list[api.V
     return views
 
 
-def age_histogram(connection: sqlite3.Connection) -> dict[int, int]:
+def age_histogram(connection: Connection) -> dict[int, int]:
     ages: Counter[int] = Counter()
     for row in connection.execute("SELECT ages FROM batches"):
         ages.update(_ages(row))
     return dict(sorted(ages.items()))
 
 
-def _ages(batch: sqlite3.Row) -> dict[int, int]:
+def _ages(batch: Row) -> dict[int, int]:
     return {int(age): count for age, count in json.loads(batch["ages"]).items()}
 
 
-def history(connection: sqlite3.Connection, context: Context) -> api.HistoryView:
+def history(connection: Connection, context: Context) -> api.HistoryView:
     begun = started_at(connection)
     versions = [
         api.VersionView(
@@ -152,7 +152,7 @@ def history(connection: sqlite3.Connection, context: Context) -> api.HistoryView
     )
 
 
-def _batches(connection: sqlite3.Connection, begun: float) -> list[dict[str, float | int]]:
+def _batches(connection: Connection, begun: float) -> list[dict[str, float | int]]:
     return [
         {
             "step": row["step"],

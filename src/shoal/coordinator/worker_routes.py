@@ -1,6 +1,5 @@
 """Routes of workers and relays: register, show life, lease, give back, submit."""
 
-import sqlite3
 import uuid
 from typing import Annotated
 
@@ -8,6 +7,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from shoal.coordinator import assignments, steps, views, workers
+from shoal.coordinator.database import Connection
 from shoal.coordinator.service import Service, Signed, bounded_stream, stream_to_disk
 from shoal.errors import RefusedError, ShoalError
 from shoal.protocol import api
@@ -21,7 +21,7 @@ def worker_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/workers")
     async def register(body: api.RegisterBody, caller: Caller) -> api.WorkerView:
-        def operation(connection: sqlite3.Connection) -> api.WorkerView:
+        def operation(connection: Connection) -> api.WorkerView:
             workers.register(connection, context, caller.key, body)
             return views.worker_view(connection, context, workers.require_worker(connection, caller.key))
 
@@ -32,7 +32,7 @@ def worker_routes(service: Service) -> APIRouter:
         # Costs no nonce and no durable write. Replayed, it repeats what its own key said, and not for long.
         service.check_clock(caller.at, context.config.coordinator.gone_after_s)
 
-        def look(connection: sqlite3.Connection) -> tuple[api.WorkerView, str]:
+        def look(connection: Connection) -> tuple[api.WorkerView, str]:
             row = workers.require_worker(connection, caller.key)
             context.seen(caller.key).note(body)
             return views.worker_view(connection, context, row), steps.run_state(connection, context)
@@ -75,7 +75,7 @@ def worker_routes(service: Service) -> APIRouter:
         path = context.file_of(submission_id)
         digest, size_bytes = await stream_to_disk(request, path, limit)
 
-        def operation(connection: sqlite3.Connection) -> api.SubmissionAnswer:
+        def operation(connection: Connection) -> api.SubmissionAnswer:
             if digest != claimed:
                 raise RefusedError("digest", "The uploaded bytes are not those that were signed.", status=400)
             return assignments.accept_upload(

@@ -1,15 +1,14 @@
 """Who works: registration, presence, and the record that trust is computed from. Runs inside one transaction of the store."""
 
-import sqlite3
-
 from shoal.coordinator import ledger, trust
 from shoal.coordinator.context import Context
+from shoal.coordinator.database import Connection, Row
 from shoal.errors import RefusedError
 from shoal.protocol import api
 
 
-def require_worker(connection: sqlite3.Connection, key: str) -> sqlite3.Row:
-    row: sqlite3.Row | None = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
+def require_worker(connection: Connection, key: str) -> Row:
+    row: Row | None = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
     if row is None:
         raise RefusedError("unknown_worker", "This key is not registered.", hint="Register first.", status=403)
     if row["state"] == "banned":
@@ -18,7 +17,7 @@ def require_worker(connection: sqlite3.Connection, key: str) -> sqlite3.Row:
     return row
 
 
-def register(connection: sqlite3.Connection, context: Context, key: str, body: api.RegisterBody) -> None:
+def register(connection: Connection, context: Context, key: str, body: api.RegisterBody) -> None:
     if body.numerics_class not in context.descriptor.numerics_classes:
         known = ", ".join(context.descriptor.numerics_classes)
         raise RefusedError(
@@ -49,7 +48,7 @@ def register(connection: sqlite3.Connection, context: Context, key: str, body: a
     welcome_back(connection, context, key)
 
 
-def welcome_back(connection: sqlite3.Connection, context: Context, key: str) -> sqlite3.Row:
+def welcome_back(connection: Connection, context: Context, key: str) -> Row:
     """Notes that the key lives; one that was given up returns to the state that it had earned."""
     row = require_worker(connection, key)
     context.seen(key)
@@ -59,15 +58,15 @@ def welcome_back(connection: sqlite3.Connection, context: Context, key: str) -> 
     return require_worker(connection, key)
 
 
-def trust_record(row: sqlite3.Row) -> trust.TrustRecord:
+def trust_record(row: Row) -> trust.TrustRecord:
     return trust.TrustRecord(row["state"], row["clean_audits"], row["anomalies"])
 
 
-def earned_state(context: Context, row: sqlite3.Row) -> api.WorkerState:
+def earned_state(context: Context, row: Row) -> api.WorkerState:
     return trust.earned_state(trust_record(row), context.config.trust)
 
 
-def save_trust(connection: sqlite3.Connection, key: str, record: trust.TrustRecord) -> None:
+def save_trust(connection: Connection, key: str, record: trust.TrustRecord) -> None:
     connection.execute(
         "UPDATE workers SET state=?, clean_audits=?, anomalies=? WHERE key=?",
         (record.state, record.clean_audits, record.anomalies, key),

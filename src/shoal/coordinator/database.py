@@ -1,0 +1,218 @@
+"""The two databases behind the store, seen as one: SQLite in a file by default, PostgreSQL by URL.
+
+Rooms write one dialect: `?` for values, rows by column name. Whatever writes holds the one writer's place, in PostgreSQL across
+all processes, so that a transaction sees every earlier one and needs no other lock: slots are given once, the ledger is a chain.
+A writer that hangs loses its place after a while; one that dies, at once.
+"""
+
+import functools
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    import psycopg
+
+WRITER_LOCK = 0x53484F414C
+CHANNEL = "shoal_changed"
+LOCK_TIMEOUT_S = 20
+"""Longest wait for the writer's place; then the request is refused and may be repeated."""
+HANGING_AFTER_S = 10
+"""A transaction that says nothing for so long is ended by the server, so that one stuck process does not stop the others."""
+CONNECT_TIMEOUT_S = 5
+
+
+class Row(Protocol):
+    def __getitem__(self, name: str, /) -> Any: ...
+
+    def keys(self) -> Iterable[str]: ...
+
+
+class Cursor(Protocol):
+    @property
+    def rowcount(self) -> int: ...
+
+    def fetchone(self) -> Any: ...
+
+    def fetchall(self) -> list[Any]: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Connection(Protocol):
+    def execute(self, sql: str, values: Sequence[object] = ..., /) -> Cursor: ...
+
+    def executemany(self, sql: str, values: Iterable[Sequence[object]], /) -> object: ...
+
+    def close(self) -> None: ...
+
+
+class Database(Protocol):
+    name: str
+    is_shared: bool
+    """Whether other processes may write to it."""
+    broken: type[Exception]
+    """What is raised when the database itself fails: disk, network, server."""
+
+    def connect(self) -> Connection: ...
+
+    def begin_read(self, connection: Connection) -> None: ...
+
+    def begin_write(self, connection: Connection) -> None: ...
+
+    def announce(self, connection: Connection) -> None:
+        """Makes every listener look again once this transaction is committed."""
+
+    def listen(self, heard: Callable[[], None], stopping: threading.Event) -> None:
+        """Calls back after each announcement of any process until told to stop."""
+
+    def schema_version(self, connection: Connection) -> int: ...
+
+    def set_schema_version(self, connection: Connection, version: int) -> None: ...
+
+
+class SQLite:
+    is_shared = False
+    broken: type[Exception] = sqlite3.OperationalError
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, str(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def connect(self) -> Connection:
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=30)
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        return connection
+
+    def begin_read(self, connection: Connection) -> None:
+        connection.execute("BEGIN")
+
+    def begin_write(self, connection: Connection) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+
+    def announce(self, connection: Connection) -> None:
+        """Nobody but this process listens, and the store tells it."""
+
+    def listen(self, heard: Callable[[], None], stopping: threading.Event) -> None:
+        """As above."""
+
+    def schema_version(self, connection: Connection) -> int:
+        return int(connection.execute("PRAGMA user_version").fetchone()["user_version"])
+
+    def set_schema_version(self, connection: Connection, version: int) -> None:
+        connection.execute(f"PRAGMA user_version={version}")
+
+
+class PostgreSQL:
+    is_shared = True
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._psycopg = _driver()
+        self.broken: type[Exception] = self._psycopg.OperationalError
+        self.name = _without_password(self._psycopg, url)
+
+    def connect(self) -> Connection:
+        connection = self._psycopg.connect(
+            self._url,
+            autocommit=True,
+            row_factory=self._psycopg.rows.dict_row,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            application_name="shoal coordinator",
+        )
+        connection.execute(
+            f"SET lock_timeout='{LOCK_TIMEOUT_S}s'; SET idle_in_transaction_session_timeout='{HANGING_AFTER_S}s';"
+            " SET default_transaction_isolation='read committed'"
+        )
+        return _Postgres(connection)
+
+    def begin_read(self, connection: Connection) -> None:
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+
+    def begin_write(self, connection: Connection) -> None:
+        connection.execute(f"BEGIN; SELECT pg_advisory_xact_lock({WRITER_LOCK})")
+
+    def announce(self, connection: Connection) -> None:
+        connection.execute(f"NOTIFY {CHANNEL}")
+
+    def listen(self, heard: Callable[[], None], stopping: threading.Event) -> None:
+        while not stopping.is_set():
+            try:
+                self._listen_once(heard, stopping)
+            except self.broken:
+                stopping.wait(1.0)
+
+    def _listen_once(self, heard: Callable[[], None], stopping: threading.Event) -> None:
+        with self._psycopg.connect(self._url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S) as connection:
+            connection.execute(f"LISTEN {CHANNEL}")
+            heard()  # whatever was announced while nobody listened
+            while not stopping.is_set():
+                for _ in connection.notifies(timeout=0.5, stop_after=1):
+                    heard()
+
+    def schema_version(self, connection: Connection) -> int:
+        connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version BIGINT PRIMARY KEY)")
+        row = connection.execute("SELECT MAX(version) AS version FROM schema_version").fetchone()
+        return int(row["version"] or 0)
+
+    def set_schema_version(self, connection: Connection, version: int) -> None:
+        connection.execute("INSERT INTO schema_version VALUES (?)", (version,))
+
+
+class _Postgres:
+    """A psycopg connection that speaks the store's dialect."""
+
+    def __init__(self, connection: "psycopg.Connection[Any]") -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, values: Sequence[object] = (), /) -> Cursor:
+        return self._connection.execute(_translated(sql), _plain(values) or None)
+
+    def executemany(self, sql: str, values: Iterable[Sequence[object]], /) -> object:
+        with self._connection.cursor() as cursor:
+            cursor.executemany(_translated(sql), [_plain(row) for row in values])
+        return None
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@functools.lru_cache(maxsize=512)
+def _translated(sql: str) -> Any:
+    return sql.replace("?", "%s").replace(" WITHOUT ROWID", "")
+
+
+def _plain(values: Sequence[object]) -> list[object]:
+    """Flags are kept as numbers, as SQLite does."""
+    return [int(value) if isinstance(value, bool) else value for value in values]
+
+
+def _driver() -> Any:
+    try:
+        import psycopg
+        import psycopg.rows
+    except ImportError:
+        raise ConfigError(
+            "coordinator.store names a PostgreSQL database, but its driver is not installed.",
+            hint="pip install 'shoal[postgres]'",
+        ) from None
+    return psycopg
+
+
+def _without_password(driver: Any, url: str) -> str:
+    try:
+        fields = driver.conninfo.conninfo_to_dict(url)
+    except driver.ProgrammingError as error:
+        raise ConfigError(f"coordinator.store is not a PostgreSQL URL: {str(error).strip()}.") from None
+    return f"postgresql://{fields.get('host', '')}/{fields.get('dbname', '')}"
+
+
+def open_database(store: str, path: Path) -> Database:
+    """The database that `coordinator.store` names; `sqlite` is the file of the run directory."""
+    return SQLite(path) if store == "sqlite" else PostgreSQL(store)
