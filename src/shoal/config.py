@@ -41,13 +41,20 @@ class ModelConfig(Section):
 
 class TasksConfig(Section):
     source: str = "builtin:chain-sums"
-    """Where tasks come from: `builtin:NAME`."""
-    count: Positive = 20_000
-    """How many tasks training draws from."""
+    """Where tasks come from: `builtin:NAME`, `reasoning-gym:NAME`, `hf:ORG/NAME@REVISION`, or a JSONL, Parquet or Arrow
+    file or a directory of them, which whoever joins fetches from the origin."""
+    subset: str = ""
+    """Configuration of a hub dataset, where it has several."""
+    split: str = "train"
+    """Split of a dataset."""
+    count: Annotated[int, Field(ge=0)] = 0
+    """How many tasks training draws from; 0 takes all of a dataset and 20,000 of a generator."""
     heldout: Positive = 512
-    """How many tasks evaluation uses; training never draws them."""
+    """How many tasks evaluation uses, at most a tenth of a dataset; training never draws them."""
+    solve_rates: tuple[Fraction, Fraction] = (0.0, 1.0)
+    """Band of solve rates that is kept; tasks whose rate nobody measured stay."""
     seed: int = 0
-    """Seed of a generated task set."""
+    """Seed of a generated task set, and of which tasks of a dataset are held out."""
     system_prompt: str = ""
     """System turn of the chat, left out if empty."""
     length_instruction: str = "Think for {target} tokens before giving a response."

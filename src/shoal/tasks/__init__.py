@@ -1,22 +1,32 @@
 """Tasks and rewards: what is asked, in which tokens, and what an answer is worth. Never imports torch."""
 
+from shoal.tasks.answers import THINK_CLOSE, THINK_OPEN
+from shoal.tasks.checks import Info, Outcome
 from shoal.tasks.codec import CODEC_FILES, TextCodec
+from shoal.tasks.columns import MalformedTaskError, row_to_task
 from shoal.tasks.model import Task, TaskSet, TaskSets
 from shoal.tasks.rewards import length_penalty
 from shoal.tasks.sources import load_tasks
-from shoal.tasks.verifiers import THINK_CLOSE, THINK_OPEN, Score, is_exact, score
+from shoal.tasks.verifiers import Score, Verifier, is_exact, register, score, verifier
 
 __all__ = [
     "CODEC_FILES",
     "THINK_CLOSE",
     "THINK_OPEN",
+    "Info",
+    "MalformedTaskError",
+    "Outcome",
     "Score",
     "Task",
     "TaskSet",
     "TaskSets",
     "TextCodec",
+    "Verifier",
     "is_exact",
     "length_penalty",
     "load_tasks",
+    "register",
+    "row_to_task",
     "score",
+    "verifier",
 ]

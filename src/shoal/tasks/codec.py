@@ -15,8 +15,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from shoal.errors import ConfigError
+from shoal.tasks.answers import THINK_OPEN
 from shoal.tasks.model import Task
-from shoal.tasks.verifiers import THINK_OPEN
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"

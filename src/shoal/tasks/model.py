@@ -1,17 +1,21 @@
 """What a task is, and the ordered set that a task index points into.
 
-Every side of a run builds the same `TaskSet` and compares its digest, so that index 17 means the same problem to worker,
-validator and trainer. Tasks are immutable; the digest covers every field of every task, in order.
+Every side of a run holds the same `TaskSet` and compares its digest, so that index 17 means the same problem to worker,
+validator and trainer. Tasks are immutable; the digest covers every field of every task, in order. A set is a table, in memory
+or mapped from a file; a task is made when it is asked for.
 """
 
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from blake3 import blake3
-from pydantic import BaseModel, ConfigDict
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field
+
+from shoal.tasks.tables import SCHEMA, Row, digest_table, make_table, open_table, write_table
 
 
 class Task(BaseModel):
@@ -25,28 +29,50 @@ class Task(BaseModel):
     prompt: str
     verification_info: dict[str, Any]
     metadata: dict[str, Any] = {}
+    solve_rate: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of right answers of some model, where it was measured."""
 
 
 class TaskSet:
-    def __init__(self, tasks: Iterable[Task]) -> None:
-        self._tasks = tuple(tasks)
+    def __init__(self, tasks: Iterable[Task] = ()) -> None:
+        self.table: pa.Table = make_table(as_row(task) for task in tasks)
+
+    @classmethod
+    def of_table(cls, table: pa.Table) -> "TaskSet":
+        tasks = cls()
+        tasks.table = table
+        return tasks
+
+    @classmethod
+    def open(cls, path: Path) -> "TaskSet":
+        """A set that stays on disk: only what is read takes memory."""
+        return cls.of_table(open_table(path))
+
+    def save(self, path: Path) -> None:
+        write_table(path, self.table.to_batches())
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self.table)
 
     def __getitem__(self, index: int) -> Task:
-        return self._tasks[index]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"task {index} of {len(self)}")
+        row = self.table.slice(index % len(self), 1)
+        return _as_task(tuple(row.column(field.name)[0].as_py() for field in SCHEMA))
 
     def __iter__(self) -> Iterator[Task]:
-        return iter(self._tasks)
+        for batch in self.table.to_batches():
+            yield from map(_as_task, zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
     @cached_property
     def digest(self) -> str:
-        """64 hex digits over one JSON line per task, keys sorted."""
-        hasher = blake3()
-        for task in self._tasks:
-            hasher.update(json.dumps(task.model_dump(), sort_keys=True, separators=(",", ":")).encode() + b"\n")
-        return hasher.hexdigest()
+        """64 hex digits over all tasks in order."""
+        return digest_table(self.table)
+
+    @cached_property
+    def task_types(self) -> tuple[str, ...]:
+        """Every task type that occurs, sorted."""
+        return tuple(sorted(self.table.column("task_type").unique().to_pylist()))
 
 
 @dataclass(frozen=True)
@@ -55,3 +81,32 @@ class TaskSets:
 
     train: TaskSet
     heldout: TaskSet
+
+
+def as_row(task: Task) -> Row:
+    return (
+        task.problem_id,
+        task.source,
+        task.task_type,
+        task.prompt,
+        canonical_json(task.verification_info),
+        canonical_json(task.metadata),
+        task.solve_rate,
+    )
+
+
+def canonical_json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _as_task(row: tuple[Any, ...]) -> Task:
+    problem_id, source, task_type, prompt, verification_info, metadata, solve_rate = row
+    return Task.model_construct(
+        problem_id=problem_id,
+        source=source,
+        task_type=task_type,
+        prompt=prompt,
+        verification_info=json.loads(verification_info),
+        metadata=json.loads(metadata),
+        solve_rate=solve_rate,
+    )

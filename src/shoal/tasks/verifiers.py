@@ -1,19 +1,21 @@
-"""Verifiers: from a task and a completion to a reward, each a pure function registered under its task type.
+"""Verifiers by task type: from a task and a completion to a reward that says why.
 
-Each verifier is declared exact or tolerant. Exact means that every honest machine computes the same reward from the same
-text, so that a differing claim proves cheating. The completion text starts inside the think part that the prompt opened.
+Each verifier is declared exact or tolerant. Exact means that every honest machine computes the same reward from the same text, so
+that a differing claim proves cheating; a verdict that a limit of time or memory decided is never exact. A task type of the form
+`module:function` names a verifier of the user's own.
 """
 
-import re
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
 
 from shoal.errors import ConfigError
+from shoal.tasks import checks
+from shoal.tasks.checks import Info, Outcome
 from shoal.tasks.model import Task
-
-THINK_OPEN = "<think>"
-THINK_CLOSE = "</think>"
-_INTEGER = re.compile(r"[+-]?[0-9]{1,32}")
 
 
 @dataclass(frozen=True)
@@ -22,46 +24,114 @@ class Score:
     why: str
     exact: bool
     """A claim that differs from this reward proves cheating."""
+    limited: bool = False
+    """A limit of time or memory decided."""
 
 
 @dataclass(frozen=True)
 class Verifier:
-    check: Callable[[Task, str], tuple[float, str]]
+    check: Callable[[Any, str], Outcome]
+    """From the parsed `verification_info` and the completion to what it is worth."""
+    info: type[Info]
     exact: bool
+    slow: bool = False
+    """Runs in other processes: several at once are worth their threads."""
+    sandboxed: bool = False
+    """Runs model-written code, so bubblewrap is needed."""
+
+    def judge(self, task: Task, text: str) -> Outcome:
+        return self.check(self.info.model_validate(task.verification_info), text)
+
+    def complaint(self, verification_info: Mapping[str, Any]) -> str:
+        """What is wrong with the information that a task carries; empty if nothing is."""
+        try:
+            self.info.model_validate(verification_info)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(["verification_info", *map(str, first["loc"])])
+            return f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        return ""
 
 
-def check_integer_answer(task: Task, completion_text: str) -> tuple[float, str]:
-    """1 if the text after the only closing think tag is the integer `verification_info["answer"]` and nothing else."""
-    _, tag, answer = completion_text.partition(THINK_CLOSE)
-    if not tag:
-        return 0.0, "the thinking was never closed"
-    found = answer.strip()
-    if not _INTEGER.fullmatch(found):
-        return 0.0, "the answer is not an integer"
-    expected = int(task.verification_info["answer"])
-    if int(found) != expected:
-        return 0.0, f"answered {int(found)}, expected {expected}"
-    return 1.0, "the answer is right"
+OwnCheck = Callable[[Task, str], Outcome | tuple[float, str]]
+
+
+@dataclass(frozen=True)
+class OwnVerifier(Verifier):
+    """A user's own function: it gets the whole task and answers with (reward, why)."""
+
+    function: OwnCheck | None = None
+
+    def judge(self, task: Task, text: str) -> Outcome:
+        assert self.function is not None
+        return Outcome(*self.function(task, text))
+
+
+def verifier(*, exact: bool) -> Callable[[OwnCheck], OwnCheck]:
+    """Marks a function `(task, completion_text) -> (reward, why)` as a verifier that tasks may name as `module:function`."""
+
+    def mark(function: OwnCheck) -> OwnCheck:
+        made = OwnVerifier(_never, Info, exact, function=function)
+        function.__shoal_verifier__ = made  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def _never(info: Info, text: str) -> Outcome:
+    raise AssertionError("own verifiers judge whole tasks")
 
 
 VERIFIERS: dict[str, Verifier] = {
-    "integer_answer": Verifier(check_integer_answer, exact=True),
+    "integer_answer": Verifier(checks.check_integer, checks.IntegerInfo, exact=True),
+    "exact_match": Verifier(checks.check_exact, checks.ExactInfo, exact=True),
+    "multiple_choice": Verifier(checks.check_choice, checks.ChoiceInfo, exact=True),
+    "format": Verifier(checks.check_format, checks.FormatInfo, exact=True),
+    "json_output": Verifier(checks.check_json, checks.JsonInfo, exact=True),
+    "code_output_prediction": Verifier(checks.check_json, checks.JsonInfo, exact=True),
 }
 
 
+def register(task_type: str, made: Verifier) -> None:
+    """Adds a verifier under a name of its own, for this process."""
+    if VERIFIERS.setdefault(task_type, made) is not made:
+        raise ConfigError(f"There already is a verifier for task type {task_type!r}.")
+
+
 def score(task: Task, completion_text: str) -> Score:
-    verifier = _verifier(task.task_type)
-    reward, why = verifier.check(task, completion_text)
-    return Score(reward=reward, why=why, exact=verifier.exact)
+    found = find_verifier(task.task_type)
+    outcome = found.judge(task, completion_text)
+    return Score(outcome.reward, outcome.why, found.exact and not outcome.limited, outcome.limited)
 
 
 def is_exact(task_type: str) -> bool:
-    return _verifier(task_type).exact
+    return find_verifier(task_type).exact
 
 
-def _verifier(task_type: str) -> Verifier:
-    try:
+def is_own(task_type: str) -> bool:
+    return ":" in task_type
+
+
+def find_verifier(task_type: str) -> Verifier:
+    if task_type in VERIFIERS:
         return VERIFIERS[task_type]
-    except KeyError:
-        known = ", ".join(sorted(VERIFIERS))
-        raise ConfigError(f"There is no verifier for task type {task_type!r}.", hint=f"Known: {known}.") from None
+    if is_own(task_type):
+        return _import(task_type)
+    known = ", ".join(sorted(VERIFIERS))
+    raise ConfigError(
+        f"There is no verifier for task type {task_type!r}.", hint=f"Known: {known}, or your own as module:function."
+    )
+
+
+def _import(task_type: str) -> Verifier:
+    module_name, _, name = task_type.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"The verifier {task_type} cannot be imported: {error}.", hint="Install the module that the owner names."
+        ) from None
+    made = getattr(function, "__shoal_verifier__", None)
+    if not isinstance(made, Verifier):
+        raise ConfigError(f"{task_type} is not a verifier.", hint="Mark it with @shoal.tasks.verifier(exact=…).")
+    return made
