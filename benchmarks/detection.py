@@ -1,19 +1,22 @@
-"""Honest workers and every cheat of tests/adversaries against the checks of an audit, on the bundled policy with the demo's slots.
+"""Honest workers and every cheat of tests/adversaries against the checks of an audit, with the demo's slots.
 
-A trial counts only if its file differs from the honest worker's file for the same slot. `missed` submissions passed every check;
-`proofs` of the caught ones ban at once, the rest are anomalies. Slow cheats may pass single audits: their evidence is added up
-by the coordinator's sequential test in the order of the trials, starting anew after each ban.
-Defaults are a smoke of a minute or two; `--trials 300 --honest 2000` is the full measurement.
+    python benchmarks/detection.py [--trials 300 --honest 1600 --honest-bfloat16 400]
+
+A trial counts only if its file differs from what an honest worker sends for the same slot. `missed` submissions passed every
+check of an audit. `submissions_until_ban_at_floor` plays a proven key, audited at the floor rate, that starts to cheat: claims are
+checked on every submission, the rest by draw, and the coordinator's own rules (trust, sequential test) decide; `_worst95` is the
+95 % quantile. Results are kept per batch of slots in --work: a run that was cut off goes on where it stopped. Defaults are a smoke.
 """
 
 import argparse
 import json
+import random
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,80 +25,166 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from adversaries.arena import Arena, Judgement, make_arena  # noqa: E402
-from adversaries.cheats import CHEATS, SLOW_CHEATS, Cheat  # noqa: E402
+from adversaries.arena import COARSE_CLASS, Arena, Judgement, make_arena  # noqa: E402
+from adversaries.cheats import CHEATS, SLOW_CHEATS  # noqa: E402
 from shoal.config import TrustConfig, load_config  # noqa: E402
-from shoal.coordinator import drift  # noqa: E402
+from shoal.coordinator import drift, trust  # noqa: E402
+from shoal.files import digest_bytes, write_atomic  # noqa: E402
 from shoal.proofs import TOP_K, proof_bytes  # noqa: E402
-from shoal.protocol.verdicts import Weight, heaviest  # noqa: E402
+from shoal.protocol.api import AuditFigures  # noqa: E402
+from shoal.protocol.verdicts import Reason, Weight, heaviest  # noqa: E402
 from shoal.validation.rates import binomial_upper  # noqa: E402
+from validation.submissions import Submission  # noqa: E402
 
-BATCH_SLOTS = 4
-AUDIT_FLOOR = TrustConfig().audit_floor
-HONEST_SETTINGS = (("float32", 256), ("float32", 7), ("float32", 64))
-"""Compute type and rows per batch."""
+BATCH_SLOTS = 25
+MOST_SLOTS = 4
+"""Per trial that is asked for, before a cheat is left with fewer."""
+FIRST_HONEST = 100_000
+"""Honest workers do other slots than cheats, and each class its own."""
+FIRST_HONEST_BFLOAT16 = 200_000
+HONEST_SHAPES = ((256, 1), (1024, 1), (64, 2), (256, 1), (128, 1), (256, 2), (33, 1), (512, 1))
+"""Rows per batch and compute threads, in turn."""
+TRUST = load_config(ROOT / "src/shoal/demo.toml").trust
+FLOOR = TrustConfig().audit_floor
+CAREERS = 400
+LONGEST_CAREER = 20_000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=4, help="submissions per cheat")
     parser.add_argument("--honest", type=int, default=12, help="honest submissions in float32")
-    parser.add_argument("--honest-bfloat16", type=int, default=0, help="honest submissions in bfloat16; slow on a CPU")
+    parser.add_argument("--honest-bfloat16", type=int, default=4, help="honest submissions in bfloat16")
     parser.add_argument("--only", nargs="*", default=[], help="names of cheats; all without it")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "detection", help="where results are kept")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as directory:
-        arena = make_arena(Path(directory), load_config(ROOT / "src/shoal/demo.toml"))
-        print(json.dumps(measure(arena, options)))
+    config = load_config(ROOT / "src/shoal/demo.toml")
+    settings = config.model_dump_json(include={"model", "tasks", "rollouts", "reward"})
+    work = options.work / digest_bytes(settings.encode())[:12]
+    work.mkdir(parents=True, exist_ok=True)
+    arena = make_arena(work, config)
+    print(json.dumps(measure(arena, Results(work), options)))
 
 
-def measure(arena: Arena, options: argparse.Namespace) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Results:
+    """Judgements of one kind of worker on one batch of slots, each in a file of its own."""
+
+    directory: Path
+
+    def judged(self, name: str, slots: Sequence[int], judge: Callable[[], list[Judgement]]) -> list[Judgement]:
+        path = self.directory / f"{name}-{slots[0]}-{len(slots)}.json"
+        if not path.exists():
+            write_atomic(path, json.dumps([as_json(judgement) for judgement in judge()]).encode())
+        return [from_json(entry) for entry in json.loads(path.read_bytes())]
+
+
+def as_json(judgement: Judgement) -> dict[str, Any]:
+    figures, coarse = judgement.figures, judgement.figures_if_coarse
+    return {
+        "reasons": list(judgement.reasons),
+        "tokens": judgement.tokens,
+        "figures": figures and figures.model_dump(),
+        "figures_if_coarse": coarse and coarse.model_dump(),
+        "reasons_if_coarse": list(judgement.reasons_if_coarse),
+    }
+
+
+def from_json(entry: dict[str, Any]) -> Judgement:
+    def figures(name: str) -> AuditFigures | None:
+        return AuditFigures.model_validate(entry[name]) if entry[name] else None
+
+    def reasons(name: str) -> tuple[Reason, ...]:
+        return tuple(map(Reason, entry[name]))
+
+    return Judgement(
+        reasons("reasons"),
+        entry["tokens"],
+        figures("figures"),
+        figures("figures_if_coarse"),
+        reasons("reasons_if_coarse"),
+    )
+
+
+def measure(arena: Arena, results: Results, options: argparse.Namespace) -> dict[str, Any]:
     started = time.process_time()
-    honest = list(judge_honest(arena, options.honest, HONEST_SETTINGS))
-    honest += judge_honest(arena, options.honest_bfloat16, (("bfloat16", 64),))
+    chosen = [name for name in [*CHEATS, *SLOW_CHEATS] if not options.only or name in options.only]
+    judged: dict[str, list[Judgement]] = {name: [] for name in ["honest", *chosen]}
+    for slots in batches(MOST_SLOTS * options.trials):
+        # Some cheats change nothing on some slots: those go on until they have their trials.
+        open_names = [name for name in judged if len(judged[name]) < options.trials]
+        for name in open_names:
+            judged[name] += results.judged(name, slots, lambda name=name, slots=slots: judge(arena, name, slots))  # type: ignore[misc]
+        arena.forget()
+        if not open_names:
+            break
+        say(f"slots {slots[0]}–{slots[-1]} of {len(open_names)} kinds, {time.process_time() - started:.0f} CPU seconds")
+    honest = judged.pop("honest")
+    for dtype, count, first in (
+        ("float32", options.honest - len(honest), FIRST_HONEST),
+        ("bfloat16", options.honest_bfloat16, FIRST_HONEST_BFLOAT16),
+    ):
+        for number, slots in enumerate(batches(count, first)):
+            honest += results.judged(
+                f"honest-{dtype}",
+                slots,
+                lambda slots=slots, number=number, dtype=dtype: judge_honest(arena, slots, dtype, number),  # type: ignore[misc]
+            )
+            arena.forget()
+            say(f"{len(honest)} honest after {time.process_time() - started:.0f} CPU seconds")
+    return report(arena, honest, judged) | {"cpu_seconds": round(time.process_time() - started, 1)}
+
+
+def judge(arena: Arena, name: str, slots: Sequence[int]) -> list[Judgement]:
+    if name == "honest":
+        return judge_all(arena, arena.honest(slots))
+    forged = (CHEATS | SLOW_CHEATS)[name](arena, slots)
+    # Proving honest tokens anew changes last bits of some proofs; that is no cheat.
+    trials = [
+        sent
+        for sent, honest in zip(forged, arena.honest(slots), strict=True)
+        if sent.data not in (honest.data, arena.proved(honest).data)
+    ]
+    return judge_all(arena, trials)
+
+
+def judge_honest(arena: Arena, slots: Sequence[int], dtype: str, number: int) -> list[Judgement]:
+    max_batch, threads = HONEST_SHAPES[number % len(HONEST_SHAPES)]
+    torch.set_num_threads(threads)
+    submissions = arena.sampled(slots, arena.engine(dtype=dtype, max_batch=max_batch))
+    torch.set_num_threads(1)
+    return judge_all(arena, submissions)
+
+
+def judge_all(arena: Arena, submissions: Sequence[Submission]) -> list[Judgement]:
+    auditable = [sent for sent in submissions if all(row.output_tokens for row in sent.rollouts)]
+    arena.score(*auditable)  # all in one go; the judge finds them remembered
+    return [arena.judge(sent) for sent in submissions]
+
+
+def report(arena: Arena, honest: Sequence[Judgement], judged: dict[str, list[Judgement]]) -> dict[str, Any]:
     rejected = sum(bool(judgement.reasons) for judgement in honest)
-    say(f"honest: {rejected} of {len(honest)} rejected")
-
-    def table(cheats: dict[str, Cheat]) -> dict[str, Any]:
-        chosen = {name: cheat for name, cheat in cheats.items() if not options.only or name in options.only}
-        return {name: judge_cheat(arena, name, cheat, options.trials) for name, cheat in chosen.items()}
-
+    summaries = {name: summary(trials) for name, trials in judged.items()}
+    for name, figures in summaries.items():
+        say(f"{name}: {figures}")
     classes = arena.calibration.classes
     return {
         "benchmark": "detection",
+        "model": arena.calibration.model,
         "honest_submissions": len(honest),
-        "honest_bfloat16_submissions": options.honest_bfloat16,
         "honest_tokens": sum(judgement.tokens for judgement in honest),
         "honest_rejected": rejected,
         "honest_false_reject_upper95": round(binomial_upper(rejected, len(honest)), 6),
         "honest_largest_drift": round(largest_drift(honest), 3),
-        "cheats": table(CHEATS),
-        "slow_cheats": table(SLOW_CHEATS),
+        "honest_margin_max": max(judgement.figures.margin_max for judgement in honest if judgement.figures),
+        "cheats": {name: summaries[name] for name in CHEATS if name in summaries},
+        "slow_cheats": {name: summaries[name] for name in SLOW_CHEATS if name in summaries},
         "residual_bits_per_1000_tokens": {
             name: known.evidence.residual_bits_per_1000_tokens for name, known in classes.items()
         },
         "bytes_per_chunk": proof_bytes(TOP_K),
-        "cpu_seconds": round(time.process_time() - started, 1),
     }
-
-
-def judge_honest(arena: Arena, count: int, settings: Sequence[tuple[str, int]]) -> Iterator[Judgement]:
-    """Honest submissions of fresh slots, in batches of different shapes."""
-    for number, slots in enumerate(batches(count, first=10_000)):
-        dtype, max_batch = settings[number % len(settings)]
-        for submission in arena.sampled(slots, arena.engine(dtype=dtype, max_batch=max_batch)):
-            yield arena.judge(submission)
-
-
-def judge_cheat(arena: Arena, name: str, cheat: Cheat, trials: int) -> dict[str, Any]:
-    judged: list[Judgement] = []
-    for slots in batches(trials):
-        for honest, forged in zip(arena.honest(slots), cheat(arena, slots), strict=True):
-            if forged.data != honest.data:
-                judged.append(arena.judge(forged))
-    result = summary(judged)
-    say(f"{name}: {result}")
-    return result
 
 
 def summary(judged: Sequence[Judgement]) -> dict[str, Any]:
@@ -103,31 +192,67 @@ def summary(judged: Sequence[Judgement]) -> dict[str, Any]:
         return {"trials": 0}
 
     caught = [judgement for judgement in judged if judgement.reasons]
-    proofs = sum(heaviest(list(judgement.reasons)) is Weight.PROOF for judgement in judged)
     stages = Counter(str(reason) for judgement in caught for reason in judgement.reasons)
     tokens = statistics.mean(judgement.tokens for judgement in judged)
-    audits = audits_until_ban(judged)
+    careers = [career(judged, random.Random(number)) for number in range(CAREERS)]
+    audits = mean_or_none([end.audits for end in careers])
+    as_coarse = [judgement for judgement in judged if judgement.figures_if_coarse]
     return {
         "trials": len(judged),
         "missed": len(judged) - len(caught),
         "missed_upper95": round(binomial_upper(len(judged) - len(caught), len(judged)), 4),
-        "proofs": proofs,
+        "proofs": sum(heaviest(list(judgement.reasons)) is Weight.PROOF for judgement in judged),
         "stage": stages.most_common(1)[0][0] if stages else None,
+        "needs_audit": any(judgement.figures for judgement in judged),
         "tokens_needed": round(tokens * audits) if audits else None,
-        "audits_until_ban": round(audits, 2) if audits else None,
-        "submissions_until_ban_at_floor": round(audits / AUDIT_FLOOR, 1) if audits else None,
+        "submissions_until_ban_at_floor": mean_or_none([end.banned for end in careers]),
+        "submissions_until_ban_at_floor_worst95": worst_or_none([end.banned for end in careers]),
+        "submissions_until_unused_at_floor": mean_or_none([end.unused for end in careers]),
+        f"missed_if_declared_{COARSE_CLASS}": sum(not judgement.reasons_if_coarse for judgement in as_coarse),
     }
 
 
-def audits_until_ban(judged: Sequence[Judgement]) -> float | None:
-    """Mean number of audits until a proof, or the sequential test, bans; None if these trials never got there."""
-    bans, total = 0, 0.0
-    for judgement in judged:
-        total = drift.after(total, judgement.figures.drift if judgement.figures else 0.0)
+@dataclass(frozen=True)
+class Career:
+    """How many submissions a proven key made until its work was no longer used, and until it was banned."""
+
+    unused: int | None
+    banned: int | None
+    audits: int | None
+
+
+def career(judged: Sequence[Judgement], draw: random.Random) -> Career:
+    """Cheats drawn from the trials, judged as the coordinator would: claims always, audits by draw."""
+    record = trust.TrustRecord("active", clean_audits=round(TRUST.probation_audits / FLOOR))
+    total, unused, audits = 0.0, None, 0
+    for number in range(1, LONGEST_CAREER + 1):
+        judgement = draw.choice(judged)
+        audited = judgement.figures is not None and draw.random() < max(FLOOR, trust.audit_rate(record, TRUST))
+        if not audited and judgement.figures is not None:
+            continue
+        audits += 1
         weight = heaviest(list(judgement.reasons))
+        before, total = total, drift.after(total, judgement.figures.drift if judgement.figures else 0.0)
         if weight is Weight.PROOF or drift.standing(total) == "cheating":
-            bans, total = bans + 1, 0.0
-    return len(judged) / bans if bans else None
+            return Career(unused or number, number, audits)
+        anomalies = (weight is Weight.ANOMALY) + drift.became_suspicious(before, total)
+        for event in ["anomaly"] * anomalies or ["clean_audit"]:
+            record = trust.after(record, event, TRUST)  # type: ignore[arg-type]
+        if unused is None and not trust.is_usable(record, TRUST):
+            unused = number
+        if unused is not None and number > unused + 100:
+            break
+    return Career(unused, None, None)
+
+
+def mean_or_none(values: Sequence[int | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(statistics.mean(known), 1) if len(known) == len(values) else None
+
+
+def worst_or_none(values: Sequence[int | None]) -> int | None:
+    known = sorted(value for value in values if value is not None)
+    return known[int(0.95 * len(known))] if len(known) == len(values) else None
 
 
 def largest_drift(judged: Sequence[Judgement]) -> float:

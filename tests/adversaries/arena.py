@@ -1,7 +1,8 @@
 """Where workers and cheats meet the validator's checks: a real policy, real slots, no network.
 
 The true policy is the last of six versions, each one optimiser step from the one before, so that stale versions are as close as
-in a run. Every cheat works on the same slots as the honest worker, and a trial counts only if its file differs from the honest one.
+in a run. Every cheat works on the same slots as the honest worker. Work on the same slots is shared: what one engine samples, and
+how the true policy judges given tokens, is computed once until `forget`.
 """
 
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from protocol.samples import NUMERICS_CLASS, descriptor
+from protocol.samples import descriptor
 from shoal.config import ShoalConfig
 from shoal.policy import TorchEngine, build_model, bundled_directory
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
@@ -23,13 +24,14 @@ from shoal.protocol.rollouts import Rollout
 from shoal.protocol.verdicts import Reason
 from shoal.tasks import TextCodec, load_tasks
 from shoal.tasks.workload import WorkItem, Workload
-from shoal.validation import Calibration, RejectedError, audit, check_claims, load_calibration
+from shoal.validation import Calibration, Checked, RejectedError, audit, check_claims, load_calibration
 from validation.submissions import Submission, header_for
 from worker.tiny_run import make_lease
 
 VERSIONS = 6
 LEARNING_RATE = 2e-4
 """That of the demo."""
+COARSE_CLASS = "torch/bfloat16/cpu"
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,34 @@ class Judgement:
     reasons: tuple[Reason, ...]
     tokens: int
     figures: AuditFigures | None = None
+    """None if the claims alone gave the cheat away: no audit was needed."""
+    figures_if_coarse: AuditFigures | None = None
+    reasons_if_coarse: tuple[Reason, ...] = ()
+    """Had the worker declared bfloat16, where the run admits that."""
+
+
+class RememberingEngine:
+    """Scores given tokens once, however often and in whatever company they are asked for."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self._engine = engine
+        self.vocab_size, self.numerics_class = engine.vocab_size, engine.numerics_class
+        self._known: dict[ScoreRequest, Scored] = {}
+
+    def load(self, directory: Path) -> None:
+        raise AssertionError("the arena's validator holds one version")
+
+    def generate(self, *arguments: object, **named: object) -> list[Completion]:
+        raise AssertionError("a validator does not generate")
+
+    def score(self, requests: Sequence[ScoreRequest], *, temperature: float) -> list[Scored]:
+        missing = list(dict.fromkeys(request for request in requests if request not in self._known))
+        for request, scored in zip(missing, self._engine.score(missing, temperature=temperature), strict=True):
+            self._known[request] = scored
+        return [self._known[request] for request in requests]
+
+    def forget(self) -> None:
+        self._known.clear()
 
 
 @dataclass
@@ -45,9 +75,9 @@ class Arena:
     workload: Workload
     versions: list[Path]
     """Whole model directories; the last one is the true policy."""
-    validator: TorchEngine
+    validator: RememberingEngine
     calibration: Calibration
-    _honest: dict[tuple[str, int], Submission] = field(default_factory=dict)
+    _sampled: dict[tuple[Path, float, int], Submission] = field(default_factory=dict)
 
     @property
     def policy(self) -> Path:
@@ -69,11 +99,21 @@ class Arena:
         return self.workload.items(bytes.fromhex(make_lease(slot).slot_seed))
 
     def honest(self, slots: Sequence[int]) -> list[Submission]:
-        """Honest work in float32, made once per slot."""
-        missing = [slot for slot in slots if (NUMERICS_CLASS, slot) not in self._honest]
-        for submission in self.sampled(missing, self.engine()) if missing else []:
-            self._honest[NUMERICS_CLASS, submission.lease.slot] = submission
-        return [self._honest[NUMERICS_CLASS, slot] for slot in slots]
+        """Honest work in float32."""
+        return self.sampled_once(slots, self.policy)
+
+    def sampled_once(self, slots: Sequence[int], directory: Path, temperature: float | None = None) -> list[Submission]:
+        """What a worker with these weights uploads, made once per slot."""
+        heat = temperature or self.temperature
+        missing = [slot for slot in slots if (directory, heat, slot) not in self._sampled]
+        for submission in self.sampled(missing, self.engine(directory), heat) if missing else []:
+            self._sampled[directory, heat, submission.lease.slot] = submission
+        return [self._sampled[directory, heat, slot] for slot in slots]
+
+    def forget(self) -> None:
+        """Frees what was shared between the cheats of some slots."""
+        self._sampled.clear()
+        self.validator.forget()
 
     def sampled(self, slots: Sequence[int], engine: Engine, temperature: float | None = None) -> list[Submission]:
         """What a worker with this engine and temperature uploads: consistent in everything else."""
@@ -110,10 +150,11 @@ class Arena:
             proofs=completion.proofs,
         )
 
-    def score(self, submission: Submission) -> list[Scored]:
-        """What the true policy says of these tokens; the forger's best friend."""
+    def score(self, *submissions: Submission) -> list[Scored]:
+        """What the true policy says of these tokens, row by row; the forger's best friend."""
         requests = [
             ScoreRequest(item.prompt_tokens, tuple(row.output_tokens), item.seed)
+            for submission in submissions
             for row, item in zip(submission.rollouts, self.items(submission.lease.slot), strict=True)
         ]
         return self.validator.score(requests, temperature=self.temperature)
@@ -140,10 +181,17 @@ class Arena:
             checked = check_claims(submission.data, submission.claim(), self.workload, self.validator.vocab_size)
         except RejectedError as rejected:
             return Judgement((rejected.finding.reason,), tokens)
-        limits = self.calibration.limits(submission.header.numerics_class)
+        reasons, figures = self._audit(checked, submission.header.numerics_class)
+        if COARSE_CLASS not in self.calibration.classes:
+            return Judgement(reasons, tokens, figures)
+        coarse_reasons, coarse_figures = self._audit(checked, COARSE_CLASS)
+        return Judgement(reasons, tokens, figures, coarse_figures, coarse_reasons)
+
+    def _audit(self, checked: Checked, numerics_class: str) -> tuple[tuple[Reason, ...], AuditFigures]:
+        limits = self.calibration.limits(numerics_class)
         assert limits is not None
         findings, figures = audit(checked, self.validator, limits, self.temperature)
-        return Judgement(tuple(finding.reason for finding in findings), tokens, figures)
+        return tuple(finding.reason for finding in findings), figures
 
 
 def make_arena(root: Path, config: ShoalConfig) -> Arena:
@@ -161,12 +209,15 @@ def make_arena(root: Path, config: ShoalConfig) -> Arena:
     )
     workload = Workload(run, TextCodec.from_directory(model), sets)
     versions = train_versions(root, model, workload)
-    validator = TorchEngine(versions[-1], eos_token_ids=workload.codec.eos_token_ids)
+    validator = RememberingEngine(TorchEngine(versions[-1], eos_token_ids=workload.codec.eos_token_ids))
     return Arena(root, workload, versions, validator, calibration)
 
 
 def train_versions(root: Path, model_directory: Path, workload: Workload) -> list[Path]:
     """Policy-gradient steps with the demo's optimiser on the policy's own samples; bf16 on disk, as on the wire."""
+    if (root / f"v{VERSIONS - 1}" / WEIGHTS_FILE).exists():
+        return [root / f"v{version}" for version in range(VERSIONS)]
+
     model = build_model(model_directory)
     optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.0)
     versions = [save_version(root / "v0", model, model_directory)]

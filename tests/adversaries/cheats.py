@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from adversaries.arena import Arena, save_version
 from shoal.policy import build_model
-from shoal.policy.engine import GenerationRequest
+from shoal.policy.engine import GenerationRequest, ScoreRequest
 from shoal.policy.models import WEIGHTS_FILE
 from shoal.proofs import build_proofs, sampling, split_chunks
 from shoal.protocol.rollouts import Rollout
@@ -27,6 +28,8 @@ from worker.tiny_run import replaced
 Cheat = Callable[[Arena, Sequence[int]], list[Submission]]
 NOT_A_TIE = 0.05
 """An edited token must have lost by more than this to count as edited."""
+EDIT_CANDIDATES = 16
+"""Rows among which an edit looks for its best place."""
 
 
 # Other policies
@@ -34,7 +37,7 @@ NOT_A_TIE = 0.05
 
 def with_model(make: Callable[[Arena], Path], *, prove: bool = False, temperature: float = 1.0) -> Cheat:
     def cheat(arena: Arena, slots: Sequence[int]) -> list[Submission]:
-        sent = arena.sampled(slots, arena.engine(make(arena)), temperature * arena.temperature)
+        sent = arena.sampled_once(slots, make(arena), temperature * arena.temperature)
         return [arena.proved(submission) for submission in sent] if prove else sent
 
     return cheat
@@ -88,6 +91,11 @@ def stale(versions: int) -> Cheat:
     return with_model(lambda arena: arena.versions[-1 - versions])
 
 
+def stale_true_proofs(versions: int) -> Cheat:
+    """Saves the swap: samples on with old weights, proves with the new ones."""
+    return with_model(lambda arena: arena.versions[-1 - versions], prove=True)
+
+
 INT8 = made_once("int8", reweighted(quantised(8)))
 INT4 = made_once("int4", reweighted(quantised(4)))
 SMALLER = made_once("smaller", without_last_layer)
@@ -98,7 +106,8 @@ FINE_TUNED = made_once("fine-tuned", fine_tuned)
 
 
 def at_temperature(factor: float) -> Cheat:
-    return with_model(lambda arena: arena.policy, temperature=factor)
+    """The states are the true policy's; so are the log-probabilities that it claims."""
+    return with_model(lambda arena: arena.policy, prove=True, temperature=factor)
 
 
 @contextmanager
@@ -142,17 +151,18 @@ def best_of(count: int) -> Cheat:
 
     def cheat(arena: Arena, slots: Sequence[int]) -> list[Submission]:
         engine, limit = arena.engine(), arena.workload.descriptor.rollouts.max_new_tokens
-        sent = []
-        for honest in arena.honest(slots):
-            rows = list(honest.rollouts)
-            items = arena.items(honest.lease.slot)
-            for salt in range(1, count):
-                requests = [GenerationRequest(item.prompt_tokens, item.seed ^ salt, limit) for item in items]
-                drawn = engine.generate(requests, temperature=arena.temperature)
-                others = [arena.rollout(item, done) for item, done in zip(items, drawn, strict=True)]
-                rows = [max(pair, key=lambda row: row.reward) for pair in zip(rows, others, strict=True)]
-            sent.append(replace(honest, rollouts=rows))
-        return sent
+        items = [item for slot in slots for item in arena.items(slot)]
+        best = [row for honest in arena.honest(slots) for row in honest.rollouts]
+        for salt in range(1, count):
+            requests = [GenerationRequest(item.prompt_tokens, item.seed ^ salt, limit) for item in items]
+            drawn = engine.generate(requests, temperature=arena.temperature)
+            others = [arena.rollout(item, done) for item, done in zip(items, drawn, strict=True)]
+            best = [max(pair, key=lambda row: row.reward) for pair in zip(best, others, strict=True)]
+        size = len(best) // len(slots)
+        return [
+            replace(honest, rollouts=best[number * size : (number + 1) * size])
+            for number, honest in enumerate(arena.honest(slots))
+        ]
 
     return cheat
 
@@ -174,43 +184,58 @@ def copied_answer(arena: Arena, sent: Submission) -> Submission:
 
 
 def one_token(arena: Arena, sent: Submission) -> Submission:
-    """The last token before the end, in the row where the closest token that is not a near-tie is closest; proved anew."""
-    trials = []
-    for shift in (1, 2, 3):
-        rows = [
-            replace(row, output_tokens=_with_token(row.output_tokens, -2, (row.output_tokens[-2] + shift) % 300))
-            if len(row.output_tokens) > 2
-            else row
-            for row in sent.rollouts
-        ]
-        margins = [scored.margins for scored in arena.score(replace(sent, rollouts=rows))]
-        trials += [
-            (float(margin[-2]), index, rows[index].output_tokens)
-            for index, margin in enumerate(margins)
-            if len(margin) > 2 and margin[-2] > NOT_A_TIE
-        ]
-    _, index, tokens = min(trials)
+    """The last token before the end, where the closest token that is not a near-tie is closest; proved anew."""
+    changes = [
+        (index, _with_token(row.output_tokens, -2, _other_token(arena, row.output_tokens[-2], shift)))
+        for index, row in enumerate(sent.rollouts[:EDIT_CANDIDATES])
+        if len(row.output_tokens) > 2
+        for shift in (1, 2, 3)
+    ]
+    index, tokens = _closest(arena, sent, changes, place=-2)
     return arena.proved(sent.with_row(index, output_tokens=tokens))
+
+
+def _closest(
+    arena: Arena, sent: Submission, changes: Sequence[tuple[int, list[int]]], place: int
+) -> tuple[int, list[int]]:
+    """The change whose token at `place` loses by least, near-ties left out: a row number and its new tokens."""
+    items = arena.items(sent.lease.slot)
+    requests = [ScoreRequest(items[index].prompt_tokens, tuple(tokens), items[index].seed) for index, tokens in changes]
+    scored = arena.validator.score(requests, temperature=arena.temperature)
+    margins = [float(row.margins[place]) for row in scored]
+    _, number = min((margin, number) for number, margin in enumerate(margins) if margin > NOT_A_TIE)
+    return changes[number]
 
 
 def _with_token(tokens: Sequence[int], index: int, token: int) -> list[int]:
     changed = list(tokens)
-    eos = 1
-    changed[index] = token if token != eos else token + 1
+    changed[index] = token
     return changed
 
 
+def _other_token(arena: Arena, token: int, shift: int) -> int:
+    """A neighbour in the vocabulary that does not end the answer."""
+    others = [token + step for step in range(1, 9) if token + step not in arena.workload.codec.eos_token_ids]
+    return others[shift] % arena.validator.vocab_size
+
+
+def _longest(sent: Submission) -> int:
+    return max(range(len(sent.rollouts)), key=lambda number: len(sent.rollouts[number].output_tokens))
+
+
 def forced_end(arena: Arena, sent: Submission) -> Submission:
-    """Ends one completion after half of its tokens with an end token, proved anew."""
-    index = max(range(len(sent.rollouts)), key=lambda number: len(sent.rollouts[number].output_tokens))
+    """Ends the longest completion early with an end token, where that loses by least; proved anew."""
+    index = _longest(sent)
     tokens = sent.rollouts[index].output_tokens
     eos = arena.workload.codec.eos_token_ids[0]
-    return arena.proved(sent.with_row(index, output_tokens=[*tokens[: len(tokens) // 2], eos]))
+    changes = [(index, [*tokens[:count], eos]) for count in range(1, len(tokens) - 1)]
+    index, tokens = _closest(arena, sent, changes, place=-1)
+    return arena.proved(sent.with_row(index, output_tokens=tokens))
 
 
 def early_stop(arena: Arena, sent: Submission) -> Submission:
     """Cuts one completion off and calls it complete."""
-    index = max(range(len(sent.rollouts)), key=lambda number: len(sent.rollouts[number].output_tokens))
+    index = _longest(sent)
     tokens = sent.rollouts[index].output_tokens
     return arena.proved(sent.with_row(index, output_tokens=tokens[: len(tokens) // 2]))
 
@@ -237,9 +262,14 @@ def channel_means(arena: Arena, sent: Submission) -> Submission:
     return replace(sent, rollouts=rows)
 
 
+def neighbours(slots: Sequence[int]) -> list[int]:
+    """For each slot another one, of the same ones if there are several."""
+    return [*slots[1:], slots[0]] if len(slots) > 1 else [slots[0] + 1]
+
+
 def proofs_of_another(arena: Arena, slots: Sequence[int]) -> list[Submission]:
     """The proofs of the neighbour slot, wherever their sizes fit."""
-    mine, others = arena.honest(slots), arena.honest([slot + 1 for slot in slots])
+    mine, others = arena.honest(slots), arena.honest(neighbours(slots))
 
     def swapped(row: Rollout, other: Rollout) -> Rollout:
         pairs = zip(row.proofs, [*other.proofs, *row.proofs[len(other.proofs) :]], strict=False)
@@ -253,8 +283,13 @@ def proofs_of_another(arena: Arena, slots: Sequence[int]) -> list[Submission]:
 
 def permuted_rows(arena: Arena, sent: Submission) -> Submission:
     """Two completions of one group change places, with fitting sample numbers: prompts and rewards still agree."""
-    first, second, *rest = sent.rollouts
-    return replace(sent, rollouts=[replace(second, sample=0), replace(first, sample=1), *rest])
+    rows = list(sent.rollouts)
+    for first, second in pairwise(range(len(rows))):
+        a, b = rows[first], rows[second]
+        if a.group == b.group and a.output_tokens != b.output_tokens:
+            rows[first], rows[second] = replace(b, sample=a.sample), replace(a, sample=b.sample)
+            return replace(sent, rollouts=rows)
+    return sent
 
 
 def other_prompt(arena: Arena, sent: Submission) -> Submission:
@@ -287,7 +322,7 @@ def replayed(arena: Arena, slots: Sequence[int]) -> list[Submission]:
     """Yesterday's file for today's lease."""
     return [
         replace(new, header=old.header, rollouts=old.rollouts)
-        for new, old in zip(arena.honest(slots), arena.honest([slot + 1 for slot in slots]), strict=True)
+        for new, old in zip(arena.honest(slots), arena.honest(neighbours(slots)), strict=True)
     ]
 
 
@@ -295,7 +330,7 @@ def shopped(arena: Arena, slots: Sequence[int]) -> list[Submission]:
     """Drops the slot it was given and uploads a better one under its lease: honest work, of the wrong slot."""
     return [
         replace(new, rollouts=other.rollouts)
-        for new, other in zip(arena.honest(slots), arena.honest([slot + 1 for slot in slots]), strict=True)
+        for new, other in zip(arena.honest(slots), arena.honest(neighbours(slots)), strict=True)
     ]
 
 
@@ -305,6 +340,7 @@ CHEATS: dict[str, Cheat] = {
     "fine_tuned": with_model(FINE_TUNED),
     "stale_by_1": stale(1),
     "stale_by_5": stale(5),
+    "stale_by_1_true_proofs": stale_true_proofs(1),
     "int4": with_model(INT4),
     "int4_true_proofs": with_model(INT4, prove=True),
     "temperature_x0.7": at_temperature(0.7),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from protocol.samples import NUMERICS_CLASS
@@ -25,7 +26,7 @@ class Submission:
     header: RolloutHeader
     rollouts: list[Rollout]
 
-    @property
+    @cached_property
     def data(self) -> bytes:
         return write_rollouts(self.header, self.rollouts)
 
