@@ -242,6 +242,10 @@ def test_an_honest_ledger_verifies_and_its_balances_are_shown(shoal: Run, ledger
     assert "'held': 3" in shoal("ledger", "show", ledger_file).out
 
 
+def test_audit_draws_are_repeated_by_ledger_verify(shoal: Run, ledger_file: Path) -> None:
+    assert "ok: 0 audit draws repeated" in shoal("ledger", "verify", ledger_file).out
+
+
 def test_tampering_with_a_ledger_is_found_and_located(shoal: Run, ledger_file: Path) -> None:
     lines = ledger_file.read_bytes().splitlines(keepends=True)
     entry = json.loads(lines[1])

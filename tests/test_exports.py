@@ -14,7 +14,7 @@ PUBLIC = {
         WireTensor run_relay serve_origin
     """,
     "shoal.coordinator": """
-        Context LedgerError Store balances create_app run_coordinator verify_export
+        Context LedgerError Store balances check_draws create_app run_coordinator verify_export
     """,
     "shoal.observe": """
         Happening LiveView ViewExtra draws_pictures failures headline progress_line render render_report

@@ -327,17 +327,28 @@ def verify(
     rollouts: Annotated[Path, typer.Argument(help="A rollout file, as a worker uploaded it.")],
     policy: Annotated[Path, typer.Option(help="Directory with the policy version that the file names.")],
     descriptor: Annotated[Path, typer.Option(help="The signed descriptor of the run.")],
-    step_secret: Annotated[str, typer.Option(help="Secret of the file's step, from the ledger's batch entry.")],
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="Export of the run's ledger: brings the step's secret and the draw of the audit."),
+    ] = None,
+    step_secret: Annotated[str, typer.Option(help="Secret of the file's step, if there is no --ledger.")] = "",
     calibration: Annotated[str, typer.Option(help="`bundled`, or the calibration file of the run.")] = "bundled",
 ) -> None:
     """Repeat the verdict on a rollout file offline, with an audit of every token."""
-    from shoal.validation.offline import verdict_lines, verify_file
+    from shoal.coordinator import verify_export
+    from shoal.files import digest_bytes
+    from shoal.protocol.descriptor import open_descriptor
+    from shoal.validation.offline import recorded, verdict_lines, verify_file
 
-    try:
-        secret = bytes.fromhex(step_secret)
-    except ValueError:
-        raise ConfigError("The step's secret is not hexadecimal.") from None
-    verdict = verify_file(rollouts.read_bytes(), policy, descriptor.read_bytes(), secret, calibration=calibration)
+    data, run = _read_bytes(rollouts), _read_bytes(descriptor)
+    if ledger is not None:
+        entries, _ = verify_export(_read_lines(ledger), open_descriptor(run).coordinator_key)
+        known = recorded(entries, digest_bytes(data))
+        _report(str(known))
+        secret = known.step_secret
+    else:
+        secret = _secret_bytes(step_secret)
+    verdict = verify_file(data, policy, run, secret, calibration=calibration)
     for line in verdict_lines(verdict):
         _report(line)
     raise SystemExit(0 if verdict.accepted else 1)
@@ -373,15 +384,17 @@ def ledger_verify(
         str | None, typer.Option(help="Key that must have signed; default: the key in the seal.")
     ] = None,
 ) -> None:
-    """Re-check an exported ledger offline: chain, signatures, count, balances."""
-    from shoal.coordinator import verify_export
+    """Re-check an exported ledger offline: chain, signatures, count, and the draw of every audit."""
+    from shoal.coordinator import check_draws, verify_export
 
     lines = _read_lines(file)
     key = coordinator_key or _seal_key(lines)
     entries, run_id = verify_export(lines, key)
+    draws = check_draws(entries)
     _report(
         f"ok: {len(entries)} entries of run {run_id}, signed by {key[:12]}…, head {entries[-1].hash if entries else '-'}"
     )
+    _report(f"ok: {draws} audit draws repeated with the published secrets")
 
 
 @ledger_app.command("show")
@@ -408,11 +421,24 @@ def _seal_key(lines: Sequence[bytes]) -> str:
         raise LedgerError("The export does not end with a seal: it is truncated, or not a ledger export.") from None
 
 
-def _read_lines(file: Path) -> list[bytes]:
+def _secret_bytes(text: str) -> bytes:
+    if not text:
+        raise ConfigError("The secret of the file's step is missing.", hint="Give --ledger or --step-secret.")
     try:
-        lines = file.read_bytes().splitlines()
+        return bytes.fromhex(text)
+    except ValueError:
+        raise ConfigError("The step's secret is not hexadecimal.") from None
+
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+
+
+def _read_lines(file: Path) -> list[bytes]:
+    lines = _read_bytes(file).splitlines()
     if not lines:
         raise ConfigError(f"{file} is empty.")
     return lines

@@ -49,8 +49,13 @@ class SpokenTrouble(Metrics):
 
 def coordinate(directory: RunDirectory, report: Report) -> None:
     from shoal.coordinator import run_coordinator
+    from shoal.coordinator.trust import LossRule
 
-    run_coordinator(directory, on_ready=lambda url: report(f"coordinator of {directory.descriptor().run_id} at {url}"))
+    def on_ready(url: str) -> None:
+        report(f"coordinator of {directory.descriptor().run_id} at {url}")
+        report(f"cheating loses: {LossRule.of(directory.config())}")
+
+    run_coordinator(directory, on_ready=on_ready)
 
 
 def train(directory: RunDirectory, report: Report, *, threads: int) -> None:
@@ -98,11 +103,15 @@ def train(directory: RunDirectory, report: Report, *, threads: int) -> None:
 
 def validate(directory: RunDirectory, report: Report, *, threads: int, name: str = "validator") -> None:
     use_threads(threads)
+    from shoal.coordinator.trust import LossRule
     from shoal.policy.joined import join_run
     from shoal.policy.torch_engine import TorchEngine
     from shoal.validation import Validator, load_calibration
 
     config, descriptor = directory.config(), directory.descriptor()
+    rule = LossRule.of(config)
+    rule.require()
+    report(f"cheating loses: {rule}")
     calibration = load_calibration(config.validation.calibration)
     report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")
     run = join_run(descriptor, directory.root / name, keep_versions=descriptor.async_level + 3)

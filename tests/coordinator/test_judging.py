@@ -1,10 +1,15 @@
+import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coordinator.swarm import TOKENS_PER_GROUP, Bridge, Swarm, running, small_config, verdict_of
 from protocol.samples import keypair
+from shoal.coordinator import retries
+from shoal.coordinator.ledger import LedgerError, check_draws, verify_export
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
@@ -241,6 +246,7 @@ def test_a_fault_is_tried_again_and_then_set_aside_without_blame(swarm: Swarm) -
     for tries in (1, 2):
         swarm.reject(Reason.VALIDATOR_CRASH)
         assert swarm.one("SELECT state, tries FROM submissions") == {"state": "pending", "tries": tries}
+        swarm.clock.advance(10)
     swarm.reject(Reason.FILE_GONE)
     assert submission_state(swarm, submission_id) == "set_aside"
     assert "set_aside" in ledger_kinds(swarm)
@@ -248,6 +254,47 @@ def test_a_fault_is_tried_again_and_then_set_aside_without_blame(swarm: Swarm) -
     assert row == {"rejected": 0, "anomalies": 0, "state": "probation"}
     assert swarm.lease(bob).slot == lease.slot
     assert ann.status().verdicts["set_aside"] == 1
+
+
+def next_claim(swarm: Swarm) -> api.Claim | None:
+    return swarm.client("validator").claim(api.ClaimBody(request_id=swarm.new_id(), wait_s=0)).claim
+
+
+def test_a_fault_is_not_retried_at_once_and_waits_double(swarm: Swarm) -> None:
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    swarm.work(ann)
+    for wait_s in (2, 4):
+        swarm.reject(Reason.VALIDATOR_CRASH)
+        swarm.clock.advance(wait_s - 0.1)
+        assert next_claim(swarm) is None
+        assert not swarm.sweep()
+        swarm.clock.advance(0.2)
+        assert swarm.sweep(), "whoever waits must look again"
+
+
+def test_an_outage_of_the_relays_uses_up_no_tries(swarm: Swarm) -> None:
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    _, submission_id = swarm.work(ann)
+    for _ in range(12):
+        swarm.reject(Reason.VERSION_GONE)
+        swarm.clock.advance(60)
+    assert swarm.one("SELECT state, tries FROM submissions") == {"state": "pending", "tries": 0}
+    swarm.accept()
+    assert submission_state(swarm, submission_id) == "judged"
+
+
+def test_a_version_that_stays_lost_does_not_hold_a_step_for_ever(swarm: Swarm) -> None:
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    _, submission_id = swarm.work(ann)
+    swarm.clock.advance(retries.OUTAGE_S + 1)
+    for _ in range(3):
+        swarm.reject(Reason.VERSION_GONE)
+        swarm.clock.advance(60)
+    assert submission_state(swarm, submission_id) == "set_aside"
+    assert swarm.one("SELECT rejected, anomalies FROM workers") == {"rejected": 0, "anomalies": 0}
 
 
 def test_a_file_that_kills_every_validator_is_set_aside(swarm: Swarm) -> None:
@@ -358,3 +405,44 @@ def test_time_alone_completes_a_step_that_a_lost_slot_held_back(swarm: Swarm) ->
     batch = trainer.batch(0, wait_s=0).batch
     assert batch is not None
     assert [group.group_id for group in batch.groups] == ["0/1/0", "0/1/1"]
+
+
+# The audit draw
+
+
+def audited_late(swarm: Swarm) -> list[dict[str, Any]]:
+    """Ann's file completes the batch of step 0; bob's file of that step comes after the step's secret is public."""
+    swarm.publish(0)
+    ann, bob = swarm.join("ann", "bob")
+    swarm.work(ann)
+    late = swarm.lease(bob)
+    swarm.accept()
+    bob.submit(late.lease_id, b"late")
+    swarm.accept()
+    return [json.loads(str(row["body"])) for row in swarm.all("SELECT body FROM ledger WHERE kind='verdict'")]
+
+
+def test_the_draw_uses_the_step_that_is_open_when_the_file_arrives(swarm: Swarm) -> None:
+    first, *_, last = audited_late(swarm)
+    assert (first["step"], first["audit_step"]) == (0, 0)
+    assert last["step"] == 0
+    assert last["audit_step"] > 0, "the secret of step 0 was public when this file was made"
+    assert last["audit_rate"] == 1.0
+
+
+def test_everybody_can_repeat_the_draws_from_an_export(swarm: Swarm) -> None:
+    audited_late(swarm)
+    export = swarm.client("x").ledger_export().splitlines()
+    entries, _ = verify_export(export, keypair("coordinator").public)
+    formed = swarm.all("SELECT step FROM batches")
+    assert check_draws(entries) == len(formed) > 0, "one file arrived during each step"
+
+
+def test_an_audit_that_the_draw_does_not_explain_is_located(swarm: Swarm) -> None:
+    audited_late(swarm)
+    entries, _ = verify_export(swarm.client("x").ledger_export().splitlines(), keypair("coordinator").public)
+    number = next(number for number, entry in enumerate(entries) if entry.kind == "verdict")
+    lie = json.loads(entries[number].body) | {"audit_drawn": False}
+    entries[number] = replace(entries[number], body=json.dumps(lie))
+    with pytest.raises(LedgerError, match=f"Line {number + 1}: the draw of step 0"):
+        check_draws(entries)

@@ -1,15 +1,17 @@
 """A third party comes to the validator's verdict with public things alone."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from protocol.samples import RUN_SECRET, keypair
+from shoal.coordinator.ledger import Entry
 from shoal.errors import ConfigError
 from shoal.protocol.assignment import step_secret
 from shoal.protocol.verdicts import Reason
-from shoal.validation.offline import OfflineVerdict, verdict_lines, verify_file
+from shoal.validation.offline import OfflineVerdict, recorded, verdict_lines, verify_file
 from validation.submissions import Submission, submit
 from worker.tiny_run import TinyRun
 
@@ -61,3 +63,30 @@ def test_a_secret_of_another_length_is_refused(honest: Submission, policy: Path,
     sealed = tiny_run.workload.descriptor.seal(keypair("run")).to_bytes()
     with pytest.raises(ConfigError, match="32 bytes"):
         verify_file(honest.data, policy, sealed, b"short")
+
+
+def entry(kind: str, **body: object) -> Entry:
+    return Entry(seq=0, at=0.0, kind=kind, body=json.dumps(body), previous="", hash="", signature="")
+
+
+def ledger_of(digest: str, *, batch: bool = True) -> list[Entry]:
+    verdict = {"step": 3, "file": digest, "accepted": True, "audit_drawn": True, "audit_rate": 1.0, "audit_step": 3}
+    published = [entry("batch", step=3, step_secret=step_secret(RUN_SECRET, 3).hex())] if batch else []
+    return [entry("verdict", **verdict), *published]
+
+
+def test_the_ledger_brings_the_secret_the_verdict_and_the_draw(
+    honest: Submission, policy: Path, tiny_run: TinyRun
+) -> None:
+    known = recorded(ledger_of(honest.claim().digest), honest.claim().digest)
+    assert str(known) == "the ledger says accepted, drawn for an audit at rate 1"
+    sealed = tiny_run.workload.descriptor.seal(keypair("run")).to_bytes()
+    assert verify_file(honest.data, policy, sealed, known.step_secret).accepted
+
+
+def test_a_file_that_the_ledger_does_not_know_or_not_yet_is_told(honest: Submission) -> None:
+    digest = honest.claim().digest
+    with pytest.raises(ConfigError, match="no verdict on a file"):
+        recorded(ledger_of("0" * 64), digest)
+    with pytest.raises(ConfigError, match="secret of step 3 yet"):
+        recorded(ledger_of(digest, batch=False), digest)

@@ -2,8 +2,17 @@
 
 from shoal.coordinator.app import create_app
 from shoal.coordinator.context import Context
-from shoal.coordinator.ledger import LedgerError, balances, verify_export
+from shoal.coordinator.ledger import LedgerError, balances, check_draws, verify_export
 from shoal.coordinator.server import run_coordinator
 from shoal.coordinator.store import Store
 
-__all__ = ["Context", "LedgerError", "Store", "balances", "create_app", "run_coordinator", "verify_export"]
+__all__ = [
+    "Context",
+    "LedgerError",
+    "Store",
+    "balances",
+    "check_draws",
+    "create_app",
+    "run_coordinator",
+    "verify_export",
+]

@@ -215,10 +215,10 @@ def accept_upload(
         known = connection.execute("SELECT * FROM submissions WHERE lease_id=?", (lease_id,)).fetchone()
         return api.SubmissionAnswer(submission_id=known["submission_id"], state=known["state"])
     worker = require_worker(connection, key)
-    rate = trust.audit_rate(trust_record(worker), context.config.trust)
+    rate, step = trust.audit_rate(trust_record(worker), context.config.trust), current_step(connection)
     connection.execute(
-        "INSERT INTO submissions (submission_id, lease_id, worker, digest, size_bytes, signature, received_at, audit, state)"
-        " VALUES (?,?,?,?,?,?,?,?,'pending')",
+        "INSERT INTO submissions (submission_id, lease_id, worker, digest, size_bytes, signature, received_at, audit,"
+        " audit_step, audit_rate, state) VALUES (?,?,?,?,?,?,?,?,?,?,'pending')",
         (
             submission_id,
             lease_id,
@@ -227,7 +227,9 @@ def accept_upload(
             size_bytes,
             signature,
             context.clock(),
-            trust.is_audited(context.secret, digest, rate),
+            int(trust.is_audited(step_secret(context.secret, step), digest, rate)),
+            step,
+            rate,
         ),
     )
     connection.execute("UPDATE leases SET state='submitted' WHERE lease_id=?", (lease_id,))

@@ -5,9 +5,9 @@ A verdict and all its consequences (credit, trust, ban, withdrawal, the batch th
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from shoal.coordinator import drift, ledger, trust
+from shoal.coordinator import drift, ledger, retries, trust
 from shoal.coordinator.assignments import drop_lease, lease_of, sweep
 from shoal.coordinator.context import Context
 from shoal.coordinator.database import Connection, Row
@@ -29,7 +29,7 @@ def claim(connection: Connection, context: Context, key: str, body: api.ClaimBod
     ).fetchone()
     if row is None:
         row = connection.execute(
-            "SELECT * FROM submissions WHERE state='pending' ORDER BY received_at LIMIT 1"
+            "SELECT * FROM submissions WHERE state='pending' AND retry_at <= ? ORDER BY received_at LIMIT 1", (now,)
         ).fetchone()
         if row is None:
             return api.ClaimAnswer(run_state=run_state(connection, context))
@@ -61,15 +61,30 @@ def release_claims(connection: Connection, context: Context) -> bool:
         "SELECT * FROM submissions WHERE state='claimed' AND claim_expires < ?", (context.clock(),)
     ).fetchall()
     for row in lost:
-        _try_again(connection, context, row, "no verdict before the claim ran out")
-        connection.execute("UPDATE submissions SET claim_id=NULL WHERE submission_id=?", (row["submission_id"],))
+        _try_again(connection, context, row, [Reason.VALIDATOR_CRASH], "no verdict before the claim ran out")
+        # The claim was the wait: whoever is free takes it at once.
+        connection.execute(
+            "UPDATE submissions SET claim_id=NULL, retry_at=0 WHERE submission_id=?", (row["submission_id"],)
+        )
     return bool(lost)
 
 
 def maintain(connection: Connection, context: Context) -> bool:
     """What time alone brings about; true if somebody who waits should look again."""
-    changes = [sweep(connection, context), release_claims(connection, context), advance(connection, context)]
+    changes = [
+        sweep(connection, context),
+        release_claims(connection, context),
+        _retries_due(connection, context),
+        advance(connection, context),
+    ]
     return any(changes)
+
+
+def _retries_due(connection: Connection, context: Context) -> bool:
+    due = connection.execute(
+        "UPDATE submissions SET retry_at=0 WHERE state='pending' AND retry_at > 0 AND retry_at <= ?", (context.clock(),)
+    )
+    return due.rowcount > 0
 
 
 def record_verdict(connection: Connection, context: Context, key: str, body: api.VerdictBody) -> bool:
@@ -85,7 +100,7 @@ def record_verdict(connection: Connection, context: Context, key: str, body: api
     if body.accepted:
         _accept(connection, context, row, body)
     elif heaviest(list(body.reasons)) in (Weight.FAULT, None):
-        _try_again(connection, context, row, body.detail or ", ".join(body.reasons))
+        _try_again(connection, context, row, body.reasons, body.detail or ", ".join(body.reasons))
     else:
         _reject(connection, context, row, body)
     if body.audited:
@@ -116,6 +131,9 @@ def _close(connection: Connection, context: Context, row: Row, body: api.Verdict
         slot=lease["slot"],
         file=row["digest"],
         accepted=body.accepted,
+        audit_drawn=bool(row["audit"]),
+        audit_rate=row["audit_rate"],
+        audit_step=row["audit_step"],
         verdict=digest_bytes(verdict.encode()),
     )
     return lease
@@ -233,9 +251,14 @@ def withdraw(connection: Connection, key: str) -> None:
     )
 
 
-def _try_again(connection: Connection, context: Context, row: Row, why: str) -> None:
-    if row["tries"] < context.config.validation.max_tries:
-        connection.execute("UPDATE submissions SET state='pending' WHERE submission_id=?", (row["submission_id"],))
+def _try_again(connection: Connection, context: Context, row: Row, reasons: Sequence[Reason], why: str) -> None:
+    now, faults = context.clock(), row["faults"] + 1
+    counted = retries.counts(reasons, now - row["received_at"])
+    if not counted or row["tries"] < context.config.validation.max_tries:
+        connection.execute(
+            "UPDATE submissions SET state='pending', faults=?, tries=?, retry_at=? WHERE submission_id=?",
+            (faults, row["tries"] - (not counted), now + retries.wait_s(faults), row["submission_id"]),
+        )
         return
     connection.execute(
         "UPDATE submissions SET state='set_aside', judged_at=?, verdict=? WHERE submission_id=?",

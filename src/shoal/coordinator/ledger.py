@@ -5,9 +5,10 @@ rewriting show; the head also stands in every signed head.json, so the coordinat
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
+from shoal.coordinator import trust
 from shoal.coordinator.database import Connection
 from shoal.errors import IntegrityError, SignatureError
 from shoal.files import digest_bytes
@@ -88,6 +89,24 @@ def verify_export(lines: Iterable[bytes], coordinator_key: str) -> tuple[list[En
         entries.append(entry)
         previous = entry.hash
     return entries, _check_seal(numbered[-1], coordinator_key, len(entries), previous)
+
+
+def check_draws(entries: Sequence[Entry]) -> int:
+    """Repeats the audit draw of every verdict whose step's secret is published; how many there were, or LedgerError."""
+    batches = [json.loads(entry.body) for entry in entries if entry.kind == "batch"]
+    secrets = {body["step"]: bytes.fromhex(body["step_secret"]) for body in batches}
+    repeated = 0
+    for entry in entries:
+        body = json.loads(entry.body) if entry.kind == "verdict" else {}
+        if body.get("audit_step") not in secrets:
+            continue
+        drawn = trust.is_audited(secrets[body["audit_step"]], body["file"], body["audit_rate"])
+        if drawn != body["audit_drawn"]:
+            raise LedgerError(
+                f"Line {entry.seq + 1}: the draw of step {body['audit_step']} says otherwise about an audit."
+            )
+        repeated += 1
+    return repeated
 
 
 def balances(entries: Iterable[Entry]) -> dict[str, dict[str, int]]:

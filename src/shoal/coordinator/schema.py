@@ -57,7 +57,14 @@ CREATE TABLE ledger (
   previous TEXT NOT NULL, hash TEXT NOT NULL, signature TEXT NOT NULL);
 """
 
-MIGRATIONS: dict[int, str] = {2: FIRST}
+AUDIT_DRAWS_AND_RETRIES = """
+ALTER TABLE submissions ADD COLUMN audit_step BIGINT;
+ALTER TABLE submissions ADD COLUMN audit_rate DOUBLE PRECISION NOT NULL DEFAULT 1;
+ALTER TABLE submissions ADD COLUMN faults BIGINT NOT NULL DEFAULT 0;
+ALTER TABLE submissions ADD COLUMN retry_at DOUBLE PRECISION NOT NULL DEFAULT 0;
+"""
+
+MIGRATIONS: dict[int, str] = {2: FIRST, 3: AUDIT_DRAWS_AND_RETRIES}
 """By the schema version that each leads to, in order."""
 SCHEMA_VERSION = max(MIGRATIONS)
 

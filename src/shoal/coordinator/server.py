@@ -1,6 +1,5 @@
 """Starts the coordinator of a run directory and serves it until it is told to stop."""
 
-import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -12,10 +11,8 @@ from shoal.coordinator.app import create_app
 from shoal.coordinator.context import Context, Presence
 from shoal.coordinator.database import Connection, open_database
 from shoal.coordinator.store import Store
-from shoal.errors import ConfigError, ShoalError
+from shoal.errors import ShoalError
 from shoal.rundir import RunDirectory
-
-log = logging.getLogger(__name__)
 
 
 class PortTakenError(ShoalError):
@@ -28,7 +25,6 @@ def run_coordinator(directory: RunDirectory, *, on_ready: Callable[[str], None] 
     store = Store(open_database(context.config.coordinator.store, directory.store))
     store.write(lambda connection: begin(connection, context))
     collect_leftovers(store, context)
-    log.info("expected-loss rule: %s", loss_rule(context))
     app = create_app(store, context, directory.descriptor_file.read_bytes())
     server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
     if on_ready is not None:
@@ -57,19 +53,9 @@ def build_context(directory: RunDirectory) -> Context:
         role_keys=directory.role_keys(),
         submissions=directory.submissions,
     )
-    rule = loss_rule(context)
-    if not rule.holds:
-        raise ConfigError(
-            f"With these settings cheating would pay: {rule}.",
-            hint=f"Raise trust.stake_tokens to {rule.smallest_stake()} or more, or trust.audit_floor.",
-        )
+    trust.LossRule.of(config).require()
     context.submissions.mkdir(parents=True, exist_ok=True)
     return context
-
-
-def loss_rule(context: Context) -> trust.LossRule:
-    settings = context.config.trust
-    return trust.LossRule(settings.audit_floor, settings.detection_power, settings.stake_tokens, context.slot_tokens)
 
 
 def bind(host: str, port: int, setting: str) -> socket.socket:

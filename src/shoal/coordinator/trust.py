@@ -11,7 +11,8 @@ from typing import Literal
 
 from blake3 import blake3
 
-from shoal.config import TrustConfig
+from shoal.config import ShoalConfig, TrustConfig
+from shoal.errors import ConfigError
 from shoal.protocol.api import WorkerState
 
 TrustEvent = Literal["clean_audit", "clean_pass", "anomaly", "proof", "silent", "returned", "unbanned"]
@@ -77,9 +78,13 @@ def audit_rate(record: TrustRecord, config: TrustConfig) -> float:
     return max(config.audit_floor, config.probation_audits / max(record.clean_audits, 1))
 
 
-def is_audited(secret: bytes, submission_digest: str, rate: float) -> bool:
-    """A draw that nobody can foresee and that everybody can check once the secret is known."""
-    draw = int.from_bytes(blake3(b"audit" + bytes.fromhex(submission_digest), key=secret).digest(8), "big")
+def is_audited(step_secret: bytes, submission_digest: str, rate: float) -> bool:
+    """A draw that nobody can foresee, and that everybody can repeat once the step's secret is published.
+
+    The step is the one that was current when the file arrived: its batch is not formed yet, so its secret is not public. The
+    step of the lease would not do, because a file may come late, after that step's secret.
+    """
+    draw = int.from_bytes(blake3(b"audit" + bytes.fromhex(submission_digest), key=step_secret).digest(8), "big")
     return draw < rate * 2.0**64
 
 
@@ -97,6 +102,20 @@ class LossRule:
     detection_power: float
     stake_tokens: int
     gain_tokens: int
+
+    @classmethod
+    def of(cls, config: ShoalConfig) -> "LossRule":
+        """The rule at the audit floor; the gain of a cheat is all the tokens of a slot."""
+        settings, rollouts = config.trust, config.rollouts
+        gain = rollouts.tasks_per_slot * rollouts.group_size * rollouts.max_new_tokens
+        return cls(settings.audit_floor, settings.detection_power, settings.stake_tokens, gain)
+
+    def require(self) -> None:
+        if not self.holds:
+            raise ConfigError(
+                f"With these settings cheating would pay: {self}.",
+                hint=f"Raise trust.stake_tokens to {self.smallest_stake()} or more, or trust.audit_floor.",
+            )
 
     @property
     def expected_loss(self) -> float:

@@ -2,12 +2,15 @@
 
 The descriptor is signed by the run key; the secret of a step stands in the ledger once its batch is formed. The checks are the
 validator's own. The lease is rebuilt from the file's header, so a header that contradicts the true lease is not seen here: the
-ledger's entry names worker, step, slot and file.
+ledger's entry names worker, step, slot and file. An exported ledger brings the secret, the verdict and the draw of the audit.
 """
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.coordinator.ledger import Entry, check_draws
 from shoal.errors import ConfigError
 from shoal.files import digest_bytes
 from shoal.policy.torch_engine import TorchEngine
@@ -33,6 +36,37 @@ class OfflineVerdict:
     @property
     def accepted(self) -> bool:
         return not self.findings
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What an exported ledger says of a file."""
+
+    step_secret: bytes
+    accepted: bool
+    audit_drawn: bool
+    audit_rate: float
+
+    def __str__(self) -> str:
+        audit = "drawn for an audit" if self.audit_drawn else "not drawn for an audit"
+        return f"the ledger says {'accepted' if self.accepted else 'rejected'}, {audit} at rate {self.audit_rate:g}"
+
+
+def recorded(entries: Sequence[Entry], digest: str) -> Recorded:
+    """The ledger's verdict on a file, its audit draw repeated, and the secret of the file's step."""
+    check_draws(entries)
+    bodies = [(entry.kind, json.loads(entry.body)) for entry in entries if entry.kind in ("verdict", "batch")]
+    verdict = next((body for kind, body in bodies if kind == "verdict" and body["file"] == digest), None)
+    if verdict is None:
+        raise ConfigError(f"The ledger has no verdict on a file {digest[:12]}….", hint="Is it the ledger of this run?")
+    for kind, body in bodies:
+        if kind == "batch" and body["step"] == verdict["step"]:
+            secret = bytes.fromhex(body["step_secret"])
+            return Recorded(secret, verdict["accepted"], verdict["audit_drawn"], verdict["audit_rate"])
+    raise ConfigError(
+        f"The ledger does not hold the secret of step {verdict['step']} yet.",
+        hint="It is published when the step's batch is formed: export the ledger again later.",
+    )
 
 
 def verify_file(
