@@ -11,6 +11,7 @@ from shoal.config import ShoalConfig, build_config
 from shoal.errors import ConfigError, KeyFileError, ShoalError
 from shoal.files import digest_bytes
 from shoal.protocol.assignment import secret_commitment
+from shoal.protocol.descriptor import open_descriptor
 from shoal.rundir import ROLES, RunDirectory
 from shoal.runs import initialise
 from worker.tiny_run import save_policy
@@ -26,6 +27,7 @@ def config(model_path: Path, root: Path, /, **sections: dict[str, Any]) -> Shoal
         "run": {"name": "tiny", "dir": root},
         "model": {"path": str(model_path)},
         "tasks": {"count": 20, "heldout": 4},
+        "validation": {"foreign_calibration": True},
     }
     for section, values in sections.items():
         tree[section] = tree.get(section, {}) | values
@@ -55,7 +57,30 @@ def test_a_run_admits_the_numerics_classes_that_its_owner_names(model: Path, tmp
     fine = config(model, tmp_path / "fine", validation={"numerics_classes": ["torch/float32/cpu"]})
     assert initialise(fine).descriptor().numerics_classes == ("torch/float32/cpu",)
     with pytest.raises(ConfigError, match="does not cover abacus"):
-        initialise(config(model, tmp_path / "coarse", validation={"numerics_classes": ["abacus"]}))
+        initialise(
+            config(model, tmp_path / "coarse", validation={"foreign_calibration": True, "numerics_classes": ["abacus"]})
+        )
+
+
+def test_a_calibration_of_another_model_is_refused_unless_the_owner_insists(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="made for the model 'bundled'; this one has another architecture"):
+        initialise(config(model, tmp_path / "run", validation={"foreign_calibration": False}))
+    assert not (tmp_path / "run" / "descriptor.json").exists()
+
+
+def test_a_class_can_be_admitted_to_a_running_run_but_not_taken_back(model: Path, tmp_path: Path) -> None:
+    fine, both = ["torch/float32/cpu"], ["torch/float32/cpu", "torch/bfloat16/cpu"]
+
+    def admitting(classes: list[str]) -> ShoalConfig:
+        return config(model, tmp_path / "run", validation={"numerics_classes": classes})
+
+    before = initialise(admitting(fine)).descriptor()
+    after = initialise(admitting(both)).descriptor()
+    assert (list(before.numerics_classes), list(after.numerics_classes)) == (fine, both)
+    assert after.model_copy(update={"numerics_classes": before.numerics_classes}) == before
+    assert open_descriptor((tmp_path / "run" / "origin" / "descriptor.json").read_bytes()) == after
+    with pytest.raises(ConfigError, match="admits torch/bfloat16/cpu"):
+        initialise(admitting(fine))
 
 
 def test_keys_and_the_secret_are_for_the_owners_eyes_only(model: Path, tmp_path: Path) -> None:

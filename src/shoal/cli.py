@@ -315,11 +315,18 @@ def calibrate(
     out: Annotated[Path, typer.Argument(help="Calibration file to write.")],
     run_file: RunFile = None,
     prompts: Annotated[int, typer.Option(help="Honest completions per setting.")] = 512,
+    engine: Annotated[str, typer.Option(help="What honest workers generate with: torch or vllm.")] = "torch",
+    device: Annotated[str, typer.Option(help="Where the torch engine computes: cpu or cuda.")] = "cpu",
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="Compute type, each a numerics class; default: float32 and bfloat16.")
+    ] = None,
+    extend: Annotated[bool, typer.Option("--extend", help="Keep the other classes that OUT has already.")] = False,
 ) -> None:
     """Measure honest arithmetic and forgeries for a model, and write the limits of its verdicts."""
-    from shoal.validation.calibrate import calibrate_run
+    from shoal.validation.calibrate import Machine, calibrate_run
 
-    calibrate_run(_config(run_file), prompts, out, _report)
+    machine = Machine(engine, device, tuple(dtype or Machine.dtypes))
+    calibrate_run(_config(run_file), prompts, out, _report, machine=machine, extend=extend)
 
 
 @app.command()

@@ -201,6 +201,8 @@ class ValidationConfig(Section):
     """`bundled`, or a calibration file made by `shoal calibrate`."""
     numerics_classes: tuple[str, ...] = ()
     """Classes of the calibration that may work here; none named admits all. Each is as strict as its arithmetic is fine."""
+    foreign_calibration: bool = False
+    """Accept a calibration that was made for another model: its limits may wrong the honest or let forgeries pass."""
     claim_s: Positive = 60
     """A submission that a validator took and did not judge by then goes to another one."""
     max_tries: Positive = 3

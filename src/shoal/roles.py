@@ -107,12 +107,15 @@ def validate(directory: RunDirectory, report: Report, *, threads: int, name: str
     from shoal.policy.joined import join_run
     from shoal.policy.torch_engine import TorchEngine
     from shoal.validation import Validator, load_calibration
+    from shoal.validation.calibration import ModelIdentity
 
     config, descriptor = directory.config(), directory.descriptor()
     rule = LossRule.of(config)
     rule.require()
     report(f"cheating loses: {rule}")
     calibration = load_calibration(config.validation.calibration)
+    if not config.validation.foreign_calibration:
+        calibration.require_model(ModelIdentity(architecture=descriptor.model_files["config.json"].digest))
     report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")
     run = join_run(descriptor, directory.root / name, keep_versions=descriptor.async_level + 3)
     engine = run.make_engine()

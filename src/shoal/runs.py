@@ -29,7 +29,7 @@ def initialise(config: ShoalConfig) -> RunDirectory:
     if not directory.is_initialised:
         _create(directory, config)
     _check_same_run(directory.config(), config)
-    _update_addresses(directory, config)
+    _update_descriptor(directory, config)
     write_atomic(directory.run_file, to_toml(config).encode())
     return directory
 
@@ -58,7 +58,7 @@ def _create(directory: RunDirectory, config: ShoalConfig) -> None:
     codec = TextCodec.from_directory(model_directory)
     tasks = load_tasks(config.tasks).train
     _check_prompts(tasks, codec, config)
-    numerics_classes = _numerics_classes(config.validation)
+    numerics_classes = _numerics_classes(config.validation, model_directory)
     busy = f"Another process has been making the run in {directory.root} for {CREATE_DEADLINE_S:.0f} s."
     with hold(directory.root / "create.lock", busy, wait_s=CREATE_DEADLINE_S):
         if not directory.is_initialised:
@@ -66,11 +66,14 @@ def _create(directory: RunDirectory, config: ShoalConfig) -> None:
             _write(directory, config, model_directory, tasks, numerics_classes)
 
 
-def _numerics_classes(config: ValidationConfig) -> tuple[str, ...]:
-    """The classes that the run admits: those named, or all that are calibrated."""
-    from shoal.validation.calibration import load_calibration
+def _numerics_classes(config: ValidationConfig, model_directory: Path) -> tuple[str, ...]:
+    """The classes that the run admits: those named, or all that are calibrated for this model."""
+    from shoal.validation.calibration import ModelIdentity, load_calibration
 
-    known = tuple(load_calibration(config.calibration).classes)
+    calibration = load_calibration(config.calibration)
+    if not config.foreign_calibration:
+        calibration.require_model(ModelIdentity.of(model_directory))
+    known = tuple(calibration.classes)
     unknown = [name for name in config.numerics_classes if name not in known]
     if unknown:
         raise ConfigError(
@@ -135,12 +138,29 @@ def _publish_descriptor(directory: RunDirectory, descriptor: RunDescriptor) -> N
     write_atomic(directory.descriptor_file, sealed)
 
 
-def _update_addresses(directory: RunDirectory, config: ShoalConfig) -> None:
-    """Whoever joins takes the addresses from the descriptor, so a run that moves to another port signs it again."""
+def _update_descriptor(directory: RunDirectory, config: ShoalConfig) -> None:
+    """Whoever joins takes addresses and admitted classes from the descriptor: a run that moves or opens up signs it again."""
     old = directory.descriptor()
-    new = old.model_copy(update={"coordinator_url": config.coordinator_url, "relay_urls": (config.origin_url,)})
+    addresses = {"coordinator_url": config.coordinator_url, "relay_urls": (config.origin_url,)}
+    new = old.model_copy(update=addresses | {"numerics_classes": _admitted(directory, old, config)})
     if new != old:
         _publish_descriptor(directory, new)
+
+
+def _admitted(directory: RunDirectory, old: RunDescriptor, config: ShoalConfig) -> tuple[str, ...]:
+    """A run may admit more classes, never fewer: files of an admitted class may be on their way."""
+    if config.validation == directory.config().validation:
+        return old.numerics_classes
+    from shoal.policy.models import resolve_model  # imports torch; needed when the owner changed the classes
+
+    classes = _numerics_classes(config.validation, resolve_model(config.model.path))
+    gone = [name for name in old.numerics_classes if name not in classes]
+    if gone:
+        raise ConfigError(
+            f"{config.run.dir} holds a run that admits {gone[0]}, and work of that class may be on its way.",
+            hint="Name it in validation.numerics_classes and keep it in the calibration.",
+        )
+    return classes
 
 
 def _check_prompts(tasks: TaskSet, codec: TextCodec, config: ShoalConfig) -> None:

@@ -25,6 +25,7 @@ def whole_run(swarm: Swarm) -> None:
     swarm.reject(Reason.REWARD)
     swarm.work(ann)
     swarm.reject(Reason.VALIDATOR_CRASH)
+    swarm.clock.advance(5)
     swarm.accept(useful=1)
     swarm.clock.advance(20)
     ann.heartbeat(api.HeartbeatBody(activity="working"))

@@ -30,7 +30,7 @@ class Submission:
     def data(self) -> bytes:
         return write_rollouts(self.header, self.rollouts)
 
-    def claim(self, *, audit: bool = True) -> api.Claim:
+    def claim(self, *, audit: bool = True, numerics_class: str = "") -> api.Claim:
         return api.Claim(
             claim_id="claim-00000001",
             submission_id="submission-00000001",
@@ -38,6 +38,7 @@ class Submission:
             digest=digest_bytes(self.data),
             lease=self.lease,
             audit=audit,
+            numerics_class=numerics_class,
         )
 
     def with_header(self, **fields: object) -> "Submission":

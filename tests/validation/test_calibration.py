@@ -4,12 +4,34 @@ from pathlib import Path
 
 import pytest
 
+from shoal.config import build_config
 from shoal.errors import ConfigError
+from shoal.policy import bundled_directory
 from shoal.tasks import TextCodec
 from shoal.validation import Limits, load_calibration
-from shoal.validation.calibrate import Work, calibrate, table
-from shoal.validation.calibration import COARSER
+from shoal.validation.calibrate import Machine, Work, calibrate, calibrate_run, table
+from shoal.validation.calibration import COARSER, ModelIdentity
 from worker.tiny_run import save_policy
+
+FLOAT32 = Machine(dtypes=("float32",))
+
+
+def test_the_bundled_calibration_was_made_for_the_bundled_policy() -> None:
+    load_calibration("bundled").require_model(ModelIdentity.of(bundled_directory()))
+
+
+def test_another_architecture_or_other_base_weights_are_refused(tmp_path: Path) -> None:
+    calibration = load_calibration("bundled")
+    bundled = ModelIdentity.of(bundled_directory())
+    with pytest.raises(ConfigError, match="another architecture") as caught:
+        calibration.require_model(ModelIdentity.of(save_policy(tmp_path / "tiny", seed=0)))
+    assert caught.value.hint is not None
+    assert "shoal calibrate" in caught.value.hint
+    with pytest.raises(ConfigError, match="another base weights"):
+        calibration.require_model(bundled.model_copy(update={"base_weights": "0" * 64}))
+    calibration.require_model(ModelIdentity(architecture=bundled.architecture))
+    with pytest.raises(ConfigError, match="another identity"):
+        calibration.model_copy(update={"identity": None}).require_model(bundled)
 
 
 def test_the_bundled_calibration_covers_the_embedded_engine() -> None:
@@ -67,7 +89,7 @@ def test_a_new_calibration_accepts_honest_work_and_shows_each_forgery(tmp_path: 
     codec = TextCodec.from_directory(directory)
     prompts = [tuple(codec.encode(f"Compute {number}+{number}.")) for number in range(10, 14)]
     work = Work(directory, prompts, codec.eos_token_ids, temperature=1.0, max_new_tokens=12, submission_size=2)
-    calibration = calibrate(work, model_name="tiny", settings=((1, 8), (1, 3)), dtypes=("float32",), rounds=1)
+    calibration = calibrate(work, model_name="tiny", machine=FLOAT32, settings=((1, 8), (1, 3)), rounds=1)
     (name, measured), *rest = calibration.classes.items()
     assert (name, rest) == ("torch/float32/cpu", [])
     evidence = measured.evidence
@@ -76,3 +98,24 @@ def test_a_new_calibration_accepts_honest_work_and_shows_each_forgery(tmp_path: 
     assert evidence.forgeries["constant_polynomials"].missed == 0
     assert evidence.forgeries["temperature_x0.7"].submissions == 2
     assert any("honest" in line for line in table(calibration))
+
+
+def test_a_new_kind_of_machine_is_added_beside_the_known_ones(tmp_path: Path) -> None:
+    directory = save_policy(tmp_path / "model", seed=3)
+    config = build_config(
+        {
+            "model": {"path": str(directory)},
+            "tasks": {"count": 8, "heldout": 2},
+            "rollouts": {"group_size": 2, "tasks_per_slot": 1, "max_prompt_tokens": 64, "max_new_tokens": 6},
+        }
+    )
+    out = tmp_path / "calibration.json"
+    calibrate_run(config, 2, out, lambda text: None, machine=FLOAT32)
+    first = load_calibration(str(out))
+    calibrate_run(config, 2, out, lambda text: None, machine=Machine(dtypes=("bfloat16",)), extend=True)
+    both = load_calibration(str(out))
+    assert list(both.classes) == ["torch/float32/cpu", "torch/bfloat16/cpu"]
+    assert both.classes["torch/float32/cpu"] == first.classes["torch/float32/cpu"]
+    other = build_config({"model": {"path": str(save_policy(tmp_path / "other", seed=4))}, "tasks": {"count": 8}})
+    with pytest.raises(ConfigError, match="another base weights"):
+        calibrate_run(other, 2, out, lambda text: None, machine=FLOAT32, extend=True)

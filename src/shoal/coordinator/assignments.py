@@ -218,7 +218,7 @@ def accept_upload(
     rate, step = trust.audit_rate(trust_record(worker), context.config.trust), current_step(connection)
     connection.execute(
         "INSERT INTO submissions (submission_id, lease_id, worker, digest, size_bytes, signature, received_at, audit,"
-        " audit_step, audit_rate, state) VALUES (?,?,?,?,?,?,?,?,?,?,'pending')",
+        " audit_step, audit_rate, numerics_class, state) VALUES (?,?,?,?,?,?,?,?,?,?,?,'pending')",
         (
             submission_id,
             lease_id,
@@ -230,6 +230,7 @@ def accept_upload(
             int(trust.is_audited(step_secret(context.secret, step), digest, rate)),
             step,
             rate,
+            worker["numerics_class"],
         ),
     )
     connection.execute("UPDATE leases SET state='submitted' WHERE lease_id=?", (lease_id,))

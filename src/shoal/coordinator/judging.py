@@ -47,6 +47,7 @@ def claim(connection: Connection, context: Context, key: str, body: api.ClaimBod
         digest=row["digest"],
         lease=lease_of(context, lease),
         audit=bool(row["audit"]),
+        numerics_class=row["numerics_class"],
     )
     return api.ClaimAnswer(claim=claimed, run_state=run_state(connection, context))
 

@@ -115,6 +115,8 @@ class Claim(Answer):
     digest: str
     lease: Lease
     audit: bool
+    numerics_class: str = ""
+    """Under which the worker was registered when the file arrived; empty if it was not noted."""
 
 
 class ClaimAnswer(Answer):

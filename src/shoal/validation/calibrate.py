@@ -1,8 +1,9 @@
 """Makes a calibration: honest runs set the limits, other honest runs and forgeries show what the limits are worth.
 
 Honest work is generated under different batch shapes, thread counts and compute types, because that is how honest machines
-differ. One half sets the limits of a class, the other half is judged by them, submission by submission, and so is each forgery. The
-file keeps the counts with exact confidence bounds.
+differ, and judged as validators judge, in float32 on the CPU. One half sets the limits of a class, the other half is judged by
+them, submission by submission, and so is each forgery. The file keeps the counts with exact confidence bounds. A new kind of
+machine is measured on such a machine and added to the file.
 """
 
 import random
@@ -15,6 +16,7 @@ import torch
 
 from shoal import __version__
 from shoal.config import ShoalConfig
+from shoal.errors import ConfigError
 from shoal.files import write_atomic
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
 from shoal.policy.models import resolve_model
@@ -22,7 +24,15 @@ from shoal.policy.torch_engine import TorchEngine
 from shoal.proofs.commitments import ChunkDifference, compare_chunks, split_chunks
 from shoal.protocol.api import AuditFigures
 from shoal.tasks import TextCodec, load_tasks
-from shoal.validation.calibration import Calibration, Evidence, Forgery, Limits, NumericsClass
+from shoal.validation.calibration import (
+    Calibration,
+    Evidence,
+    Forgery,
+    Limits,
+    ModelIdentity,
+    NumericsClass,
+    load_calibration,
+)
 from shoal.validation.checks import compare
 from shoal.validation.forgeries import EDITS, TEMPERATURES, WEIGHTS, Edit, forged_weights
 from shoal.validation.rates import binomial_upper, poisson_upper
@@ -37,11 +47,28 @@ WORST_FACTOR = 3.0
 
 HONEST_SETTINGS = ((1, 128), (2, 128), (1, 7), (2, 32))
 """Compute threads and rows per batch."""
-DTYPES = ("float32", "bfloat16")
 FORGERY_ROUNDS = 4
 """Each forges every prompt anew."""
 
 Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What honest workers compute with: each dtype is a numerics class."""
+
+    engine: str = "torch"
+    device: str = "cpu"
+    dtypes: Sequence[str] = ("float32", "bfloat16")
+
+    def start(self, work: "Work", dtype: str, max_batch: int) -> Engine:
+        if self.engine == "vllm":
+            from shoal.policy.vllm_engine import VllmEngine
+
+            return VllmEngine(work.model_directory, eos_token_ids=work.eos_token_ids, dtype=dtype, max_batch=max_batch)
+        if self.engine != "torch":
+            raise ConfigError(f"There is no engine {self.engine!r}.", hint="Known: torch, vllm.")
+        return work.engine(dtype, max_batch, self.device)
 
 
 @dataclass(frozen=True)
@@ -56,8 +83,10 @@ class Work:
     submission_size: int
     """Completions that are judged together."""
 
-    def engine(self, dtype: str = "float32", max_batch: int = 256) -> TorchEngine:
-        return TorchEngine(self.model_directory, eos_token_ids=self.eos_token_ids, dtype=dtype, max_batch=max_batch)
+    def engine(self, dtype: str = "float32", max_batch: int = 256, device: str = "cpu") -> TorchEngine:
+        return TorchEngine(
+            self.model_directory, eos_token_ids=self.eos_token_ids, dtype=dtype, max_batch=max_batch, device=device
+        )
 
     def requests(self, salt: str) -> list[GenerationRequest]:
         """The prompts with seeds of their own: another salt is another sample."""
@@ -138,9 +167,20 @@ class Judged:
         )
 
 
-def calibrate_run(config: ShoalConfig, prompt_count: int, out: Path, report: Report) -> None:
-    """Calibrates the model and settings of a run and writes the file."""
+def calibrate_run(
+    config: ShoalConfig,
+    prompt_count: int,
+    out: Path,
+    report: Report,
+    *,
+    machine: Machine = Machine(),  # noqa: B008  # frozen
+    extend: bool = False,
+) -> None:
+    """Calibrates the model and settings of a run and writes the file; `extend` keeps the other classes that it has."""
     directory = resolve_model(config.model.path)
+    old = load_calibration(str(out)) if extend else None
+    if old is not None:
+        old.require_model(ModelIdentity.of(directory))
     codec, tasks = TextCodec.from_directory(directory), load_tasks(config.tasks).train
     targets = config.reward.target_lengths or (0,)
     prompts = [
@@ -163,7 +203,9 @@ def calibrate_run(config: ShoalConfig, prompt_count: int, out: Path, report: Rep
         rollouts.max_new_tokens,
         min(rollouts.group_size * rollouts.tasks_per_slot, prompt_count),
     )
-    calibration = calibrate(work, model_name=config.model.path, report=report)
+    calibration = calibrate(work, model_name=config.model.path, machine=machine, report=report)
+    if old is not None:
+        calibration = calibration.model_copy(update={"classes": old.classes | calibration.classes})
     write_atomic(out, calibration.model_dump_json(indent=2).encode() + b"\n")
     for line in table(calibration):
         report(line)
@@ -174,24 +216,25 @@ def calibrate(
     work: Work,
     *,
     model_name: str,
+    machine: Machine = Machine(),  # noqa: B008  # frozen
     settings: Sequence[tuple[int, int]] = HONEST_SETTINGS,
-    dtypes: Sequence[str] = DTYPES,
     rounds: int = FORGERY_ROUNDS,
     report: Report = lambda text: None,
 ) -> Calibration:
-    """Measures the embedded engine on this machine; every prompt is two honest samples per setting and dtype."""
+    """Measures the engine of this machine; every prompt is two honest samples per setting and dtype."""
     scorer = work.engine()
     measured: dict[str, tuple[Limits, Measured, Judged]] = {}
-    for dtype in dtypes:
-        honest, judged = Measured(), Judged()
-        for completions, scored in _honest(work, scorer, settings, dtype, "limits"):
+    for dtype in machine.dtypes:
+        honest, judged, name = Measured(), Judged(), ""
+        for numerics_class, completions, scored in _honest(work, scorer, machine, settings, dtype, "limits"):
             honest.add(completions, scored)
+            name = numerics_class
         limits = _limits(honest)
-        for completions, scored in _honest(work, scorer, settings, dtype, "test"):
+        for _, completions, scored in _honest(work, scorer, machine, settings, dtype, "test"):
             judged.add(completions, scored, limits, work.submission_size)
-        measured[f"torch/{dtype}/cpu"] = limits, honest, judged
+        measured[name] = limits, honest, judged
         report(
-            f"{dtype}: worst honest margin {honest.margin_max:.2e}, {judged.rejected} of {judged.submissions} rejected"
+            f"{name}: worst honest margin {honest.margin_max:.2e}, {judged.rejected} of {judged.submissions} rejected"
         )
     forged: dict[str, dict[str, Judged]] = {name: {} for name in measured}
     for forgery, completions, scored in _forgeries(work, scorer, rounds):
@@ -203,7 +246,8 @@ def calibrate(
         name: NumericsClass(limits=limits, evidence=_evidence(limits, honest, judged, forged[name]))
         for name, (limits, honest, judged) in measured.items()
     }
-    return Calibration(model=model_name, made_with=f"shoal {__version__}", classes=classes)
+    identity = ModelIdentity.of(work.model_directory)
+    return Calibration(model=model_name, identity=identity, made_with=f"shoal {__version__}", classes=classes)
 
 
 def table(calibration: Calibration) -> Iterator[str]:
@@ -220,13 +264,15 @@ def table(calibration: Calibration) -> Iterator[str]:
 
 
 def _honest(
-    work: Work, scorer: Engine, settings: Sequence[tuple[int, int]], dtype: str, purpose: str
-) -> Iterator[tuple[list[Completion], list[Scored]]]:
+    work: Work, scorer: Engine, machine: Machine, settings: Sequence[tuple[int, int]], dtype: str, purpose: str
+) -> Iterator[tuple[str, list[Completion], list[Scored]]]:
+    """The numerics class, and what an honest worker of it makes under each setting."""
     for threads, max_batch in settings:
         requests = work.requests(f"{purpose} {dtype} {threads} {max_batch}")
         with _threads(threads):
-            completions = work.engine(dtype, max_batch).generate(requests, temperature=work.temperature)
-        yield completions, _score(scorer, requests, completions, work.temperature)
+            engine = machine.start(work, dtype, max_batch)
+            completions = engine.generate(requests, temperature=work.temperature)
+        yield engine.numerics_class, completions, _score(scorer, requests, completions, work.temperature)
 
 
 def _limits(honest: Measured) -> Limits:

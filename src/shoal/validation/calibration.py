@@ -1,7 +1,8 @@
 """Thresholds with their evidence: what honest arithmetic does at worst, and what the weakest forgery does at best.
 
-One file per model; inside it one entry per numerics class (engine, compute dtype, device class), made from honest runs and from
-forgeries, with the measured error rates beside the limits. A class that the file does not know is a fault, never a verdict.
+One file per model, which it names by digest; inside it one entry per numerics class (engine, compute dtype, device class), made
+from honest runs and from forgeries, with the measured error rates beside the limits. A class that the file does not know is a
+fault, never a verdict; a model that it was not made for is refused.
 """
 
 import math
@@ -11,6 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shoal.errors import ConfigError
+from shoal.files import digest_bytes, digest_file
 from shoal.validation.rates import poisson_allowance
 
 FALSE_DRIFTS = 1e-6
@@ -104,15 +106,51 @@ class NumericsClass(BaseModel):
     evidence: Evidence
 
 
+class ModelIdentity(BaseModel):
+    """What a calibration was measured on. Training moves the weights; the base that they started from stays."""
+
+    model_config = ConfigDict(frozen=True)
+    architecture: str
+    """Digest of config.json."""
+    base_weights: str = ""
+    """Digest of the safetensors, in the order of their names; empty where only the architecture is known."""
+
+    @classmethod
+    def of(cls, directory: Path) -> "ModelIdentity":
+        digests = "".join(digest_file(path) for path in sorted(directory.glob("*.safetensors")))
+        return cls(
+            architecture=digest_file(directory / "config.json"), base_weights=digest_bytes(bytes.fromhex(digests))
+        )
+
+    def difference(self, other: "ModelIdentity") -> str:
+        """What is not the same, or nothing."""
+        if self.architecture != other.architecture:
+            return "architecture"
+        both = self.base_weights and other.base_weights
+        return "base weights" if both and self.base_weights != other.base_weights else ""
+
+
 class Calibration(BaseModel):
     model_config = ConfigDict(frozen=True)
     model: str
+    identity: ModelIdentity | None = None
+    """None in files made by hand; they fit no model unless the owner says so."""
     made_with: str
     classes: dict[str, NumericsClass]
 
     def limits(self, numerics_class: str) -> Limits | None:
         known = self.classes.get(numerics_class)
         return known.limits if known else None
+
+    def require_model(self, model: ModelIdentity) -> None:
+        """Refuses a model that this was not measured on: limits of another one are too wide or too narrow."""
+        differs = self.identity.difference(model) if self.identity else "identity"
+        if differs:
+            raise ConfigError(
+                f"The calibration was made for the model {self.model!r}; this one has another {differs}.",
+                hint="Make one with `shoal calibrate OUT RUN_FILE` and name it in validation.calibration, "
+                "or set validation.foreign_calibration if you know that it fits.",
+            )
 
 
 def load_calibration(path: str) -> Calibration:

@@ -83,8 +83,14 @@ def _check_header(header: RolloutHeader, claim: api.Claim, workload: Workload) -
     for name, value in expected.items():
         if getattr(header, name) != value:
             raise RejectedError(Reason.HEADER, f"{name} is {getattr(header, name)!r}, the lease says {value!r}")
+    if header.numerics_class != (claim.numerics_class or header.numerics_class):
+        raise RejectedError(
+            Reason.HEADER, f"numerics class {header.numerics_class!r}, its key registered {claim.numerics_class!r}"
+        )
     if header.numerics_class not in workload.descriptor.numerics_classes:
-        raise RejectedError(Reason.HEADER, f"numerics class {header.numerics_class!r} was never registered")
+        # The coordinator admitted it: this validator reads an older descriptor. Without that, the worker made it up.
+        reason = Reason.NUMERICS_UNKNOWN if claim.numerics_class else Reason.HEADER
+        raise RejectedError(reason, f"numerics class {header.numerics_class!r} is not in the run's descriptor")
 
 
 def _check_assignment(rollouts: Sequence[Rollout], items: Sequence[WorkItem]) -> None:
