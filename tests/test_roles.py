@@ -139,3 +139,10 @@ def test_a_contributor_is_told_what_will_be_fetched_and_run() -> None:
     assert reports.some("run run-1")
     assert reports.some("will fetch 1 model files")
     assert reports.some("only outbound HTTP is used")
+
+
+def test_several_validators_of_one_host_each_have_a_place_of_their_own(tmp_path: Path) -> None:
+    with roles.own_place(tmp_path, "validator") as first, roles.own_place(tmp_path, "validator") as second:
+        assert (first.name, second.name) == ("validator", "validator-2")
+    with roles.own_place(tmp_path, "validator") as again:
+        assert again == first

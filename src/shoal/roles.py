@@ -7,14 +7,15 @@ need them, so that relay and coordinator start in well under a second.
 import logging
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.errors import ConfigError, ShoalError
 from shoal.files import write_atomic
 from shoal.identity import Keypair
-from shoal.locks import hold
+from shoal.locks import BusyError, hold
 from shoal.metrics import Metrics
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient, fetch_descriptor
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 Report = Callable[[str], None]
 JOIN_DEADLINE_S = 120.0
+LARGEST_CROWD = 64
 
 
 class PinnedKeyError(ShoalError):
@@ -101,7 +103,27 @@ def train(directory: RunDirectory, report: Report, *, threads: int) -> None:
         server.stop()
 
 
-def validate(directory: RunDirectory, report: Report, *, threads: int, name: str = "validator") -> None:
+def validate(directory: RunDirectory, report: Report, *, threads: int) -> None:
+    with own_place(directory.root, "validator") as place:
+        _validate(directory, report, place, threads=threads)
+
+
+@contextmanager
+def own_place(root: Path, kind: str) -> Iterator[Path]:
+    """The first of kind, kind-2, kind-3 … that no process uses: several of a kind on one host share nothing but the run."""
+    for number in range(1, LARGEST_CROWD + 1):
+        place = root / (kind if number == 1 else f"{kind}-{number}")
+        with ExitStack() as held:
+            try:
+                held.enter_context(hold(place / "lock", f"Another {kind} uses {place}."))
+            except BusyError:
+                continue
+            yield place
+            return
+    raise BusyError(f"{LARGEST_CROWD} processes work as {kind} in {root}.", hint="Start more on other hosts.")
+
+
+def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: int) -> None:
     use_threads(threads)
     from shoal.coordinator.trust import LossRule
     from shoal.policy.joined import join_run
@@ -117,11 +139,11 @@ def validate(directory: RunDirectory, report: Report, *, threads: int, name: str
     if not config.validation.foreign_calibration:
         calibration.require_model(ModelIdentity(architecture=descriptor.model_files["config.json"].digest))
     report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")
-    run = join_run(descriptor, directory.root / name, keep_versions=descriptor.async_level + 3)
+    run = join_run(descriptor, place, keep_versions=descriptor.async_level + 3)
     engine = run.make_engine()
     assert isinstance(engine, TorchEngine)
     client = CoordinatorClient.for_run(descriptor, directory.existing_key("validator"), config.coordinator_url)
-    metrics = Metrics(directory.events / f"{name}.jsonl")
+    metrics = Metrics(directory.events / f"{place.name}.jsonl")
     report(f"judging for {descriptor.run_id}")
     Validator(run, client, engine, calibration, vocab_size=engine.vocab_size, metrics=metrics, report=report).run()
 

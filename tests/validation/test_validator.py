@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from protocol.samples import keypair
+from shoal.errors import UnavailableError
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason, Weight, heaviest
 from shoal.tasks.workload import Reward
@@ -172,6 +173,37 @@ def test_it_judges_until_the_run_is_finished_and_says_who_was_rejected(
     make(report=reports).run()
     assert [verdict.reasons for verdict in coordinator.verdicts] == [[Reason.REWARD]]
     assert reports.some("step 3 slot 3: row 0 claims reward 7")
+
+
+def test_it_outlives_a_coordinator_that_is_away(make: Make, coordinator: FakeCoordinator, honest: Submission) -> None:
+    claim = upload(coordinator, honest)
+    coordinator.claims = [api.ClaimAnswer(claim=claim, run_state="running"), api.ClaimAnswer(run_state="finished")]
+    reports = Reports()
+    validator = make(report=reports)
+    ask, away = validator.client.claim, [UnavailableError("The coordinator does not answer.")]
+
+    def claim_later(body: api.ClaimBody) -> api.ClaimAnswer:
+        if away:
+            raise away.pop()
+        return ask(body)
+
+    validator.client.claim = claim_later  # type: ignore[method-assign]
+    validator.run()
+    assert reports.some("does not answer")
+    assert [verdict.accepted for verdict in coordinator.verdicts] == [True]
+
+
+def test_a_class_that_the_coordinator_admitted_and_this_validator_does_not_know_blames_nobody(
+    make: Make, coordinator: FakeCoordinator, honest: Submission
+) -> None:
+    newer = honest.with_header(numerics_class="vllm/bfloat16/cuda")
+    coordinator.files["submission-00000001"] = newer.data
+    known = newer.claim(numerics_class="vllm/bfloat16/cuda")
+    assert make().check(known).reasons == [Reason.NUMERICS_UNKNOWN]
+    false = newer.claim(numerics_class="torch/float32/cpu")
+    verdict = make().check(false)
+    assert verdict.reasons == [Reason.HEADER]
+    assert "its key registered 'torch/float32/cpu'" in verdict.detail
 
 
 def test_groups_are_useful_only_if_their_task_rewards_differ(tiny_run: TinyRun, honest: Submission) -> None:

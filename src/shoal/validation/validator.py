@@ -50,14 +50,17 @@ class Validator:
         self._stopping.set()
 
     def run(self) -> None:
-        """Judges until the run is finished and nothing is left to judge."""
+        """Judges until the run is finished and nothing is left to judge; outlives a coordinator that is away."""
         while not self._stopping.is_set():
             body = api.ClaimBody(request_id=secrets.token_hex(16), wait_s=CLAIM_WAIT_S)
-            answer = self.client.claim(body)
-            if answer.claim is not None:
-                self._judge(answer.claim)
-            elif answer.run_state == "finished":
-                return
+            try:
+                answer = self.client.claim(body)
+                if answer.claim is not None:
+                    self._judge(answer.claim)
+                elif answer.run_state == "finished":
+                    return
+            except UnavailableError as error:
+                self.report(f"{error} Trying again; work that was under way returns to the queue.")
 
     def _judge(self, claim: api.Claim) -> None:
         started = time.monotonic()

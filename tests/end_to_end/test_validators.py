@@ -1,0 +1,58 @@
+"""Several real validators pull by lease; whoever is killed loses nothing but time."""
+
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from end_to_end.swarm import Swarm, small_config, swarm
+from shoal import demo
+from shoal.protocol.api import StatusView
+from shoal.supervisor import Role
+
+CLAIM_S = 3.0
+
+
+def validator_role(run: Swarm, name: str) -> Role:
+    return demo._role(run.directory, name, "validate", str(run.directory.run_file), "--threads", "1")
+
+
+def ask(run: Swarm, question: str) -> list[tuple[object, ...]]:
+    with sqlite3.connect(f"file:{run.directory.store}?mode=ro", uri=True, timeout=30) as connection:
+        return connection.execute(question).fetchall()
+
+
+def somebody_judges(run: Swarm) -> bool:
+    return bool(ask(run, "SELECT 1 FROM submissions WHERE state='claimed'"))
+
+
+def check_nobody_was_blamed(run: Swarm, status: StatusView) -> None:
+    (worker,) = status.workers
+    assert (worker.submissions_rejected, worker.state) == (0, "active")
+    assert status.verdicts["set_aside"] == 0
+    assert ask(run, "SELECT COUNT(*) FROM workers WHERE anomalies > 0") == [(0,)]
+
+
+@pytest.mark.slow
+def test_validators_share_the_work_and_a_killed_one_returns_its_own(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", steps=3, validation={"claim_s": CLAIM_S})
+    with swarm(config) as run:
+        run.add_owner_roles("coordinator", "trainer")
+        run.add_worker("honest")
+        run.supervisor.add(validator_role(run, "validator"))
+        run.until("a claim", lambda status: somebody_judges(run))
+        run.kill("validator", signal.SIGSTOP)  # it holds the claim, and its place, for ever
+        held = ask(run, "SELECT submission_id FROM submissions WHERE state='claimed'")
+        run.supervisor.add(validator_role(run, "validator-b"))
+        run.supervisor.add(validator_role(run, "validator-c"))
+        run.until("version 1", lambda status: status.newest_version >= 1)
+        run.kill("validator", signal.SIGKILL)
+        run.kill("validator-b", signal.SIGKILL)
+        status = run.until("the last version", lambda status: status.newest_version == 3)
+        check_nobody_was_blamed(run, status)
+        if held:
+            again = ask(run, f"SELECT tries, state FROM submissions WHERE submission_id='{held[0][0]}'")
+            assert again in ([(2, "judged")], [(1, "judged")])
+        places = {path.name for path in run.directory.root.glob("validator*") if path.is_dir()}
+        assert {"validator", "validator-2", "validator-3"} <= places
