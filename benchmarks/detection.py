@@ -25,7 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from adversaries.arena import COARSE_CLASS, Arena, Judgement, make_arena  # noqa: E402
+from adversaries.arena import COARSE_CLASS, Arena, Judgement, make_arena, make_model_arena  # noqa: E402
 from adversaries.cheats import CHEATS, SLOW_CHEATS  # noqa: E402
 from shoal.config import TrustConfig, load_config  # noqa: E402
 from shoal.coordinator import drift, trust  # noqa: E402
@@ -46,6 +46,7 @@ HONEST_SHAPES = ((256, 1), (1024, 1), (64, 2), (256, 1), (128, 1), (256, 2), (33
 """Rows per batch and compute threads, in turn."""
 TRUST = load_config(ROOT / "src/shoal/demo.toml").trust
 FLOOR = TrustConfig().audit_floor
+SMOKE_CHEATS = ["int4", "int8", "int8_true_proofs", "temperature_x0.9", "one_token", "constant_polynomials"]
 CAREERS = 400
 LONGEST_CAREER = 20_000
 
@@ -57,13 +58,23 @@ def main() -> None:
     parser.add_argument("--honest-bfloat16", type=int, default=4, help="honest submissions in bfloat16")
     parser.add_argument("--only", nargs="*", default=[], help="names of cheats; all without it")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "detection", help="where results are kept")
+    parser.add_argument("--model", type=Path, help="another model, moved off its grid, in small slots; a smoke")
     options = parser.parse_args()
     torch.set_num_threads(1)
     config = load_config(ROOT / "src/shoal/demo.toml")
+    if options.model:
+        small = {"group_size": 2, "tasks_per_slot": 2, "max_prompt_tokens": 128, "max_new_tokens": 24}
+        config = config.model_copy(
+            update={
+                "model": config.model.model_copy(update={"path": str(options.model)}),
+                "rollouts": config.rollouts.model_copy(update=small),
+            }
+        )
+        options.only = options.only or SMOKE_CHEATS
     settings = config.model_dump_json(include={"model", "tasks", "rollouts", "reward"})
     work = options.work / digest_bytes(settings.encode())[:12]
     work.mkdir(parents=True, exist_ok=True)
-    arena = make_arena(work, config)
+    arena = make_model_arena(work, config) if options.model else make_arena(work, config)
     print(json.dumps(measure(arena, Results(work), options)))
 
 
@@ -208,7 +219,9 @@ def summary(judged: Sequence[Judgement]) -> dict[str, Any]:
         "submissions_until_ban_at_floor": mean_or_none([end.banned for end in careers]),
         "submissions_until_ban_at_floor_worst95": worst_or_none([end.banned for end in careers]),
         "submissions_until_unused_at_floor": mean_or_none([end.unused for end in careers]),
-        f"missed_if_declared_{COARSE_CLASS}": sum(not judgement.reasons_if_coarse for judgement in as_coarse),
+        f"missed_if_declared_{COARSE_CLASS}": (
+            sum(not judgement.reasons_if_coarse for judgement in as_coarse) if as_coarse else None
+        ),
     }
 
 

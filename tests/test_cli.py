@@ -66,6 +66,7 @@ def run_config(tmp_path_factory: pytest.TempPathFactory) -> ShoalConfig:
         {
             "run": {"name": "tiny", "dir": root / "run"},
             "model": {"path": str(save_policy(root / "model", seed=0))},
+            "validation": {"foreign_calibration": True},
             "tasks": {"count": 20, "heldout": 4},
         }
     )

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from protocol.samples import descriptor
 from shoal.config import ShoalConfig
+from shoal.files import write_atomic
 from shoal.policy import TorchEngine, build_model, bundled_directory
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
-from shoal.policy.models import WEIGHTS_FILE, unique_tensors
+from shoal.policy.models import WEIGHTS_FILE, unique_tensors, weight_files
 from shoal.proofs import build_proofs, split_chunks
 from shoal.protocol.api import AuditFigures
 from shoal.protocol.rollouts import Rollout
@@ -25,6 +26,8 @@ from shoal.protocol.verdicts import Reason
 from shoal.tasks import TextCodec, load_tasks
 from shoal.tasks.workload import WorkItem, Workload
 from shoal.validation import Calibration, Checked, RejectedError, audit, check_claims, load_calibration
+from shoal.validation.calibrate import Machine, Work, calibrate
+from shoal.validation.forgeries import noisy
 from validation.submissions import Submission, header_for
 from worker.tiny_run import make_lease
 
@@ -32,6 +35,8 @@ VERSIONS = 6
 LEARNING_RATE = 2e-4
 """That of the demo."""
 COARSE_CLASS = "torch/bfloat16/cpu"
+OFF_THE_GRID = 2e-3
+"""Relative noise: a fraction of a step of 4 bits, many steps of bf16."""
 
 
 @dataclass(frozen=True)
@@ -196,19 +201,54 @@ class Arena:
 
 def make_arena(root: Path, config: ShoalConfig) -> Arena:
     """The run of a config with the bundled policy, its calibration, and a short history of versions."""
-    model = bundled_directory()
+    model, calibration = bundled_directory(), load_calibration("bundled")
+    workload = make_workload(config, model, tuple(calibration.classes))
+    return arena_of(root, workload, train_versions(root, model, workload), calibration)
+
+
+def make_model_arena(root: Path, config: ShoalConfig) -> Arena:
+    """The run of a config with its own model. Its weights are moved off any grid that they were quantised to, or a
+    quantisation cheat would change nothing; a small calibration is made for it. It has no history."""
+    base, policy, limits = Path(config.model.path), root / "v0", root / "calibration.json"
+    if not (policy / WEIGHTS_FILE).exists():
+        shutil.copytree(base, policy, ignore=shutil.ignore_patterns("*.safetensors"))
+        weights = {name: tensor for path in weight_files(base) for name, tensor in load_file(path).items()}
+        save_file(noisy(OFF_THE_GRID)(weights), policy / WEIGHTS_FILE, metadata={"format": "pt"})
+    workload = make_workload(config, policy, ("torch/float32/cpu",))
+    if not limits.exists():
+        made = small_calibration(workload, policy, config)
+        write_atomic(limits, made.model_dump_json(indent=2).encode())
+    return arena_of(root, workload, [policy], load_calibration(str(limits)))
+
+
+def small_calibration(workload: Workload, policy: Path, config: ShoalConfig) -> Calibration:
+    slots = [workload.items(bytes.fromhex(make_lease(slot, step=1000).slot_seed)) for slot in range(4)]
+    work = Work(
+        policy,
+        [item.prompt_tokens for items in slots for item in items],
+        workload.codec.eos_token_ids,
+        config.rollouts.temperature,
+        config.rollouts.max_new_tokens,
+        len(slots[0]),
+    )
+    float32 = Machine(dtypes=("float32",))
+    return calibrate(work, model_name=config.model.path, machine=float32, settings=((1, 16), (1, 3)), rounds=1)
+
+
+def make_workload(config: ShoalConfig, model: Path, numerics_classes: tuple[str, ...]) -> Workload:
     sets = load_tasks(config.tasks)
-    calibration = load_calibration("bundled")
     run = descriptor(
         tasks=config.tasks,
         task_set_digest=sets.train.digest,
         task_count=len(sets.train),
         rollouts=config.rollouts,
         reward=config.reward,
-        numerics_classes=tuple(calibration.classes),
+        numerics_classes=numerics_classes,
     )
-    workload = Workload(run, TextCodec.from_directory(model), sets)
-    versions = train_versions(root, model, workload)
+    return Workload(run, TextCodec.from_directory(model), sets)
+
+
+def arena_of(root: Path, workload: Workload, versions: list[Path], calibration: Calibration) -> Arena:
     validator = RememberingEngine(TorchEngine(versions[-1], eos_token_ids=workload.codec.eos_token_ids))
     return Arena(root, workload, versions, validator, calibration)
 

@@ -1,6 +1,8 @@
 """docs/verification.md says what the code does; `python tests/validation/test_documentation.py` rewrites its tables."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,6 +10,7 @@ from shoal.protocol.verdicts import REASONS
 from shoal.validation import load_calibration
 
 PAGE = Path(__file__).parents[2] / "docs" / "verification.md"
+DETECTION = PAGE.parent / "results" / "detection.json"
 
 
 def reason_table() -> str:
@@ -22,6 +25,28 @@ def residual_table() -> str:
         for name, known in load_calibration("bundled").classes.items()
     ]
     return "\n".join(["| numerics class | λ per 1,000 | μ | bits per 1,000 tokens |", "|---|---|---|---|", *rows])
+
+
+def detection_table() -> str:
+    """One row per kind of worker, from the run whose figures are kept."""
+    figures = json.loads(DETECTION.read_text())
+    honest = (
+        f"| honest, float32 and bfloat16 | {figures['honest_submissions']} | {figures['honest_rejected']} rejected"
+        " | | | | |"
+    )
+    cheats = figures["cheats"] | figures["slow_cheats"]
+    rows = [detection_row(name, cheat, slow=name in figures["slow_cheats"]) for name, cheat in cheats.items()]
+    titles = ["worker", "trials", "missed", "found by", "tokens needed", "submissions until the ban", "95 % within"]
+    return "\n".join([f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", honest, *rows])
+
+
+def detection_row(name: str, cheat: dict[str, Any], *, slow: bool) -> str:
+    ban = cheat["submissions_until_ban_at_floor"]
+    until = f"{ban:g}" if ban else f"unused after {cheat['submissions_until_unused_at_floor']:g}, no ban"
+    worst = cheat["submissions_until_ban_at_floor_worst95"] or ""
+    needed = f"{cheat['tokens_needed']:,}" if cheat["tokens_needed"] else ""
+    kind = f"{name} (slow)" if slow else name
+    return f"| {kind} | {cheat['trials']} | {cheat['missed']} | `{cheat['stage']}` | {needed} | {until} | {worst} |"
 
 
 TABLES = {"reasons": reason_table, "residual": residual_table}
