@@ -15,18 +15,20 @@ ROOT = Path(shoal.__file__).parent
 ROOMS = (
     "__main__",
     "cli",
+    "data_commands",
     "demo",
     "doctor",
     "roles",
     "tools",
     "supervisor",
-    "tether",
     "observe",
     "runs",
+    "curation",
     "training",
     "validation",
     "worker",
     "coordinator",
+    "evaluation",
     "policy",
     "proofs",
     "tasks",
@@ -39,9 +41,10 @@ ROOMS = (
     "locks",
     "files",
     "errors",
+    "tether",
 )
 """From the top down."""
-TORCH_ROOMS = {"training", "validation", "worker", "policy", "proofs"}
+TORCH_ROOMS = {"curation", "training", "validation", "worker", "evaluation", "policy", "proofs"}
 HEAVY = ("torch", "transformers", "numba", "vllm")
 
 

@@ -16,6 +16,16 @@ PUBLIC = {
     "shoal.coordinator": """
         Context LedgerError Store balances check_draws create_app run_coordinator verify_export
     """,
+    "shoal.curation": """
+        REWARD_FIT Band Contamination CurationSettings Demonstration Example FilterSettings FitReport
+        FitSettings NearDuplicates Pair WarmStart curate encode filter_demonstrations make_pairs pair_accuracy
+        read_candidates read_demonstrations solve_rates train_reward_model write_demonstration write_policy
+    """,
+    "shoal.evaluation": """
+        Answer AnswersError AskSettings Comparison ComparisonError Estimate Figures Journal Post Question
+        Respondent ask_all compare_answers comparison_json comparison_table estimate figures_by_category
+        figures_json figures_of figures_table make_crew pass_at_k read_answers write_answers
+    """,
     "shoal.observe": """
         Happening LiveView ViewExtra draws_pictures failures headline progress_line render render_report
         summarise write_picture write_report write_summary

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from shoal import __version__
+from shoal import __version__, data_commands
 from shoal.config import ShoalConfig, describe, load_config, reference_page, to_toml
 from shoal.errors import ConfigError, IntegrityError, ShoalError
 from shoal.rundir import RunDirectory
@@ -24,6 +24,7 @@ ledger_app = typer.Typer(no_args_is_help=True, help="Look at the ledger of a run
 run_app = typer.Typer(no_args_is_help=True, help="Look at a run from outside.")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(run_app, name="run")
+data_commands.register(app)
 
 HOPELESS = {
     *("config", "key_file", "port_taken", "banned", "protocol_version", "pinned_key", "numerics_class"),

@@ -46,9 +46,7 @@ class JoinedRun:
     """config.json and tokenizer of the base model; no weights."""
 
     def make_engine(self, kind: str = "torch") -> Engine:
-        if kind not in ENGINES:
-            raise ConfigError(f"There is no engine {kind!r}.", hint=f"Known: {', '.join(ENGINES)}.")
-        return ENGINES[kind](self.model_files, self.workload.codec.eos_token_ids)
+        return make_engine(kind, self.model_files, self.workload.codec.eos_token_ids)
 
 
 def _torch_engine(model_files: Path, eos_token_ids: Sequence[int]) -> Engine:
@@ -62,6 +60,13 @@ def _vllm_engine(model_files: Path, eos_token_ids: Sequence[int]) -> Engine:
 
 
 ENGINES: dict[str, Callable[[Path, Sequence[int]], Engine]] = {"torch": _torch_engine, "vllm": _vllm_engine}
+
+
+def make_engine(kind: str, model_files: Path, eos_token_ids: Sequence[int]) -> Engine:
+    """The engine of that name on a model directory; it has weights if the directory has them."""
+    if kind not in ENGINES:
+        raise ConfigError(f"There is no engine {kind!r}.", hint=f"Known: {', '.join(ENGINES)}.")
+    return ENGINES[kind](model_files, eos_token_ids)
 
 
 def join_run(

@@ -19,7 +19,7 @@ from shoal.errors import ConfigError
 from shoal.files import digest_file
 from shoal.tasks import chain_sums
 from shoal.tasks.columns import row_to_task
-from shoal.tasks.model import TaskSet, TaskSets, as_row, canonical_json
+from shoal.tasks.model import Task, TaskSet, TaskSets, as_row, canonical_json
 from shoal.tasks.rows import HUB_PREFIX, HubDataset, Rows, file_rows, hub_rows, local_files, pin
 from shoal.tasks.tables import Row, open_table, record_batches, write_table
 
@@ -41,6 +41,15 @@ def load_tasks(config: TasksConfig, *, cache: Path | None = None) -> TaskSets:
     if config.source in GENERATORS:
         return GENERATORS[config.source](config.count or GENERATED_COUNT, config.heldout, config.seed)
     return _cached(_dataset(config), config, (cache or CACHE).expanduser())
+
+
+def tasks_to_measure(config: TasksConfig) -> list[Task]:
+    """What a policy is measured on: every task of a dataset in the order of its rows, of a generator the held-out ones."""
+    if not (is_local(config) or config.source.startswith(HUB_PREFIX)):
+        return list(load_tasks(config).heldout)
+    dataset = _dataset(config)
+    found = (row_to_task(fields, number, dataset.name) for number, fields in enumerate(dataset.rows()))
+    return [task for task in found if task is not None]
 
 
 def pin_source(config: TasksConfig) -> TasksConfig:

@@ -50,6 +50,8 @@ class RunFacts:
     ledger_head: str = ""
     reward_curve: Sequence[tuple[int, float]] = field(default_factory=tuple)
     heldout_curve: Sequence[tuple[int, float]] = field(default_factory=tuple)
+    loss_curve: Sequence[tuple[int, float]] = field(default_factory=tuple)
+    method: str = "reinforcement learning"
 
 
 def export_policy(source: Path, model_dir: Path, output: Path, facts: RunFacts) -> Path:
@@ -103,7 +105,11 @@ def _copy_companions(model_dir: Path, output: Path) -> None:
 
 def _plot(facts: RunFacts, directory: Path) -> str:
     """File name of the curves, or empty when there are none."""
-    curves = {"training reward": facts.reward_curve, "held-out accuracy": facts.heldout_curve}
+    curves = {
+        "training reward": facts.reward_curve,
+        "held-out accuracy": facts.heldout_curve,
+        "loss per token": facts.loss_curve,
+    }
     curves = {name: curve for name, curve in curves.items() if curve}
     if not curves:
         return ""
@@ -113,7 +119,7 @@ def _plot(facts: RunFacts, directory: Path) -> str:
     axes = figure.add_subplot()
     for name, curve in curves.items():
         axes.plot([x for x, _ in curve], [y for _, y in curve], label=name)
-    axes.set_xlabel("policy version")
+    axes.set_xlabel("optimiser step" if facts.loss_curve else "policy version")
     axes.legend()
     figure.savefig(directory / "curves.png", dpi=120)
     return "curves.png"
@@ -124,19 +130,20 @@ def model_card(facts: RunFacts, figure: str = "") -> str:
     header = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        "tags": ["reinforcement-learning", "shoal"],
+        "tags": [facts.method.split(" of ")[0].replace(" ", "-"), "shoal"],
     }
     if facts.base_model != "bundled" and not facts.base_model.startswith(("/", ".", "~")):
         header["base_model"] = facts.base_model
     lines = ["---", *(f"{name}: {json.dumps(value)}" for name, value in header.items()), "---", ""]
     lines += [f"# {facts.run_name}, policy version {facts.version}", ""]
-    lines += [f"Trained from `{facts.base_model}` by reinforcement learning with Shoal.", ""]
+    lines += [f"Trained from `{facts.base_model}` by {facts.method} with Shoal.", ""]
     table = {
         "Task set digest": facts.task_digest,
         "Weights digest": facts.weights_digest,
         "Ledger head": facts.ledger_head,
         "Held-out accuracy": _first_to_last(facts.heldout_curve),
         "Training reward": _first_to_last(facts.reward_curve),
+        "Loss per token": _first_to_last(facts.loss_curve),
     }
     lines += ["| | |", "|---|---|", *(f"| {name} | `{value}` |" for name, value in table.items() if value), ""]
     lines += [f"![Curves of the run]({figure})", ""] if figure else []

@@ -1,0 +1,113 @@
+"""Preference pairs from verified answers: of two completions of one task, the one that the verifier prefers is chosen.
+
+Completions come from the answer files of `shoal eval` and `shoal curate`, or from a run: its accepted rollouts with the rewards
+that the validator gave them. A task is on one side of the split only, so held-out pairs are about problems never seen in training.
+"""
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from shoal.coordinator import Store
+from shoal.errors import ConfigError, IntegrityError
+from shoal.evaluation.answers import read_answers
+from shoal.files import digest_bytes
+from shoal.protocol import RolloutLimits, read_rollouts
+from shoal.rundir import RunDirectory
+
+HELDOUT_ONE_IN = 8
+
+
+@dataclass(frozen=True)
+class Candidate:
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+    reward: float
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Whole sequences, prompt included."""
+
+    chosen: tuple[int, ...]
+    rejected: tuple[int, ...]
+
+
+def read_candidates(sources: Iterable[Path]) -> Iterator[Candidate]:
+    """From answer files, directories of them, and run directories."""
+    for source in sources:
+        directory = RunDirectory(source)
+        if directory.is_initialised:
+            yield from from_run(directory)
+            continue
+        files = [source] if source.is_file() else sorted(source.rglob("*.parquet"))
+        if not files:
+            raise ConfigError(
+                f"{source} holds neither answers nor a run.", hint="`shoal eval` and `shoal curate` leave answers."
+            )
+        for file in files:
+            for answer in read_answers(file):
+                yield Candidate(tuple(answer.prompt_tokens), tuple(answer.output_tokens), answer.reward)
+
+
+def from_run(directory: RunDirectory) -> Iterator[Candidate]:
+    """Accepted rollouts; the rewards are the validator's, the bytes are those that the worker signed for."""
+    limits = RolloutLimits.of(directory.descriptor())
+    for (submission, digest), rewards in _verified_groups(directory.store).items():
+        data = (directory.submissions / f"{submission}.parquet").read_bytes()
+        if digest_bytes(data) != digest:
+            raise IntegrityError(f"The rollout file of submission {submission} was changed.")
+        for row in read_rollouts(data, limits)[1]:
+            if row.group in rewards:
+                yield Candidate(tuple(row.input_tokens), tuple(row.output_tokens), rewards[row.group][row.sample])
+
+
+def _verified_groups(path: Path) -> dict[tuple[str, str], dict[int, list[float]]]:
+    """By submission (id, digest) and group, the task rewards of the samples."""
+    found: dict[tuple[str, str], dict[int, list[float]]] = {}
+    store = Store(path)
+    try:
+        rows = store.read(
+            lambda connection: connection.execute(
+                "SELECT submission_id, digest, number, task_rewards FROM groups JOIN submissions USING (submission_id)"
+                " WHERE groups.state != 'withdrawn' ORDER BY groups.step, groups.slot, number"
+            ).fetchall()
+        )
+    finally:
+        store.close()
+    for row in rows:
+        groups = found.setdefault((row["submission_id"], row["digest"]), {})
+        groups[row["number"]] = json.loads(row["task_rewards"])
+    return found
+
+
+def is_heldout(prompt: Sequence[int]) -> bool:
+    return blake3(repr(tuple(prompt)).encode()).digest()[0] % HELDOUT_ONE_IN == 0
+
+
+def make_pairs(
+    candidates: Iterable[Candidate], *, pairs_per_task: int = 8, seed: int = 0
+) -> tuple[list[Pair], list[Pair]]:
+    """Training pairs and held-out pairs, at most so many of each prompt; equal completions and equal rewards give none."""
+    by_prompt: dict[tuple[int, ...], dict[tuple[int, ...], float]] = {}
+    for candidate in candidates:
+        by_prompt.setdefault(candidate.prompt, {})[candidate.completion] = candidate.reward
+    split: dict[bool, list[Pair]] = {False: [], True: []}
+    for prompt, rewards in by_prompt.items():
+        rng = random.Random(f"{seed}/{prompt}")
+        split[is_heldout(prompt)] += _pairs(prompt, rewards, pairs_per_task, rng)
+    return split[False], split[True]
+
+
+def _pairs(prompt: tuple[int, ...], rewards: dict[tuple[int, ...], float], most: int, rng: random.Random) -> list[Pair]:
+    possible = [
+        Pair(prompt + better, prompt + worse)
+        for better, high in rewards.items()
+        for worse, low in rewards.items()
+        if high > low
+    ]
+    return rng.sample(possible, most) if len(possible) > most else possible

@@ -1,0 +1,350 @@
+"""The commands about data: `eval`, `curate`, `filter`, `sft`, `reward-model train`. Thin: each parses its flags and calls a room.
+
+Every command can be killed and given again: finished batches and checkpoints are kept. Heavy imports happen inside.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.config import TasksConfig
+from shoal.errors import ConfigError
+from shoal.files import write_atomic
+from shoal.tasks import Task, load_tasks
+from shoal.tasks.sources import tasks_to_measure
+
+if TYPE_CHECKING:
+    from shoal.evaluation.crews import Crew, Post
+
+reward_model_app = typer.Typer(no_args_is_help=True, help="A learned judge for the validator's side.")
+
+Model = Annotated[str, typer.Option(help="`bundled`, a model directory, or a Hugging Face id.")]
+Tasks = Annotated[
+    str,
+    typer.Option(help="A JSONL or Parquet file, a directory of them, hf:ORG/NAME, reasoning-gym:NAME or builtin:NAME."),
+]
+Samples = Annotated[int, typer.Option("--samples", "-k", min=1, help="k: completions per task.")]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature.")]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Hard limit of a completion.")]
+Targets = Annotated[str, typer.Option(help="Thinking budgets to ask for, such as 1000,2000; none by default.")]
+SystemPrompt = Annotated[str, typer.Option(help="System turn of the chat.")]
+EngineName = Annotated[str, typer.Option(help="`torch`, or `vllm` where it is installed.")]
+Processes = Annotated[int, typer.Option(min=1, help="Copies of the model that work at once.")]
+RayAddress = Annotated[
+    str | None, typer.Option("--ray", help="Address of a Ray cluster to work on; `auto` finds the one of this machine.")
+]
+Gpus = Annotated[float, typer.Option(min=0, help="GPUs of each copy on Ray.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")]
+BatchTasks = Annotated[int, typer.Option(min=1, help="Tasks of one batch: what a kill may lose.")]
+Threads = Annotated[int, typer.Option(help="Compute threads of each copy; 0 lets torch decide.")]
+Seed = Annotated[str, typer.Option(help="Other seeds give other samples.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("eval")(evaluate_policy)
+    app.command("curate")(curate_tasks)
+    app.command("filter")(filter_file)
+    app.command("sft")(warm_start)
+    reward_model_app.command("train")(train_reward)
+    app.add_typer(reward_model_app, name="reward-model")
+
+
+def report(text: str) -> None:
+    typer.echo(text)
+
+
+def evaluate_policy(
+    policy: Annotated[str, typer.Argument(help="`bundled`, a model directory, or a Hugging Face id.")],
+    tasks: Tasks = "builtin:chain-sums",
+    against: Annotated[str | None, typer.Option(help="A second policy; told with a paired test.")] = None,
+    samples: Samples = 8,
+    temperature: Temperature = 1.0,
+    max_new_tokens: MaxNewTokens = 4096,
+    target_lengths: Targets = "",
+    system_prompt: SystemPrompt = "",
+    by: Annotated[str, typer.Option(help="Metadata field that names the categories of the table.")] = "",
+    engine: EngineName = "torch",
+    processes: Processes = 1,
+    ray: RayAddress = None,
+    gpus: Gpus = 0.0,
+    limit: Limit = None,
+    batch_tasks: BatchTasks = 32,
+    threads: Threads = 0,
+    seed: Seed = "evaluation",
+    dir: Annotated[Path, typer.Option(help="Where answers are kept; a repeated command goes on.")] = Path(
+        "evaluations"
+    ),
+    answers: Annotated[
+        Path | None, typer.Option(help="Also write every answer of POLICY to this parquet file.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
+) -> None:
+    """Measure a policy on tasks: avg@k, pass@k, intervals, categories; or two of them against each other."""
+    from shoal.evaluation import (
+        compare_answers,
+        comparison_json,
+        comparison_table,
+        figures_by_category,
+        figures_json,
+        figures_table,
+        write_answers,
+    )
+    from shoal.evaluation.asking import ask_all, plan_of
+    from shoal.files import digest_bytes
+
+    chosen = _limited(tasks_to_measure(TasksConfig(source=tasks)), limit)
+    settings = _settings(samples, temperature, max_new_tokens, target_lengths, system_prompt, seed, by)
+    results: dict[str, Any] = {"tasks": tasks, "samples": samples}
+    given = []
+    for name in [policy] if against is None else [policy, against]:
+        post, crew = _crew(name, engine, settings, processes, ray, gpus, threads)
+        key = digest_bytes(json.dumps(plan_of(chosen, post, batch_tasks), sort_keys=True).encode())[:16]
+        report(f"{name}: {len(chosen)} tasks × {samples} samples")
+        found = list(ask_all(chosen, post, crew, dir / key, report, batch_tasks=batch_tasks).answers())
+        figures = figures_by_category(found)
+        report(f"\n{figures_table(figures)}\n")
+        results.setdefault("policies", []).append({"policy": name, "figures": figures_json(figures)})
+        given.append(found)
+    if answers is not None:
+        write_answers(answers, given[0])
+    if against is not None:
+        comparisons = compare_answers(given[1], given[0])
+        report(f"{comparison_table(comparisons, against, policy)}\n")
+        results["comparison"] = comparison_json(comparisons)
+    if json_file is not None:
+        write_atomic(json_file, json.dumps(results, indent=2).encode() + b"\n")
+
+
+def curate_tasks(
+    tasks: Annotated[str, typer.Argument(help="The raw task set: a file, a directory, hf:ORG/NAME or builtin:NAME.")],
+    out: Annotated[Path, typer.Argument(help="Directory for tasks.jsonl, dropped.jsonl and curation.json.")],
+    model: Model = "bundled",
+    low: Annotated[float, typer.Option(min=0, max=1, help="Smallest solve rate that is kept.")] = 0.125,
+    high: Annotated[float, typer.Option(min=0, max=1, help="Largest solve rate that is kept.")] = 0.5,
+    evaluation: Annotated[
+        list[str] | None, typer.Option(help="Task set that must stay unseen; may be given several times.")
+    ] = None,
+    similarity: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Prompts at least this similar are duplicates; 1: equal words.")
+    ] = 1.0,
+    overlap_words: Annotated[int, typer.Option(min=1, help="Words in a row that count as contamination.")] = 13,
+    samples: Samples = 8,
+    temperature: Temperature = 1.0,
+    max_new_tokens: MaxNewTokens = 4096,
+    target_lengths: Targets = "",
+    system_prompt: SystemPrompt = "",
+    engine: EngineName = "torch",
+    processes: Processes = 1,
+    ray: RayAddress = None,
+    gpus: Gpus = 0.0,
+    limit: Limit = None,
+    batch_tasks: BatchTasks = 32,
+    threads: Threads = 0,
+    seed: Seed = "curation",
+) -> None:
+    """Keep the tasks that a model solves sometimes: drop duplicates, contamination, the too easy and the too hard."""
+    from shoal.curation import Band, CurationSettings, curate
+
+    if low > high:
+        raise ConfigError(f"The band {low:g} … {high:g} is empty.", hint="--low must not exceed --high.")
+    settings = _settings(samples, temperature, max_new_tokens, target_lengths, system_prompt, seed, "")
+    post, crew = _crew(model, engine, settings, processes, ray, gpus, threads)
+    unseen = [task for source in evaluation or [] for task in tasks_to_measure(TasksConfig(source=source))]
+    curate(
+        _limited(_training_tasks(tasks), limit),
+        unseen,
+        post,
+        crew,
+        out,
+        report,
+        settings=CurationSettings(Band(low, high), similarity, overlap_words),
+        batch_tasks=batch_tasks,
+    )
+
+
+Demonstrations = Annotated[Path, typer.Argument(help="JSONL: tasks, each with a `completion`.")]
+MinTokens = Annotated[int, typer.Option(min=0, help="Shorter completions are dropped.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Longer completions are dropped.")]
+MaxRepetition = Annotated[float, typer.Option(min=0, max=1, help="Largest share of repeated 8-word runs.")]
+Similarity = Annotated[
+    float, typer.Option(min=0.01, max=1, help="At least this similar is a duplicate; 1: equal words.")
+]
+Correct = Annotated[bool, typer.Option(help="Drop completions that the task's verifier refuses.")]
+
+
+def filter_file(
+    demonstrations: Demonstrations,
+    out: Annotated[Path, typer.Argument(help="JSONL file to write.")],
+    model: Model = "bundled",
+    min_tokens: MinTokens = 4,
+    max_tokens: MaxTokens = 16_384,
+    max_repetition: MaxRepetition = 0.3,
+    similarity: Similarity = 0.9,
+    correct: Correct = True,
+) -> None:
+    """Drop demonstrations that teach nothing good: malformed, too long, repetitive, wrong, seen before."""
+    from shoal.curation import FilterSettings, write_demonstration
+
+    settings = FilterSettings(min_tokens, max_tokens, max_repetition, correct=correct, similarity=similarity)
+    kept = _kept(demonstrations, settings, model)
+    write_atomic(out, "".join(write_demonstration(demonstration) + "\n" for demonstration in kept).encode())
+    report(f"wrote {out}")
+
+
+def warm_start(
+    demonstrations: Demonstrations,
+    out: Annotated[Path, typer.Argument(help="Directory of the new policy; must not exist.")],
+    model: Model = "bundled",
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the demonstrations.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Demonstrations of one optimiser step.")] = 64,
+    learning_rate: Annotated[float, typer.Option(help="Peak of the schedule.")] = 1e-5,
+    warmup_steps: Annotated[int, typer.Option(min=0, help="Steps of linear warm-up.")] = 20,
+    micro_batch_tokens: Annotated[int, typer.Option(min=1, help="Length of a packed bin; bounds memory.")] = 8192,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two checkpoints.")] = 100,
+    filters: Annotated[bool, typer.Option(help="Filter first, as `shoal filter` does by default.")] = True,
+    shuffle: Annotated[bool, typer.Option(help="Without it the order of the file is the curriculum.")] = True,
+    system_prompt: SystemPrompt = "",
+    work_dir: Annotated[Path | None, typer.Option(help="Where checkpoints go; OUT.work without it.")] = None,
+    threads: Threads = 0,
+) -> None:
+    """Warm start: learn demonstrations before reinforcement learning; works under torchrun too."""
+    from shoal.curation import FilterSettings, FitSettings, WarmStart, encode, read_demonstrations, write_policy
+    from shoal.policy import resolve_model
+    from shoal.roles import use_threads
+    from shoal.tasks import TextCodec
+
+    use_threads(threads)
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} exists and is not empty.", hint="Name another directory, or remove it first.")
+    directory = resolve_model(model)
+    codec = TextCodec.from_directory(directory)
+    kept = _kept(demonstrations, FilterSettings(), model) if filters else list(read_demonstrations(demonstrations))
+    instruction = TasksConfig().length_instruction
+    examples = [encode(one, codec, system_prompt=system_prompt, length_instruction=instruction) for one in kept]
+    fit = FitSettings(
+        epochs=epochs,
+        batch=batch,
+        learning_rate=learning_rate,
+        warmup_steps=warmup_steps,
+        checkpoint_every=checkpoint_every,
+        shuffle=shuffle,
+    )
+    work = work_dir or out.with_name(f"{out.name}.work")
+    trainer = WarmStart(fit, directory, work_dir=work, micro_batch_tokens=micro_batch_tokens)
+    curve: list[tuple[int, float]] = []
+    checkpoint = trainer.train(examples, _fit_progress(curve))
+    if trainer.world.is_main:
+        write_policy(checkpoint, directory, out, base_model=model, loss_curve=curve)
+        report(f"wrote {out}; use it with --model.path {out}")
+
+
+def train_reward(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(help="Answer files of `shoal eval` or `shoal curate`, directories of them, or run directories."),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory of the reward model; must not exist.")],
+    model: Model = "bundled",
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the pairs.")] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="Pairs of one optimiser step.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="Peak of the schedule; 1e-5 for billions of parameters.")] = 2e-4,
+    pairs_per_task: Annotated[int, typer.Option(min=1, help="At most so many pairs of one task.")] = 8,
+    work_dir: Annotated[Path | None, typer.Option(help="Where checkpoints go; OUT.work without it.")] = None,
+    threads: Threads = 0,
+) -> None:
+    """Fit a reward model to preference pairs of verified completions, and tell its accuracy on held-out tasks."""
+    from dataclasses import replace
+
+    from shoal.curation import REWARD_FIT, make_pairs, read_candidates, train_reward_model
+    from shoal.policy import resolve_model
+    from shoal.roles import use_threads
+
+    use_threads(threads)
+    pairs, heldout = make_pairs(read_candidates(sources), pairs_per_task=pairs_per_task)
+    report(f"{len(pairs)} pairs to learn, {len(heldout)} of other tasks to measure")
+    accuracy = train_reward_model(
+        resolve_model(model),
+        pairs,
+        heldout,
+        out,
+        work_dir=work_dir or out.with_name(f"{out.name}.work"),
+        settings=replace(REWARD_FIT, epochs=epochs, batch=batch, learning_rate=learning_rate),
+        on_step=_fit_progress([]),
+    )
+    report(f"held-out pair accuracy {accuracy}")
+    report(f"wrote {out}; use it with --reward.model {out} --reward.model_weight 0.1")
+
+
+def _settings(
+    samples: int, temperature: float, max_new_tokens: int, targets: str, system_prompt: str, seed: str, category: str
+) -> Any:
+    from shoal.evaluation import AskSettings
+
+    try:
+        lengths = tuple(int(part) for part in targets.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"--target-lengths {targets} is no list of lengths.", hint="Such as 1000,2000.") from None
+    return AskSettings(
+        samples=samples,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        target_lengths=lengths,
+        system_prompt=system_prompt,
+        seed=seed,
+        category=category,
+    )
+
+
+def _crew(
+    model: str, engine: str, settings: Any, processes: int, ray: str | None, gpus: float, threads: int
+) -> "tuple[Post, Crew]":
+    from shoal.evaluation.asking import make_crew
+    from shoal.evaluation.crews import Post
+    from shoal.roles import use_threads
+
+    use_threads(0)
+    post = Post(model, engine, settings, threads)
+    return post, make_crew(post, count=processes, ray_address=ray, gpus=gpus)
+
+
+def _training_tasks(source: str) -> list[Task]:
+    """Of a generator what training draws, of a file or dataset all."""
+    config = TasksConfig(source=source)
+    generated = source.startswith(("builtin:", "reasoning-gym:"))
+    return list(load_tasks(config).train) if generated else tasks_to_measure(config)
+
+
+def _limited(tasks: list[Task], limit: int | None) -> list[Task]:
+    return tasks if limit is None else tasks[:limit]
+
+
+def _kept(path: Path, settings: Any, model: str) -> list[Any]:
+    """The demonstrations that pass; tells how many fell to which filter."""
+    from shoal.curation import filter_demonstrations, read_demonstrations
+    from shoal.policy import resolve_model
+    from shoal.tasks import TextCodec
+
+    codec = TextCodec.from_directory(resolve_model(model))
+    reasons: Counter[str] = Counter()
+    kept = []
+    for demonstration, reason in filter_demonstrations(read_demonstrations(path), settings, codec):
+        reasons[reason or "kept"] += 1
+        if not reason:
+            kept.append(demonstration)
+    report(", ".join(f"{count} {reason}" for reason, count in reasons.most_common()) or f"{path} is empty")
+    return kept
+
+
+def _fit_progress(curve: list[tuple[int, float]]) -> Any:
+    """Tells every twentieth part of the way."""
+
+    def tell(step: Any) -> None:
+        curve.append((step.step, step.loss))
+        if step.step % max(1, step.steps // 20) == 0 or step.step == step.steps:
+            left = step.seconds * (step.steps - step.step)
+            report(f"step {step.step}/{step.steps}: loss {step.loss:.4f}, about {left:.0f} s left")
+
+    return tell

@@ -1,0 +1,124 @@
+"""A policy that is asked: tasks in, k judged answers to each out, with any engine.
+
+The seed of an answer depends on the settings' seed, the problem and the number of the sample alone: batching, order and number of
+processes change nothing, and two policies asked with the same settings get the same noise, which makes their comparison sharper.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from shoal.config import TasksConfig
+from shoal.evaluation.answers import Answer
+from shoal.files import digest_file
+from shoal.policy import Completion, Engine, GenerationRequest, resolve_model
+from shoal.policy.joined import make_engine
+from shoal.tasks import Task, TextCodec, score
+
+DEFAULT_CATEGORY_KEYS = ("category", "domain", "subject", "difficulty")
+
+
+@dataclass(frozen=True)
+class AskSettings:
+    samples: int = 8
+    """k: answers per task."""
+    temperature: float = 1.0
+    max_new_tokens: int = 64
+    target_lengths: tuple[int, ...] = ()
+    """Thinking budgets; each task gets one of them, by its id."""
+    system_prompt: str = ""
+    length_instruction: str = TasksConfig().length_instruction
+    seed: str = "0"
+    category: str = ""
+    """Metadata field that names a task's category; without it the first usual one, then the task type."""
+
+
+@dataclass(frozen=True)
+class Question:
+    task: Task
+    target_length: int
+    prompt_tokens: tuple[int, ...]
+
+
+class Respondent:
+    def __init__(self, engine: Engine, codec: TextCodec, settings: AskSettings) -> None:
+        self.engine, self.codec, self.settings = engine, codec, settings
+
+    @classmethod
+    def load(cls, model: str, engine: str, settings: AskSettings) -> "Respondent":
+        """The policy of `bundled`, a directory or a Hugging Face id, in an engine of its own."""
+        directory = resolve_model(model)
+        codec = TextCodec.from_directory(directory)
+        return cls(make_engine(engine, directory, codec.eos_token_ids), codec, settings)
+
+    def answer(self, tasks: Sequence[Task], *, on_progress: Callable[[int], None] | None = None) -> list[Answer]:
+        """k answers to each task, task by task."""
+        return self.answer_questions([self.question(task) for task in tasks], on_progress=on_progress)
+
+    def question(self, task: Task) -> Question:
+        settings = self.settings
+        targets = settings.target_lengths or (0,)
+        target = targets[draw(settings.seed, task.problem_id, "target") % len(targets)]
+        prompt = self.codec.prompt_tokens(
+            task, target, system_prompt=settings.system_prompt, length_instruction=settings.length_instruction
+        )
+        return Question(task, target, tuple(prompt))
+
+    def answer_questions(
+        self, questions: Sequence[Question], *, on_progress: Callable[[int], None] | None = None
+    ) -> list[Answer]:
+        settings = self.settings
+        asked = [(question, sample) for question in questions for sample in range(settings.samples)]
+        requests = [
+            GenerationRequest(
+                question.prompt_tokens,
+                draw(settings.seed, question.task.problem_id, str(sample)),
+                settings.max_new_tokens,
+            )
+            for question, sample in asked
+        ]
+        made = self.engine.generate(requests, temperature=settings.temperature, on_progress=on_progress)
+        return [
+            self._judge(question, sample, request.seed, completion)
+            for (question, sample), request, completion in zip(asked, requests, made, strict=True)
+        ]
+
+    def _judge(self, question: Question, sample: int, seed: int, completion: Completion) -> Answer:
+        task, text = question.task, self.codec.decode(completion.tokens)
+        verdict = score(task, text)
+        return Answer(
+            problem_id=task.problem_id,
+            category=category_of(task, self.settings.category),
+            task_type=task.task_type,
+            sample=sample,
+            seed=seed,
+            target_length=question.target_length,
+            prompt_tokens=list(question.prompt_tokens),
+            output_tokens=list(completion.tokens),
+            completion=text,
+            finish_reason=completion.finish_reason,
+            reward=verdict.reward,
+            why=verdict.why,
+        )
+
+
+def draw(seed: str, problem_id: str, what: str) -> int:
+    """An unsigned 64-bit number; the parts are length-prefixed, so no two questions share one by accident."""
+    text = "".join(f"{len(part)}:{part}" for part in (seed, problem_id, what))
+    return int.from_bytes(blake3(text.encode()).digest(8), "big")
+
+
+def category_of(task: Task, key: str = "") -> str:
+    keys = (key,) if key else DEFAULT_CATEGORY_KEYS
+    named = (str(task.metadata[name]) for name in keys if name in task.metadata)
+    return next(named, task.task_type)
+
+
+def policy_digest(directory: Path) -> str:
+    """One name for the weights of a model directory: another policy never continues somebody else's answers."""
+    hasher = blake3()
+    for file in sorted([*directory.glob("*.safetensors"), directory / "config.json"]):
+        hasher.update(file.name.encode() + digest_file(file).encode())
+    return hasher.hexdigest()
