@@ -32,7 +32,7 @@ bench: setup  ## every figure of the docs; each script prints one JSON object as
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 bundled: setup  ## rebuild the tiny policy inside the package from its recipe
-	$(BIN)/python -m shoal.policy.recipe $(ARGS)
+	$(BIN)/python -m shoal.curation.recipe $(ARGS)
 
 PACKAGES := bubblewrap nginx-light postgresql chromium
 PROGRAMS := bwrap nginx chromium psql

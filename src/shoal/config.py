@@ -205,6 +205,10 @@ class ValidationConfig(Section):
     """Accept a calibration that was made for another model: its limits may wrong the honest or let forgeries pass."""
     claim_s: Positive = 60
     """A submission that a validator took and did not judge by then goes to another one."""
+    reward_model: str = ""
+    """A learned judge made by `shoal reward-model train`; the validator ranks each group with it. Empty switches it off."""
+    reward_model_weight: Annotated[float, Field(ge=0)] = 0.1
+    """What a completion gains that surely wins against its group; below the task reward, which stays the truth."""
     max_tries: Positive = 3
     """Crashes over one submission before it is set aside without penalty."""
 

@@ -275,7 +275,7 @@ def train_reward(
         on_step=_fit_progress([]),
     )
     report(f"held-out pair accuracy {accuracy}")
-    report(f"wrote {out}; use it with --reward.model {out} --reward.model_weight 0.1")
+    report(f"wrote {out}; use it with --validation.reward_model {out}")
 
 
 def _settings(

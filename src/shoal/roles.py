@@ -130,6 +130,7 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     from shoal.policy.torch_engine import TorchEngine
     from shoal.validation import Validator, load_calibration
     from shoal.validation.calibration import ModelIdentity
+    from shoal.validation.learned import make_judge
 
     config, descriptor = directory.config(), directory.descriptor()
     rule = LossRule.of(config)
@@ -145,7 +146,17 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     client = CoordinatorClient.for_run(descriptor, directory.existing_key("validator"), config.coordinator_url)
     metrics = Metrics(directory.events / f"{place.name}.jsonl")
     report(f"judging for {descriptor.run_id}")
-    Validator(run, client, engine, calibration, vocab_size=engine.vocab_size, metrics=metrics, report=report).run()
+    learned = make_judge(config.validation, descriptor, run.workload.tasks.train)
+    Validator(
+        run,
+        client,
+        engine,
+        calibration,
+        vocab_size=engine.vocab_size,
+        learned=learned,
+        metrics=metrics,
+        report=report,
+    ).run()
 
 
 def evaluate(directory: RunDirectory, report: Report, *, threads: int) -> None:

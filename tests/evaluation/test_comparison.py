@@ -34,7 +34,7 @@ def test_a_real_difference_is_found_with_its_size() -> None:
     first = [rng.random() * 0.5 for _ in range(60)]
     result = compare_values(first, [value + 0.2 for value in first])
     assert result.difference == pytest.approx(0.2)
-    assert result.low <= 0.2 <= result.high
+    assert result.low - 1e-9 <= 0.2 <= result.high + 1e-9
     assert result.p_value < 0.001
     assert (result.better, result.worse) == (60, 0)
 

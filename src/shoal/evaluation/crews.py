@@ -6,6 +6,7 @@ was yielded before stays.
 """
 
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -23,6 +24,7 @@ Batch = tuple[int, Sequence[Task]]
 Answered = tuple[int, list[Answer]]
 Crew = Callable[[Sequence[Batch]], Iterator[Answered]]
 RAY_BATCH_DEADLINE_S = 6 * 3600.0
+RAY_KNOCK_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -164,10 +166,18 @@ def _import_ray() -> Any:
 
 def _connect(ray: Any, address: str) -> None:
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise UnavailableError(
             f"There is no Ray cluster at {address}: {first}",
             hint="`ray start --head` prints the address; `auto` finds the cluster of this machine.",
         ) from error
+
+
+def _knock(address: str) -> None:
+    """Ray itself would try for minutes before it says that nobody is there."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=RAY_KNOCK_S).close()

@@ -7,10 +7,11 @@ from shoal.tasks.columns import MalformedTaskError, row_to_task
 from shoal.tasks.model import Task, TaskSet, TaskSets
 from shoal.tasks.rewards import length_penalty
 from shoal.tasks.sources import load_tasks
-from shoal.tasks.verifiers import Score, Verifier, is_exact, register, score, verifier
+from shoal.tasks.verifiers import LEARNED, Score, Verifier, is_exact, register, score, verifier
 
 __all__ = [
     "CODEC_FILES",
+    "LEARNED",
     "THINK_CLOSE",
     "THINK_OPEN",
     "Info",

@@ -90,6 +90,11 @@ def check_choice(info: ChoiceInfo, text: str) -> Outcome:
     return compare(letter, info.answer.upper(), letter == info.answer.upper())
 
 
+def check_learned(info: Info, text: str) -> Outcome:
+    """0 for everybody: only the validator holds the reward model, and puts its ranking in place of this."""
+    return Outcome(0.0, "left to the reward model of the validator")
+
+
 class FormatInfo(Info):
     tags: tuple[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")], ...] = ()
 

@@ -82,11 +82,14 @@ def _never(info: Info, text: str) -> Outcome:
     raise AssertionError("own verifiers judge whole tasks")
 
 
+LEARNED = "reward_model"
+"""Tasks without a verifiable answer, which the validator's reward model ranks."""
 VERIFIERS: dict[str, Verifier] = {
     "integer_answer": Verifier(checks.check_integer, checks.IntegerInfo, exact=True),
     "exact_match": Verifier(checks.check_exact, checks.ExactInfo, exact=True),
     "multiple_choice": Verifier(checks.check_choice, checks.ChoiceInfo, exact=True),
     "format": Verifier(checks.check_format, checks.FormatInfo, exact=True),
+    LEARNED: Verifier(checks.check_learned, Info, exact=False),
     "json_output": Verifier(checks.check_json, checks.JsonInfo, exact=True),
     "code_output_prediction": Verifier(checks.check_json, checks.JsonInfo, exact=True),
 }

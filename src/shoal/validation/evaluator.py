@@ -8,10 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from blake3 import blake3
-
 from shoal.errors import ShoalError
-from shoal.policy.engine import Engine, GenerationRequest
+from shoal.evaluation import AskSettings, Figures, Question, Respondent, figures_of
+from shoal.policy.engine import Engine
 from shoal.policy.joined import JoinedRun
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
@@ -63,39 +62,30 @@ class Evaluator:
     def _evaluate(self, version: int, manifest_digest: str) -> None:
         started = time.monotonic()
         self.engine.load(self.run_info.weights.fetch_version(version, manifest_digest, deadline_s=600))
-        accuracy, mean_tokens = self.measure(version)
+        figures = self.measure(version)
         body = api.EvaluationBody(
             version=version,
-            accuracy=accuracy,
-            problems=len(self.run_info.workload.tasks.heldout),
+            accuracy=figures.avg.mean,
+            problems=figures.problems,
             samples=self.samples,
-            mean_tokens=mean_tokens,
+            mean_tokens=figures.mean_tokens,
             seconds=time.monotonic() - started,
         )
         self.client.report_evaluation(body)
-        self.report(f"version {version}: held-out accuracy {accuracy:.3f} on {body.problems} problems")
+        self.report(f"version {version}: held-out accuracy {figures.avg} on {body.problems} problems")
 
-    def measure(self, version: int) -> tuple[float, float]:
-        """Mean task reward and mean length over the held-out tasks."""
+    def measure(self, version: int) -> Figures:
+        """The figures of the loaded policy on the held-out tasks; thinking budgets are taken in turn."""
         workload, rollouts = self.run_info.workload, self.run_info.descriptor.rollouts
-        targets = self.run_info.descriptor.reward.target_lengths
-        tasks = [workload.tasks.heldout[index] for index in range(len(workload.tasks.heldout))] * self.samples
-        prompts = [
-            workload.prompt_tokens(task, targets[index % len(targets)] if targets else 0)
-            for index, task in enumerate(tasks)
-        ]
-        requests = [
-            GenerationRequest(prompt, _seed(version, index), rollouts.max_new_tokens)
-            for index, prompt in enumerate(prompts)
-        ]
-        completions = self.engine.generate(requests, temperature=rollouts.temperature)
-        rewards = [
-            workload.reward(task, 0, completion.tokens).task_reward
-            for task, completion in zip(tasks, completions, strict=True)
-        ]
-        lengths = [len(completion.tokens) for completion in completions]
-        return sum(rewards) / len(rewards), sum(lengths) / len(lengths)
-
-
-def _seed(version: int, index: int) -> int:
-    return int.from_bytes(blake3(f"evaluation {version} {index}".encode()).digest(8), "big")
+        targets = self.run_info.descriptor.reward.target_lengths or (0,)
+        settings = AskSettings(
+            samples=self.samples,
+            temperature=rollouts.temperature,
+            max_new_tokens=rollouts.max_new_tokens,
+            seed=f"evaluation {version}",
+        )
+        questions = []
+        for index, task in enumerate(workload.tasks.heldout):
+            target = targets[index % len(targets)]
+            questions.append(Question(task, target, workload.prompt_tokens(task, target)))
+        return figures_of(Respondent(self.engine, workload.codec, settings).answer_questions(questions))

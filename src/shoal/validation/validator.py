@@ -20,6 +20,7 @@ from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.verdicts import Reason, Weight, heaviest
 from shoal.validation.calibration import Calibration
 from shoal.validation.checks import Checked, Finding, RejectedError, audit, check_claims
+from shoal.validation.learned import LearnedJudge
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +37,12 @@ class Validator:
         calibration: Calibration,
         *,
         vocab_size: int,
+        learned: LearnedJudge | None = None,
         metrics: Metrics | None = None,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.run_info, self.client, self.engine, self.calibration = run, client, engine, calibration
-        self.vocab_size = vocab_size
+        self.vocab_size, self.learned = vocab_size, learned
         self.metrics = metrics or Metrics()
         self.report = report
         self._loaded = ""
@@ -88,6 +90,7 @@ class Validator:
             return _verdict(claim, [Finding(Reason.FILE_GONE, str(error))])
         try:
             checked = check_claims(data, claim, self.run_info.workload, self.vocab_size)
+            checked = self.learned.amend(checked) if self.learned else checked
             if not claim.audit:
                 return _verdict(claim, [], checked)
             return self._audit(claim, checked)

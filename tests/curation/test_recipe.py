@@ -7,14 +7,14 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shoal.policy.recipe import (
+from shoal.curation.recipe import (
     DIRECTORY,
     STYLE_LENGTHS,
     Recipe,
     build,
     build_tokenizer,
-    collate,
-    draw_example,
+    demonstrations,
+    fit_settings,
     style_for,
     worked_solution,
 )
@@ -66,25 +66,28 @@ def test_asked_length_chooses_the_nearest_style() -> None:
     assert [style_for(target) for target in (26, 30, 35)] == ["checked"] * 3
 
 
-def test_only_solutions_are_labelled(codec: TextCodec) -> None:
-    rng = random.Random(0)
-    examples = [draw_example(codec, rng, slip=0.3, heed=0.8) for _ in range(4)]
-    ids_BL, labels_BL = collate(examples)
-    for row, (prompt, solution) in enumerate(examples):
-        assert ids_BL[row, : len(prompt) + len(solution)].tolist() == prompt + solution
-        assert labels_BL[row][labels_BL[row] >= 0].tolist() == solution
+def test_demonstrations_are_filtered_and_only_careless_ones_may_be_wrong(codec: TextCodec) -> None:
+    recipe = Recipe(clean_steps=10, careless_steps=10, batch=20)
+    made = list(demonstrations(recipe, codec))
+    clean, careless = made[:200], made[200:]
+    assert len(careless) == 200
+    assert all(score(one.task, one.completion).reward == 1.0 for one in clean)
+    assert 0.2 < sum(score(one.task, one.completion).reward for one in careless) / 200 < 0.5
+    assert len({(one.task.prompt, one.completion) for one in clean}) == 200
+    assert not any(ChainSum(*one.task.metadata["terms"]).is_heldout for one in made)
 
 
-def test_a_build_writes_every_file_of_a_policy(tmp_path: Path) -> None:
-    build(Recipe(hidden=32, layers=1, heads=1, intermediate=32, clean_steps=1, careless_steps=1, batch=2), tmp_path)
-    written = {path.name for path in tmp_path.iterdir()}
-    assert written >= {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "chat_template.jinja",
-    }
+def test_demonstrations_come_in_the_order_of_the_curriculum() -> None:
+    assert not fit_settings(Recipe()).shuffle
+
+
+def test_a_build_writes_every_file_of_a_policy_and_goes_on_after_a_kill(tmp_path: Path) -> None:
+    recipe = Recipe(hidden=32, layers=1, heads=1, intermediate=32, clean_steps=1, careless_steps=1, batch=2)
+    build(recipe, tmp_path / "out", tmp_path / "work")
+    first = (tmp_path / "out" / "model.safetensors").read_bytes()
+    build(recipe, tmp_path / "again", tmp_path / "work")
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == first
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in DIRECTORY.iterdir()}
 
 
 def test_bundled_weights_are_small_and_bf16() -> None:

@@ -1,32 +1,40 @@
-"""Rebuilds the bundled policy: `python -m shoal.policy.recipe` (or `make bundled`).
+"""Rebuilds the bundled policy: `python -m shoal.curation.recipe` (or `make bundled`).
 
-A tokenizer, worked solutions of chain sums, and a supervised tiny Llama that first learns the arithmetic from clean
-solutions and then, from careless ones, the habit of slipping at any step. The result knows the procedure but samples a wrong
-answer two times out of three: something for reinforcement learning to sharpen. Held-out problems never enter the data.
+A tokenizer, worked solutions of chain sums that passed the filters, and a warm start of a tiny Llama that first learns the
+arithmetic from clean solutions and then, from careless ones, the habit of slipping at any step. The result knows the procedure but
+samples a wrong answer two times out of three: something for reinforcement learning to sharpen. Held-out problems never enter the
+data.
 """
 
 import argparse
 import itertools
 import json
-import math
 import random
-import time
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from shoal.config import TasksConfig
+from shoal.curation.demonstrations import Demonstration, FilterSettings, filter_demonstrations
+from shoal.curation.fitting import FitReport, FitSettings
+from shoal.curation.sft import WarmStart, encode, write_policy
+from shoal.evaluation import AskSettings, Respondent, figures_of
 from shoal.files import write_atomic
-from shoal.tasks import THINK_CLOSE, THINK_OPEN, TaskSet, TextCodec, load_tasks, score
+from shoal.policy import bundled_directory
+from shoal.tasks import THINK_CLOSE, THINK_OPEN, TextCodec, load_tasks
 from shoal.tasks.chain_sums import ChainSum, as_task, draw_chain_sum
 
-DIRECTORY = Path(__file__).parent / "bundled"
+DIRECTORY = bundled_directory()
+FILES = (
+    *("config.json", "generation_config.json", "model.safetensors"),
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+)
 VOCABULARY = 320
 PAD, END = "<|pad|>", "<|end|>"
 CONTROL_TOKENS = [PAD, END, "<|system|>", "<|user|>", "<|assistant|>"]
@@ -37,7 +45,7 @@ TEMPLATE = (
 INSTRUCTION = TasksConfig().length_instruction
 STYLE_LENGTHS = {"plain": 21, "checked": 30}
 MAX_NEW_TOKENS = 40
-EVALUATION_BATCH = 256
+NEARLY_GREEDY = 0.05
 
 
 @dataclass(frozen=True)
@@ -128,36 +136,29 @@ def style_for(target: int) -> str:
     return min(STYLE_LENGTHS, key=lambda style: abs(STYLE_LENGTHS[style] - target)) if target else "plain"
 
 
-def draw_example(codec: TextCodec, rng: random.Random, *, slip: float, heed: float) -> tuple[list[int], list[int]]:
-    """Prompt and solution tokens of a problem that is not held out."""
+def draw_demonstration(rng: random.Random, *, slip: float, heed: float) -> Demonstration:
+    """A worked solution of a problem that is not held out."""
     problem = draw_chain_sum(rng)
     while problem.is_heldout:
         problem = draw_chain_sum(rng)
     target = draw_target(rng)
     style = style_for(target) if rng.random() < heed else rng.choice(list(STYLE_LENGTHS))
-    prompt = codec.prompt_tokens(as_task(problem), target, system_prompt="", length_instruction=INSTRUCTION)
-    return prompt, codec.encode(worked_solution(problem, style, slip, rng) + END)
+    return Demonstration(as_task(problem), worked_solution(problem, style, slip, rng), target)
 
 
-def collate(examples: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
-    """Token ids and labels [batch, length], padded on the right; only solutions are labelled."""
-    length = max(len(prompt) + len(solution) for prompt, solution in examples)
-    ids_BL = torch.zeros(len(examples), length, dtype=torch.int64)
-    labels_BL = torch.full_like(ids_BL, -100)
-    for row, (prompt, solution) in enumerate(examples):
-        end = len(prompt) + len(solution)
-        ids_BL[row, :end] = torch.tensor(prompt + solution)
-        labels_BL[row, len(prompt) : end] = torch.tensor(solution)
-    return ids_BL, labels_BL
+def demonstrations(recipe: Recipe, codec: TextCodec) -> Iterator[Demonstration]:
+    """Clean solutions first: learnt from careless ones alone, the arithmetic takes several times as long.
 
-
-def batches(recipe: Recipe, codec: TextCodec) -> Iterator[tuple[Tensor, Tensor]]:
-    """Clean solutions first: learnt from careless ones alone, the arithmetic takes several times as long."""
+    Both go through the filters. Careless solutions are meant to be wrong two times out of three, so there, and only there, the
+    verifier is not asked.
+    """
     rng = random.Random(recipe.seed)
-    for step in range(recipe.clean_steps + recipe.careless_steps):
-        clean = step < recipe.clean_steps
-        slip, heed = (0.0, 1.0) if clean else (recipe.slip, recipe.heed)
-        yield collate([draw_example(codec, rng, slip=slip, heed=heed) for _ in range(recipe.batch)])
+    phases = [(recipe.clean_steps, 0.0, 1.0, True), (recipe.careless_steps, recipe.slip, recipe.heed, False)]
+    for steps, slip, heed, correct in phases:
+        settings = FilterSettings(max_tokens=MAX_NEW_TOKENS, correct=correct, similarity=1.0)
+        drawn = (draw_demonstration(rng, slip=slip, heed=heed) for _ in itertools.count())
+        kept = (one for one, reason in filter_demonstrations(drawn, settings, codec) if not reason)
+        yield from itertools.islice(kept, steps * recipe.batch)
 
 
 def build_model(recipe: Recipe, codec: TextCodec) -> LlamaForCausalLM:
@@ -178,97 +179,69 @@ def build_model(recipe: Recipe, codec: TextCodec) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def train(recipe: Recipe, codec: TextCodec, model: LlamaForCausalLM) -> None:
-    total = recipe.clean_steps + recipe.careless_steps
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    started = time.monotonic()
-    for step, (ids_BL, labels_BL) in enumerate(batches(recipe, codec)):
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.learning_rate * _schedule(step, total)
-        loss = model(input_ids=ids_BL, labels=labels_BL).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if step % 50 == 0 or step == total - 1:
-            print(f"step {step:5d}  loss {loss.item():.4f}  {time.monotonic() - started:6.1f} s", flush=True)
+def fit_settings(recipe: Recipe) -> FitSettings:
+    return FitSettings(
+        batch=recipe.batch,
+        learning_rate=recipe.learning_rate,
+        warmup_steps=100,
+        checkpoint_every=200,
+        shuffle=False,
+        seed=recipe.seed,
+    )
 
 
-def _schedule(step: int, total: int) -> float:
-    """Linear warm-up, then a cosine down to a twentieth."""
-    warmup = min(1.0, (step + 1) / 100)
-    return warmup * (0.05 + 0.475 * (1 + math.cos(math.pi * step / total)))
-
-
-@torch.no_grad()
-def sample(
-    model: LlamaForCausalLM, prompts: Sequence[list[int]], seed: int, *, greedy: bool = False
-) -> list[list[int]]:
-    """One completion per prompt at temperature 1, end token included."""
-    pad, end = model.config.pad_token_id, model.config.eos_token_id
-    width = max(map(len, prompts))
-    ids_BL = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        out_BL = model.generate(
-            input_ids=ids_BL,
-            attention_mask=(ids_BL != pad).long(),
-            do_sample=not greedy,
-            temperature=1.0,
-            top_k=0,
-            max_new_tokens=MAX_NEW_TOKENS,
-        )
-    rows = out_BL[:, width:].tolist()
-    return [row[: row.index(end) + 1] if end in row else row for row in rows]
-
-
-def evaluate(
-    model: LlamaForCausalLM, codec: TextCodec, tasks: TaskSet, targets: Sequence[int], *, greedy: bool = False
-) -> tuple[float, float]:
-    """Share of right answers and mean length over the tasks, targets taken in turn."""
-    chosen = list(zip(tasks, itertools.cycle(targets), strict=False))
-    prompts = [codec.prompt_tokens(task, t, system_prompt="", length_instruction=INSTRUCTION) for task, t in chosen]
-    starts = range(0, len(prompts), EVALUATION_BATCH)
-    parts = [sample(model, prompts[i : i + EVALUATION_BATCH], seed=i, greedy=greedy) for i in starts]
-    completions = [completion for part in parts for completion in part]
-    rewards = [score(task, codec.decode(tokens)).reward for (task, _), tokens in zip(chosen, completions, strict=True)]
-    return sum(rewards) / len(rewards), sum(map(len, completions)) / len(completions)
-
-
-def build(recipe: Recipe, out: Path) -> None:
-    """Writes every file of the policy: tokenizer, chat template, config and bf16 weights."""
-    codec = write_tokenizer(out)
+def build(recipe: Recipe, out: Path, work_dir: Path) -> None:
+    """Writes every file of the policy: tokenizer, chat template, config and bf16 weights. A killed build goes on."""
+    base = work_dir / "base"
+    codec = write_tokenizer(base)
     model = build_model(recipe, codec)
+    model.save_pretrained(base)
     print(f"{sum(weight.numel() for weight in model.parameters())} parameters")
-    train(recipe, codec, model)
-    model.to(torch.bfloat16).save_pretrained(out)
-    (out / "model.safetensors").chmod(0o644)
+    examples = [
+        encode(one, codec, system_prompt="", length_instruction=INSTRUCTION) for one in demonstrations(recipe, codec)
+    ]
+    checkpoint = WarmStart(fit_settings(recipe), base, work_dir=work_dir).train(examples, _tell)
+    shutil.rmtree(work_dir / "policy", ignore_errors=True)
+    policy = write_policy(checkpoint, base, work_dir / "policy", base_model="random weights", loss_curve=())
+    for name in FILES:
+        write_atomic(out / name, (policy / name).read_bytes())
+
+
+def _tell(report: FitReport) -> None:
+    if report.step % 50 == 0 or report.step == report.steps:
+        print(f"step {report.step:5d}  loss {report.loss:.4f}  {report.seconds:6.3f} s", flush=True)
 
 
 def report(directory: Path) -> None:
     """Held-out accuracy of the saved bf16 weights, computed in fp32."""
-    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    heldout = list(load_tasks(TasksConfig(count=1, heldout=1024)).heldout)
+    engine = Respondent.load(str(directory), "torch", AskSettings()).engine
     codec = TextCodec.from_directory(directory)
-    heldout = load_tasks(TasksConfig(count=1, heldout=1024)).heldout
-    for targets in ([0], *([length] for length in STYLE_LENGTHS.values()), list(STYLE_LENGTHS.values())):
-        accuracy, length = evaluate(model, codec, heldout, targets)
-        best, _ = evaluate(model, codec, heldout, targets, greedy=True)
-        print(
-            f"targets {targets}: {accuracy:.3f} right at temperature 1, {best:.3f} greedy, {length:.1f} tokens",
-            flush=True,
-        )
+    for targets in ((), *((length,) for length in STYLE_LENGTHS.values()), tuple(STYLE_LENGTHS.values())):
+        for temperature in (1.0, NEARLY_GREEDY):
+            settings = AskSettings(
+                samples=1, temperature=temperature, max_new_tokens=MAX_NEW_TOKENS, target_lengths=targets
+            )
+            figures = figures_of(Respondent(engine, codec, settings).answer(heldout))
+            print(
+                f"targets {targets}, temperature {temperature}: {figures.avg} right, {figures.mean_tokens:.1f} tokens",
+                flush=True,
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=DIRECTORY)
+    parser.add_argument(
+        "--work-dir", type=Path, default=Path("build/bundled"), help="checkpoints; the same one goes on"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     for name, value in asdict(Recipe()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     arguments = vars(parser.parse_args())
-    out = arguments.pop("out")
+    out, work_dir = arguments.pop("out"), arguments.pop("work_dir")
     torch.set_num_threads(arguments.pop("threads"))
-    build(Recipe(**arguments), out)
+    build(Recipe(**arguments), out, work_dir)
     report(out)
 
 
