@@ -7,7 +7,7 @@ import json
 import uuid
 from collections.abc import Callable, Sequence
 
-from shoal.coordinator import drift, ledger, retries, trust
+from shoal.coordinator import drift, ledger, retries, tasks, trust
 from shoal.coordinator.assignments import drop_lease, lease_of, sweep
 from shoal.coordinator.context import Context
 from shoal.coordinator.database import Connection, Row
@@ -147,6 +147,7 @@ def _accept(connection: Connection, context: Context, row: Row, body: api.Verdic
     # What a quarantined key made is judged but not used: its slot goes to another key.
     lease = _close(connection, context, row, body, "resolved" if usable else "open")
     for group in body.groups if usable else []:
+        tasks.count_group(connection, group)
         connection.execute(
             "INSERT INTO groups (group_id, submission_id, worker, step, slot, number, policy_version, useful, tokens, rewards,"
             " task_rewards, logprobs_verified, state) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",

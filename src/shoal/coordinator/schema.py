@@ -65,7 +65,12 @@ ALTER TABLE submissions ADD COLUMN faults BIGINT NOT NULL DEFAULT 0;
 ALTER TABLE submissions ADD COLUMN retry_at DOUBLE PRECISION NOT NULL DEFAULT 0;
 """
 
-MIGRATIONS: dict[int, str] = {2: FIRST, 3: AUDIT_DRAWS_AND_RETRIES}
+TASK_STATISTICS = """
+CREATE TABLE task_stats (
+  task_id TEXT PRIMARY KEY, groups BIGINT NOT NULL, samples BIGINT NOT NULL, solved BIGINT NOT NULL, useful BIGINT NOT NULL);
+"""
+
+MIGRATIONS: dict[int, str] = {2: FIRST, 3: AUDIT_DRAWS_AND_RETRIES, 4: TASK_STATISTICS}
 """By the schema version that each leads to, in order."""
 SCHEMA_VERSION = max(MIGRATIONS)
 

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 
-from shoal.coordinator import batches, ledger, trust
+from shoal.coordinator import batches, ledger, tasks, trust
 from shoal.coordinator.context import Context
 from shoal.coordinator.database import Connection, Row
 from shoal.coordinator.steps import current_step, newest_version, run_state, step_view
@@ -149,6 +149,7 @@ def history(connection: Connection, context: Context) -> api.HistoryView:
         evaluations=evaluations,
         batches=_batches(connection, begun),
         bans=[worker_view(connection, context, row) for row in banned],
+        tasks=tasks.statistics(connection),
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from shoal.coordinator import Store
+from shoal.coordinator.database import open_database
 from shoal.errors import ConfigError, IntegrityError
 from shoal.evaluation.answers import read_answers
 from shoal.files import digest_bytes
@@ -57,7 +58,7 @@ def read_candidates(sources: Iterable[Path]) -> Iterator[Candidate]:
 def from_run(directory: RunDirectory) -> Iterator[Candidate]:
     """Accepted rollouts; the rewards are the validator's, the bytes are those that the worker signed for."""
     limits = RolloutLimits.of(directory.descriptor())
-    for (submission, digest), rewards in _verified_groups(directory.store).items():
+    for (submission, digest), rewards in _verified_groups(directory).items():
         data = (directory.submissions / f"{submission}.parquet").read_bytes()
         if digest_bytes(data) != digest:
             raise IntegrityError(f"The rollout file of submission {submission} was changed.")
@@ -66,10 +67,11 @@ def from_run(directory: RunDirectory) -> Iterator[Candidate]:
                 yield Candidate(tuple(row.input_tokens), tuple(row.output_tokens), rewards[row.group][row.sample])
 
 
-def _verified_groups(path: Path) -> dict[tuple[str, str], dict[int, list[float]]]:
+def _verified_groups(directory: RunDirectory) -> dict[tuple[str, str], dict[int, list[float]]]:
     """By submission (id, digest) and group, the task rewards of the samples."""
     found: dict[tuple[str, str], dict[int, list[float]]] = {}
-    store = Store(path)
+    config = directory.config().coordinator
+    store = Store(open_database(config.store, directory.store))
     try:
         rows = store.read(
             lambda connection: connection.execute(

@@ -110,6 +110,23 @@ def ages(status: StatusView, history: HistoryView) -> str | None:
     return draw("age of trained groups", paint)
 
 
+def task_solve_rates(status: StatusView, history: HistoryView) -> str | None:
+    counts = history.tasks.by_solve_rate
+    if not counts:
+        return None
+
+    def paint(axes: Axes) -> None:
+        bars = axes.bar(list(counts), list(counts.values()), width=0.7, color=BLUE)
+        axes.bar_label(bars, padding=2, fontsize=8.5)
+        axes.tick_params(axis="x", labelrotation=30, labelsize=8)
+        axes.margins(y=0.14)
+        axes.grid(visible=False, axis="x")
+        axes.set_xlabel("solved samples")
+        axes.set_ylabel("tasks")
+
+    return draw("tasks by how often they were solved", paint)
+
+
 def phase_times(status: StatusView, history: HistoryView) -> str | None:
     made = [version for version in history.versions if version.version > 0]
     table = series.phase_table(made)

@@ -23,6 +23,11 @@ PLOTS: tuple[tuple[str, str, Plot], ...] = (
     ("Learning", "Mean reward of each step's batch, and accuracy on tasks that training never draws.", plots.learning),
     ("Time per phase", "What the trainer did with the time of each step.", plots.phase_times),
     ("Age of trained groups", "How many versions behind the trainer the policy was that wrote them.", plots.ages),
+    (
+        "Solve rates of tasks",
+        "Over all samples of the run; tasks never or always solved give no signal.",
+        plots.task_solve_rates,
+    ),
     ("Verdicts per worker", "Submissions judged by the validator.", plots.verdicts),
     ("Bytes per version", "What one client downloads to follow the policy.", plots.version_bytes),
     ("Completion length", "Mean length of the trained completions.", plots.completion_length),

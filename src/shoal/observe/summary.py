@@ -5,6 +5,7 @@ Pure: the coordinator's last status and history in, figures out. Every number is
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from statistics import fmean
@@ -68,6 +69,8 @@ def summarise(
             {"version": row.version, "accuracy": row.accuracy, "problems": row.problems, "at_s": round(row.at_s, 3)}
             for row in history.evaluations
         ],
+        "tasks": history.tasks.model_dump(),
+        "groups_dropped": _dropped(history),
         "per_step": _steps(history),
     }
 
@@ -162,6 +165,14 @@ def _step(version: VersionView, batch: Mapping[str, float | int]) -> dict[str, A
         "generated_groups": batch.get("generated_groups"),
         "max_age": batch.get("max_age"),
     }
+
+
+def _dropped(history: HistoryView) -> dict[str, int]:
+    """Accepted groups that no batch held, by reason."""
+    counts: Counter[str] = Counter()
+    for batch in history.batches:
+        counts.update({name: int(value) for name, value in batch.items() if name.startswith("dropped_")})
+    return {name.removeprefix("dropped_"): count for name, count in sorted(counts.items())}
 
 
 def _whole(value: float | None) -> int | None:

@@ -282,11 +282,25 @@ class StatusView(Answer):
     ledger_head: str
 
 
+class TaskStatistics(Answer):
+    """Over all tasks that accepted groups were about."""
+
+    tasks: int = 0
+    groups: int = 0
+    useful: int = 0
+    """Groups whose task rewards were not all equal."""
+    samples: int = 0
+    solved: int = 0
+    by_solve_rate: dict[str, int] = {}
+    """Tasks never solved, solved in 0–10 % of their samples … always solved."""
+
+
 class HistoryView(Answer):
     versions: list[VersionView]
     evaluations: list[EvaluationView]
     batches: list[dict[str, float | int]]
     bans: list[WorkerView]
+    tasks: TaskStatistics = TaskStatistics()
 
 
 class LedgerEntryView(Answer):
