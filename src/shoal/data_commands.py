@@ -216,9 +216,9 @@ def warm_start(
     from shoal.roles import use_threads
     from shoal.tasks import TextCodec
 
-    use_threads(threads)
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} exists and is not empty.", hint="Name another directory, or remove it first.")
+    use_threads(threads)
     directory = resolve_model(model)
     codec = TextCodec.from_directory(directory)
     kept = _kept(demonstrations, FilterSettings(), model) if filters else list(read_demonstrations(demonstrations))

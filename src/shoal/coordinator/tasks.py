@@ -1,7 +1,7 @@
 """What the run learns about its tasks: how often each was drawn, solved, and taught something.
 
-One row per task that was drawn, counted in the transaction of the verdict. What people see is the distribution: tasks that are never
-or always solved cost samples and give no signal, and show that the band of the curated set should move.
+One row per task that was drawn, counted in the transaction of the verdict. What people see is the distribution: tasks never
+or always solved cost samples, give no signal, and show that the band of the curated set should move.
 """
 
 from shoal.coordinator.database import Connection
