@@ -7,6 +7,7 @@ from shoal.protocol.api import (
     HistoryView,
     RelayView,
     StatusView,
+    TaskStatistics,
     VerdictView,
     VersionView,
     WorkerState,
@@ -102,9 +103,13 @@ def make_history(steps: int = STEPS) -> HistoryView:
                 "groups": 32,
                 "generated_groups": 44 + step,
                 "max_age": step % 3,
+                "dropped_no_signal": 3,
             }
             for step in range(steps)
         ],
+        tasks=TaskStatistics(
+            tasks=3, groups=5, useful=2, samples=40, solved=17, by_solve_rate={"never": 1, "always": 2}
+        ),
         bans=[worker for worker in make_workers() if worker.state == "banned"],
     )
 

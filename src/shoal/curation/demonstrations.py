@@ -69,7 +69,7 @@ class DemonstrationFilter:
         return "near duplicate" if self._duplicates.seen(f"{demonstration.task.prompt} {text}") else ""
 
     def _length_problem(self, text: str) -> str:
-        tokens = len(self._codec.encode(text)) if self._codec else len(words(text))
+        tokens = len(self._codec.encode(text)) if self._codec else len(words(text.replace(THINK_CLOSE, " ")))
         if tokens < self.settings.min_tokens:
             return "too short"
         return "too long" if tokens > self.settings.max_tokens else ""

@@ -65,7 +65,7 @@ def _learn(model: Any, pairs: Sequence[Pair], world: World) -> float:
     scores = classify(model, sequences, world.device)
     loss: Tensor = -logsigmoid(scores[: len(pairs)] - scores[len(pairs) :]).mean()
     torch.autograd.backward(loss)
-    return float(loss)
+    return float(loss.detach())
 
 
 def pair_accuracy(model: RewardModel, pairs: Sequence[Pair]) -> Estimate:
