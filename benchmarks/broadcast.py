@@ -1,12 +1,13 @@
 """From the trainer's tensors to verified weights behind one relay: ours against shardcast 0.3.2.
 
-    python benchmarks/broadcast.py [--megabytes 512] [--rounds 3] [--capped-mb-s 10] [--no-capped]
+    python benchmarks/broadcast.py [--megabytes 512] [--rounds 5] [--capped-mb-s 10] [--only PART]
 
-Origin, relay and client are processes of their own, on loopback, with all files in memory. The clock runs from the call that
-publishes until the client holds the verified file. shardcast polls once per second, its minimum, and its client asks for the
-list in a loop. Every version has new bytes; for deltas 0.6 % of the bf16 weights move by one unit, most of those that are near
-zero by many, and encoding and applying count. Capped: every link passes a proxy that shares one byte rate. `swap_ms` is how
-long the embedded engine stands still while the new weights are copied in. Rounds alternate; figures are ratios of medians.
+Origin, relay and client are processes of their own, on loopback, with all files in memory, so that no disk is measured. The clock
+runs from the call that publishes until the client holds the verified file. shardcast polls once per second, its minimum, and its
+client asks for the list in a loop. Every version has new bytes; for deltas 0.6 % of the bf16 weights change, those nearest to zero
+by many units and the others by one, and encoding and applying count. Capped: every link passes a proxy that shares one byte rate.
+`swap_ms` is how long the embedded engine stands still while the new weights are copied in. Rounds alternate; figures are ratios of
+medians.
 """
 
 import argparse
@@ -24,8 +25,7 @@ import tempfile
 import threading
 import time
 import venv
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,6 +37,7 @@ from shoal.broadcast.limits import Bucket
 TENSORS = 32
 CHANGED = 0.006
 SHARDCAST = "shardcast==0.3.2"
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 COMMON = """
 import json, sys, time
@@ -54,7 +55,7 @@ from shoal.broadcast import Origin, OriginServer, WireTensor
 from shoal.identity import Keypair
 root, port, deltas, parts = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "delta", int(sys.argv[4])
 key = Keypair.generate()
-origin = Origin(root, key, keep_versions=2, grace_s=0, anchor_every=1000, delta_from_bytes=0 if deltas else 1 << 60)
+origin = Origin(root, key, keep_versions=1, grace_s=0, anchor_every=1000, delta_from_bytes=0 if deltas else None)
 server = OriginServer(root, "127.0.0.1", port, readers=origin.readers)
 server.start()
 say(run_key=key.public)
@@ -281,8 +282,11 @@ class Versions:
         self._weights: NDArray[np.uint16] = np.zeros(0, np.uint16)
 
     def fresh(self) -> Path:
-        normal = self._rng.standard_normal(self._count, dtype=np.float32) * 0.03
-        self._weights = (normal.view(np.uint32) >> 16).astype(np.uint16)
+        """Other weights, with new bytes at every place."""
+        if not len(self._weights):
+            normal = self._rng.standard_normal(self._count, dtype=np.float32) * 0.03
+            self._weights = (normal.view(np.uint32) >> 16).astype(np.uint16)
+        self._weights = np.roll(self._weights, int(self._rng.integers(self._count)))
         return self._save()
 
     def update(self) -> Path:
@@ -298,38 +302,25 @@ class Versions:
         return self._path
 
 
-@contextmanager
-def workplace() -> Iterator[Path]:
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
-        yield Path(name)
-
-
-def compare(size_bytes: int, rounds: int, link: float | None, *, full: bool) -> dict[str, list[float]]:
-    """Seconds per version: `theirs`, `delta` and, if asked for, `full`."""
+def compare(kind: str, size_bytes: int, rounds: int, link: float | None = None) -> dict[str, float]:
+    """Median seconds per version of `theirs` and of ours, which sends `full` weights or a `delta`."""
     times: dict[str, list[float]] = {}
-    with workplace() as work, ExitStack() as stack:
-        following, fresh = Versions(work / "following.bin", size_bytes), Versions(work / "fresh.bin", size_bytes)
-        sides: dict[str, Side] = {}
-
-        def add(name: str, side: Side) -> None:
-            sides[name] = side
+    with tempfile.TemporaryDirectory(dir=MEMORY) as name, ExitStack() as stack:
+        work = Path(name)
+        versions = Versions(work / "weights.bin", size_bytes)
+        sides = {"theirs": their_side(work / "theirs", link), kind: our_side(work / kind, kind, link)}
+        for side in sides.values():
             stack.callback(side.close)
-
-        add("theirs", their_side(work / "theirs", link))
-        add("delta", our_side(work / "delta", "delta", link))
-        if full:
-            add("full", our_side(work / "full", "full", link))
         # The base of the first delta; it also compiles the kernels that a running system has compiled long ago.
-        sides["delta"].publish(0, following.fresh())
-        sides["delta"].publish(1, following.update())
+        sides[kind].publish(0, versions.fresh())
+        sides[kind].publish(1, versions.update())
         for number in range(2, rounds + 2):
-            path = following.update()
+            path = versions.update() if kind == "delta" else versions.fresh()
             for name, side in sides.items():
-                seconds, _ = side.publish(number, fresh.fresh() if name == "full" else path)
+                seconds, _ = side.publish(number, path)
                 times.setdefault(name, []).append(seconds)
                 print(f"{name} {'capped ' if link else ''}{number}: {seconds:.2f} s", file=sys.stderr, flush=True)
-    return times
+    return {name: round(statistics.median(values), 2) for name, values in times.items()}
 
 
 def swap_milliseconds(size_bytes: int) -> float:
@@ -349,7 +340,8 @@ def swap_milliseconds(size_bytes: int) -> float:
         num_attention_heads=16,
         tie_word_embeddings=True,
     )
-    with workplace() as work:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
+        work = Path(name)
         model = LlamaForCausalLM(config).to(torch.bfloat16)
         config.save_pretrained(work)
         tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
@@ -366,29 +358,27 @@ def swap_milliseconds(size_bytes: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--capped-mb-s", type=float, default=10)
     parser.add_argument("--capped-rounds", type=int, default=1)
-    parser.add_argument("--no-capped", action="store_true")
+    parser.add_argument("--only", choices=("full", "delta", "capped", "swap"), help="one part alone")
     options = parser.parse_args()
     if shutil.which("wget") is None:
         sys.exit("shardcast needs wget.")
     size_bytes = options.megabytes * 1_000_000
-    free = {
-        name: statistics.median(times) for name, times in compare(size_bytes, options.rounds, None, full=True).items()
-    }
-    figures: dict[str, object] = {
-        "full_speedup_vs_shardcast": round(free["theirs"] / free["full"], 2),
-        "delta_speedup_vs_shardcast": round(free["theirs"] / free["delta"], 2),
-        "seconds": {name: round(seconds, 2) for name, seconds in free.items()},
-    }
-    if not options.no_capped:
-        link = options.capped_mb_s * 1e6
-        capped = compare(size_bytes, options.capped_rounds, link, full=False)
-        medians = {name: statistics.median(times) for name, times in capped.items()}
-        figures["delta_speedup_capped"] = round(medians["theirs"] / medians["delta"], 1)
-        figures["seconds_capped"] = {name: round(seconds, 2) for name, seconds in medians.items()}
-    figures["swap_ms"] = round(swap_milliseconds(size_bytes), 1)
+    figures: dict[str, object] = {}
+    parts = (options.only,) if options.only else ("full", "delta", "capped", "swap")
+    for kind in ("full", "delta"):
+        if kind in parts:
+            seconds = compare(kind, size_bytes, options.rounds)
+            figures[f"{kind}_speedup_vs_shardcast"] = round(seconds["theirs"] / seconds[kind], 2)
+            figures[f"seconds_{kind}"] = seconds
+    if "capped" in parts:
+        seconds = compare("delta", size_bytes, options.capped_rounds, options.capped_mb_s * 1e6)
+        figures["delta_speedup_capped"] = round(seconds["theirs"] / seconds["delta"], 1)
+        figures["seconds_capped"] = seconds
+    if "swap" in parts:
+        figures["swap_ms"] = round(swap_milliseconds(size_bytes), 1)
     figures["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
     print(json.dumps(figures))
 

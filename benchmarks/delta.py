@@ -16,12 +16,14 @@ import math
 import os
 import platform
 import random
+import runpy
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -48,7 +50,6 @@ def train_versions(model_directory: Path, directory: Path, learning_rate: float,
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.manual_seed(0)
-    torch.set_num_threads(os.cpu_count() or 1)
     rng = random.Random(0)
     tokenizer = AutoTokenizer.from_pretrained(model_directory)
     model: Any = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
@@ -118,6 +119,12 @@ def grpo_step(model: Any, tokenizer: Any, optimiser: Any, parameters: list[Any],
     optimiser.step()
 
 
+def smollm2_directory() -> Path:
+    """Made by the generation benchmark's converter the first time."""
+    benchmark = runpy.run_path(str(Path(__file__).with_name("generation.py")))
+    return Path(benchmark["smollm2_directory"]())
+
+
 def load_version(directory: Path, version: int) -> Weights:
     layout = json.loads((directory / "tensors.json").read_text())
     data = map_file(directory / f"v{version}.raw")
@@ -161,15 +168,23 @@ class Measured:
             payloads, self.encode_s = median_seconds(encode, repeats)
             pairs = list(zip(payloads, blocks, strict=True))
 
-            def apply(pair: tuple[bytes, Block]) -> list[U16]:
-                return apply_block(memoryview(pair[0]), pair[1], base, new.tensors)  # type: ignore[return-value]
+            rooms: SimpleQueue[NDArray[np.uint8]] = SimpleQueue()
+            for _ in range(os.cpu_count() or 1):
+                rooms.put(np.empty(SPAN_BYTES, np.uint8))
 
-            def apply_all() -> int:
-                return sum(pool.map(lambda pair: len(apply(pair)), pairs))
+            def apply(pair: tuple[bytes, Block], look: Callable[[U16], str]) -> list[str]:
+                room = rooms.get()
+                pieces = apply_block(memoryview(pair[0]), pair[1], base, new.tensors, room)
+                seen = [look(numbers) for numbers in pieces]  # type: ignore[arg-type]
+                rooms.put(room)
+                return seen
+
+            def apply_all() -> None:
+                list(pool.map(lambda pair: apply(pair, lambda numbers: ""), pairs))
 
             def apply_and_verify() -> list[list[str]]:
                 return list(
-                    pool.map(lambda pair: [digest_bytes(numbers.data.cast("B")) for numbers in apply(pair)], pairs)
+                    pool.map(lambda pair: apply(pair, lambda numbers: digest_bytes(numbers.data.cast("B"))), pairs)
                 )
 
             _, self.apply_s = median_seconds(apply_all, repeats)
@@ -214,7 +229,7 @@ def measure_rate(directory: Path, versions: int, repeats: int) -> list[Measured]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="directory or Hugging Face id")
+    parser.add_argument("--model", type=Path, help="a model directory; SmolLM2-135M-Instruct by default")
     parser.add_argument("--versions", type=int, default=6)
     parser.add_argument("--updates", type=Path, default=Path("runs/benchmarks/delta"))
     parser.add_argument("--repeats", type=int, default=5)
@@ -223,9 +238,7 @@ def main() -> None:
     for name, learning_rate in LEARNING_RATES.items():
         directory = options.updates / name
         if not (directory / "tensors.json").exists():
-            from shoal.policy import resolve_model
-
-            train_versions(resolve_model(options.model), directory, learning_rate, options.versions)
+            train_versions(options.model or smollm2_directory(), directory, learning_rate, options.versions)
         results[name] = measure_rate(directory, options.versions, options.repeats)
     everything = [result for measured in results.values() for result in measured]
 

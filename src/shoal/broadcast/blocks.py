@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shoal.broadcast import kernels
 from shoal.broadcast.delta import apply_changes, encode_changes
 from shoal.broadcast.manifest import TensorEntry
-from shoal.broadcast.pieces import LAYOUTS, Block, Layout, Piece
+from shoal.broadcast.pieces import LAYOUTS, Block, Layout, Piece, block_bytes
 from shoal.broadcast.streams import Reader, corrupt, varint
 from shoal.broadcast.weights import Bits, Weights
 
@@ -39,21 +39,31 @@ def encode_block(block: Block, base: Weights, new: Weights) -> bytes:
         ]
         bodies.append(encode_changes(chosen, layout) if chosen else b"")
     encoded = bytes(modes) + b"".join(bodies)
-    if len(encoded) <= len(block) + sum(piece.size_bytes for piece in block):
+    if len(encoded) <= len(block) + block_bytes(block):
         return encoded
     return bytes([RAW]) * len(block) + b"".join(numbers.tobytes() for _, numbers in pairs)
 
 
-def apply_block(payload: memoryview, block: Block, base: Weights, tensors: Sequence[TensorEntry]) -> list[Bits]:
-    """The numbers of every piece of the block; fresh arrays, the base is only read."""
+def apply_block(
+    payload: memoryview,
+    block: Block,
+    base: Weights,
+    tensors: Sequence[TensorEntry],
+    room: NDArray[np.uint8] | None = None,
+) -> list[Bits]:
+    """The numbers of every piece of the block, one after the other in `room`, if given; the base is only read."""
     reader = Reader(payload)
+    room = np.empty(block_bytes(block), np.uint8) if room is None else room
+    at = 0
     modes = bytes(reader.take(len(block)))
     results: list[Bits] = []
     changed: dict[Layout, list[Bits]] = {layout: [] for layout in LAYOUTS.values()}
     for piece, mode in zip(block, modes, strict=True):
         tensor = tensors[piece.tensor]
         layout = LAYOUTS[tensor.dtype]
-        numbers = _read_piece(reader, mode, piece, layout, base.same_piece(tensor, piece))
+        numbers: Bits = room[at : at + piece.size_bytes].view(layout.storage)
+        at += piece.size_bytes
+        np.copyto(numbers, _read_piece(reader, mode, piece, layout, base.same_piece(tensor, piece)))
         results.append(numbers)
         if mode == CHANGED:
             changed[layout].append(numbers)
@@ -67,10 +77,9 @@ def apply_block(payload: memoryview, block: Block, base: Weights, tensors: Seque
 
 def _choose_mode(old: Bits | None, numbers: Bits, layout: Layout) -> tuple[int, bytes]:
     if old is not None:
-        changes = kernels.count_changes(old, numbers)
-        if changes == 0:
+        if not kernels.differ(old, numbers):
             return SAME, b""
-        if changes < SPARSE_RATE * len(numbers):
+        if kernels.sampled_changes(old, numbers) < SPARSE_RATE:
             return CHANGED, b""
     packed = _pack(numbers)
     body = varint(len(packed)) + packed
@@ -83,9 +92,9 @@ def _read_piece(reader: Reader, mode: int, piece: Piece, layout: Layout, old: Bi
     if mode in (SAME, CHANGED):
         if old is None:
             raise corrupt("it changes a tensor that its base does not have")
-        return old.copy()
+        return old
     if mode == RAW:
-        return _as_bits(reader.take(piece.size_bytes), layout).copy()
+        return _as_bits(reader.take(piece.size_bytes), layout)
     if mode == PACKED:
         return _unpack(reader.take(reader.varint(piece.size_bytes)), piece, layout)
     raise corrupt(f"there is no piece mode {mode}")
@@ -105,7 +114,7 @@ def _unpack(data: memoryview, piece: Piece, layout: Layout) -> Bits:
     except zstandard.ZstdError as error:
         raise corrupt(f"a packed piece cannot be unpacked ({error})") from None
     array = np.frombuffer(planes, np.uint8).reshape(piece.item_bytes, -1).T
-    return _as_bits(array.tobytes(), layout).copy()
+    return _as_bits(array.tobytes(), layout)
 
 
 def _as_bits(data: bytes | memoryview, layout: Layout) -> Bits:

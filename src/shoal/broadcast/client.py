@@ -7,6 +7,7 @@ verified byte twice. All calls block, have a deadline, and may come from any thr
 
 import os
 import random
+import secrets
 import shutil
 import threading
 import time
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shoal.broadcast.book import RelayReport
+from shoal.broadcast.checking import check_weights
 from shoal.broadcast.fetching import ShardFetch
 from shoal.broadcast.heads import HeadNews, HeadWatch
 from shoal.broadcast.library import Library
@@ -21,7 +23,7 @@ from shoal.broadcast.manifest import MAX_SHARD_BYTES, Head, Manifest, VersionEnt
 from shoal.broadcast.plan import Plan, cheapest_plan
 from shoal.broadcast.progress import OnProgress, Progress, SupersededError
 from shoal.broadcast.sources import Sources
-from shoal.broadcast.staging import WEIGHTS_FILE, StagedWeights, check_weights
+from shoal.broadcast.staging import WEIGHTS_FILE, StagedWeights
 from shoal.broadcast.store import Store
 from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import digest_bytes, is_digest
@@ -57,6 +59,7 @@ class WeightClient:
         self._sources = Sources(relays, metrics=self._metrics, rng=rng, clock=monotonic, patience_s=patience_s)
         self._library = Library(self._store, self._sources, run_key)
         self._watch = HeadWatch(self._sources, run_key, self._root / "head.json", run_id=run_id, clock=clock)
+        self._trash = Trash(self._root / "trash")
         self._checked: set[str] = set()
         self._busy = threading.Lock()
 
@@ -117,6 +120,7 @@ class WeightClient:
     def close(self) -> None:
         """End every wait; calls under way fail soon."""
         self._sources.stop()
+        self._trash.close()
 
     def _usable(self, digest: str, manifest: Manifest) -> bool:
         """Whether the version is on disk; the first time in a process its bytes are hashed, a power cut may have eaten some."""
@@ -215,9 +219,34 @@ class WeightClient:
         directories = sorted(self._versions.iterdir(), key=lambda path: path.stat().st_mtime)
         for directory in directories[: -self._keep_versions]:
             if directory != keep:
-                shutil.rmtree(directory)
                 self._checked.discard(directory.name)
+                self._trash.drop(directory)
         for leftover in (self._root / "staging").glob("*"):
-            shutil.rmtree(leftover)
+            self._trash.drop(leftover)
         kept = {directory.name for directory in self._versions.iterdir()}
         self._store.remove("manifests", self._store.held("manifests") - kept)
+
+
+class Trash:
+    """Deletes directories behind the caller's back: they are gone from their place at once, the disk takes its time."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._thread: threading.Thread | None = None
+        directory.mkdir(parents=True, exist_ok=True)
+        self._empty()
+
+    def drop(self, path: Path) -> None:
+        os.replace(path, self._directory / secrets.token_hex(8))
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._empty, name="trash", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _empty(self) -> None:
+        while entries := list(self._directory.iterdir()):
+            for entry in entries:
+                shutil.rmtree(entry, ignore_errors=True)

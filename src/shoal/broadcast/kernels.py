@@ -19,14 +19,19 @@ U16 = NDArray[np.uint16]
 U32 = NDArray[np.uint32]
 I64 = NDArray[np.int64]
 Integer = int | np.int64
+Word = np.uint16 | np.uint32
 
 CORRUPT = -1
 GROUP = 16
 SAMPLED = 64
+CHUNK = 4096
 CONTEXTS = 16
 
 SCALE_BITS = 12
 LOW_STATE = 1 << 16
+
+ONE = np.uint64(1)
+EVERY_MARK = np.uint64(0x0101010101010101)
 
 DIRECT = 16
 MANTISSA_BITS = 3
@@ -162,19 +167,25 @@ def survey(base: Bits, new: Bits, shift: int, magnitude: int, members: I64, chan
 
 
 @kernel
-def count_changes(base: Bits, new: Bits) -> int:
-    count = 0
-    for index in range(len(base)):
-        count += base[index] != new[index]
-    return count
+def differ(base: Bits, new: Bits) -> bool:
+    for start in range(0, len(base), CHUNK):
+        changed = 0
+        for index in range(start, min(start + CHUNK, len(base))):
+            changed += base[index] != new[index]
+        if changed:
+            return True
+    return False
 
 
 @kernel
-def count_below(base: Bits, magnitude: int, cut: int) -> int:
-    count = 0
-    for index in range(len(base)):
-        count += (base[index] & magnitude) < cut
-    return count
+def sampled_changes(base: Bits, new: Bits) -> float:
+    """About which share of the numbers changed."""
+    seen, changed = 0, 0
+    for start in range(0, len(base), SAMPLED * GROUP):
+        for index in range(start, min(start + GROUP, len(base))):
+            seen += 1
+            changed += base[index] != new[index]
+    return changed / max(seen, 1)
 
 
 @kernel
@@ -202,12 +213,26 @@ def unfold_step(old: Integer, folded: Integer, width: int) -> Integer:
 
 
 @kernel
+def mark(base: Bits, new: Bits, magnitude: Word, cut: Word, marks: U8) -> None:
+    """Which numbers changed or are below `cut`. Vectorises only if the limits have the type of the numbers."""
+    for index in range(len(base)):
+        marks[index] = (base[index] != new[index]) | ((base[index] & magnitude) < cut)
+
+
+@kernel
+def lowest_mark(word: np.uint64) -> int:
+    """Which of the eight marks of a word is the first, without a branch: one bit below it for each byte before it."""
+    return int((((word - ONE) & EVERY_MARK & ~word) * EVERY_MARK) >> np.uint64(56))
+
+
+@kernel
 def collect(
     base: Bits,
     new: Bits,
     width: int,
     shift: int,
-    cut: int,
+    magnitude: Word,
+    cut: Word,
     dense: U32,
     contexts: U8,
     gaps: U32,
@@ -217,58 +242,59 @@ def collect(
     """Describe one piece of a block; `cursors` (dense items, sparse items, numbers since the last change) run on between pieces.
 
     Most numbers of magnitude below `cut` change, so each of them gets a folded step, with its exponent as context; of the
-    others only changes are noted, each with how many numbers were passed since the last one.
+    others only changes are noted, each with how many numbers were passed since the last one. Eight marks are looked at in
+    one go, because nearly all are zero.
     """
-    magnitude = (1 << (width - 1)) - 1
-    top = (cut - 1) >> shift
-    dense_at, sparse_at, gap = cursors[0], cursors[1], cursors[2]
-    for start in range(0, len(base), GROUP):
-        end = min(start + GROUP, len(base))
-        notable = 0
-        for index in range(start, end):
-            notable += (base[index] != new[index]) | ((base[index] & magnitude) < cut)
-        if notable == 0:
-            gap += end - start
-            continue
-        for index in range(start, end):
-            size = base[index] & magnitude
-            if base[index] == new[index] and size >= cut:
-                gap += 1
-                continue
-            step = fold_step(np.int64(base[index]), np.int64(new[index]), width)
-            if size < cut:
-                dense[dense_at] = step
-                contexts[dense_at] = min(top - (size >> shift), CONTEXTS - 1)
-                dense_at += 1
-                gap += 1
-            else:
-                gaps[sparse_at] = gap
-                steps[sparse_at] = step
-                sparse_at += 1
-                gap = 0
-    cursors[0], cursors[1], cursors[2] = dense_at, sparse_at, gap
+    top = (np.int64(cut) - 1) >> shift
+    words = np.zeros(CHUNK // 8, np.uint64)
+    marks = words.view(np.uint8)
+    dense_at, sparse_at, last = cursors[0], cursors[1], -1 - cursors[2]
+    for start in range(0, len(base), CHUNK):
+        end = min(start + CHUNK, len(base))
+        marks[end - start :] = 0
+        mark(base[start:end], new[start:end], magnitude, cut, marks)
+        for word in range(len(words)):
+            left = words[word]
+            while left:
+                index = start + 8 * word + lowest_mark(left)
+                left &= left - ONE
+                size = base[index] & magnitude
+                step = fold_step(np.int64(base[index]), np.int64(new[index]), width)
+                if size < cut:
+                    dense[dense_at] = step
+                    contexts[dense_at] = min(int(top - (np.int64(size) >> shift)), CONTEXTS - 1)
+                    dense_at += 1
+                else:
+                    gaps[sparse_at] = index - last - 1
+                    steps[sparse_at] = step
+                    sparse_at += 1
+                    last = index
+    cursors[0], cursors[1], cursors[2] = dense_at, sparse_at, len(base) - 1 - last
 
 
 @kernel
-def patch_dense(numbers: Bits, width: int, shift: int, cut: int, dense: U32, cursors: I64, ends: I64) -> int:
+def patch_dense(
+    numbers: Bits, width: int, shift: int, magnitude: Word, cut: Word, dense: U32, cursors: I64, ends: I64
+) -> int:
     """Move every number below `cut` by its step; `cursors`, one per context, run on between pieces."""
-    magnitude = (1 << (width - 1)) - 1
-    top = (cut - 1) >> shift
-    for start in range(0, len(numbers), GROUP):
-        end = min(start + GROUP, len(numbers))
-        below = 0
-        for index in range(start, end):
-            below += (numbers[index] & magnitude) < cut
-        if below == 0:
-            continue
-        for index in range(start, end):
-            size = numbers[index] & magnitude
-            if size < cut:
-                context = min(top - (size >> shift), CONTEXTS - 1)
+    top = (np.int64(cut) - 1) >> shift
+    words = np.zeros(CHUNK // 8, np.uint64)
+    marks = words.view(np.uint8)
+    for start in range(0, len(numbers), CHUNK):
+        end = min(start + CHUNK, len(numbers))
+        marks[end - start :] = 0
+        mark(numbers[start:end], numbers[start:end], magnitude, cut, marks)
+        for word in range(len(words)):
+            left = words[word]
+            while left:
+                index = start + 8 * word + lowest_mark(left)
+                left &= left - ONE
+                number = numbers[index]
+                context = min(int(top - (np.int64(number & magnitude) >> shift)), CONTEXTS - 1)
                 at = cursors[context]
                 if at >= ends[context]:
                     return CORRUPT
-                numbers[index] = unfold_step(np.int64(numbers[index]), np.int64(dense[at]), width)
+                numbers[index] = unfold_step(np.int64(number), np.int64(dense[at]), width)
                 cursors[context] = at + 1
     return 0
 

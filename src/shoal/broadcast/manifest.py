@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeVar
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from shoal.broadcast.pieces import ITEM_BYTES, partition
+from shoal.broadcast.pieces import ITEM_BYTES, block_bytes, partition
 from shoal.errors import IntegrityError, SignatureError
 from shoal.identity import Envelope, Keypair
 
@@ -143,7 +143,7 @@ class Manifest(Record):
         if len(form.block_bytes) != len(blocks) or sum(form.block_bytes) != form.size_bytes:
             raise ValueError("delta shards must hold the blocks of all tensors and nothing else")
         for size, block in zip(form.block_bytes, blocks, strict=True):
-            if size > len(block) + sum(piece.size_bytes for piece in block):
+            if size > len(block) + block_bytes(block):
                 raise ValueError("a delta block may not be larger than what it describes")
 
 

@@ -70,7 +70,7 @@ class Origin:
         head_ttl_s: float = 3600,
         grace_s: float = 60,
         anchor_every: int = 8,
-        delta_from_bytes: int = 16 << 20,
+        delta_from_bytes: int | None = 16 << 20,
         span_bytes: int = SPAN_BYTES,
         readers: Readers | None = None,
         clock: Callable[[], float] = time.time,
@@ -121,14 +121,26 @@ class Origin:
             if known is not None:
                 return _same_weights(known, tensors)
             self._staged = {number: staged for number, staged in self._staged.items() if number < version}
+            if self._delta_from_bytes is None:
+                return self._stage_full(version, tensors, pool)
             base = self._base()
             raw = self._baselines.temporary(version)
             anchor = base is None or self._anchor_due(base[1])
             entries, full = self._write_tensors(tensors, raw, pool, cut=anchor)
             delta = self._write_delta(entries, raw, base, pool)
             if delta is None or delta.size_bytes > LARGEST_DELTA * full_bytes(entries):
-                return self._sign(version, entries, (full or self._cut_file(raw, pool),), raw)
-            return self._sign(version, entries, (full, delta) if full else (delta,), raw)
+                forms: tuple[Form, ...] = (full or self._cut_file(raw, pool),)
+            else:
+                forms = (full, delta) if full else (delta,)
+            publication = self._sign(version, entries, forms)
+            self._baselines.adopt(raw, publication.manifest_digest)
+            return publication
+
+    def _stage_full(self, version: int, tensors: Iterable[WireTensor], pool: ThreadPoolExecutor) -> Publication:
+        """Without deltas nothing refers to a version, so no copy of it is kept."""
+        entries, full = self._write_tensors(tensors, None, pool, cut=True)
+        assert full is not None
+        return self._sign(version, entries, (full,))
 
     def announce(self, *, ledger_head: str) -> Head:
         """Show all staged versions at once, then delete what nobody needs any more."""
@@ -150,12 +162,12 @@ class Origin:
                 self._write_head(self._head.versions, self._head.ledger_head)
 
     def _write_tensors(
-        self, tensors: Iterable[WireTensor], raw: Path, pool: ThreadPoolExecutor, *, cut: bool
+        self, tensors: Iterable[WireTensor], raw: Path | None, pool: ThreadPoolExecutor, *, cut: bool
     ) -> tuple[list[TensorEntry], Form | None]:
-        """Copy all tensors into the next baseline and, for an anchor, into shards."""
+        """Copy all tensors into the next baseline, if one is kept, and, for an anchor, into shards."""
         cutter = ShardCutter(self.store, self._shard_bytes, pool)
         entries = []
-        with open(raw, "wb", buffering=0) as file:
+        with open(raw or os.devnull, "wb", buffering=0, opener=_open_to_overwrite) as file:
             for tensor in tensors:
                 copied = pool.submit(write_fully, file, tensor.data)
                 if cut:
@@ -163,6 +175,8 @@ class Origin:
                 entries.append(tensor_entry(tensor))
                 copied.result()
                 cutter.settle()
+            if raw is not None:
+                file.truncate()
         return entries, Form(kind="full", shards=cutter.finish()) if cut else None
 
     def _write_delta(
@@ -182,7 +196,7 @@ class Origin:
         cutter.feed(map_file(raw))
         return Form(kind="full", shards=cutter.finish())
 
-    def _sign(self, version: int, entries: list[TensorEntry], forms: tuple[Form, ...], raw: Path) -> Publication:
+    def _sign(self, version: int, entries: list[TensorEntry], forms: tuple[Form, ...]) -> Publication:
         manifest = Manifest(
             run_id=self._run_id,
             version=version,
@@ -191,7 +205,6 @@ class Origin:
             forms=forms,
         )
         digest = self.store.put("manifests", seal_manifest(manifest, self._run_key))
-        self._baselines.adopt(raw, digest)
         self._staged[version] = _describe(manifest, digest)
         return self._staged[version]
 
@@ -204,7 +217,7 @@ class Origin:
         if digest is None:
             return None
         manifest = self._manifest(digest)
-        small = manifest.size_bytes < self._delta_from_bytes
+        small = self._delta_from_bytes is None or manifest.size_bytes < self._delta_from_bytes
         return None if small or not self._baselines.usable(digest, manifest) else (digest, manifest)
 
     def _anchor_due(self, manifest: Manifest) -> bool:
@@ -292,6 +305,10 @@ def write_fully(file: RawIOBase, data: bytes | memoryview) -> None:
     view = memoryview(data).cast("B") if len(data) else memoryview(b"")
     while view:
         view = view[file.write(view) :]
+
+
+def _open_to_overwrite(path: str, flags: int) -> int:
+    return os.open(path, flags & ~os.O_TRUNC, 0o644)
 
 
 def _worker_threads() -> int:

@@ -57,6 +57,10 @@ class Piece:
 Block = list[Piece]
 
 
+def block_bytes(block: Block) -> int:
+    return sum(piece.size_bytes for piece in block)
+
+
 def partition(tensors: Sequence[Shaped], span_bytes: int) -> list[Block]:
     """Blocks of at most `span_bytes` (more only if a single number is larger), in the order of the tensors."""
     blocks: list[Block] = []

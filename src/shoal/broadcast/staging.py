@@ -1,25 +1,28 @@
 """Weights that are being put together beside the live ones.
 
 The file has its final size from the start, so a full disk shows before the first byte is fetched. Verified shards are written
-in place and noted in a journal, which is how a restarted process knows what it has. `finish` hashes every tensor once more and
-only then gives the file its name.
+in place and noted in a journal, which is how a restarted process knows what it has. Every tensor is hashed once more, as soon as
+all its bytes are in the file, and only if all are right does `finish` give the file its name.
 """
 
 import errno
 import os
 import shutil
 import threading
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
+from queue import SimpleQueue
 
-from shoal.broadcast.manifest import Form, Manifest, ShardEntry, TensorEntry, safetensors_header
-from shoal.broadcast.pieces import Block, offsets, partition
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.broadcast.checking import TensorChecks
+from shoal.broadcast.manifest import Form, Manifest, ShardEntry, safetensors_header
+from shoal.broadcast.pieces import Block, block_bytes, offsets, partition
 from shoal.broadcast.store import map_file
 from shoal.broadcast.weights import Weights
-from shoal.errors import IntegrityError, UnavailableError
-from shoal.files import digest_bytes
+from shoal.errors import UnavailableError
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_BYTES = 4
@@ -48,13 +51,20 @@ class StagedWeights:
             self._shards, self._shards_offset = self._open(self._delta_path, form.size_bytes), 0
         self._journal = self._open(directory / "verified", None)
         write_at(self._weights, memoryview(self._header), 0, self._path)
+        self._checks = TensorChecks(self._path, manifest)
 
     def missing(self) -> list[tuple[int, ShardEntry]]:
         size = os.fstat(self._journal).st_size
         journal = os.pread(self._journal, size, 0)
         whole = size - size % INDEX_BYTES
         verified = {int.from_bytes(journal[at : at + INDEX_BYTES], "little") for at in range(0, whole, INDEX_BYTES)}
-        return [(index, shard) for index, shard in enumerate(self._form.shards) if index not in verified]
+        missing = []
+        for index, shard in enumerate(self._form.shards):
+            if index in verified:
+                self._wrote_shard(index)
+            else:
+                missing.append((index, shard))
+        return missing
 
     def write(self, index: int, data: memoryview) -> None:
         """Put a verified shard at its place."""
@@ -62,6 +72,7 @@ class StagedWeights:
         with self._lock:
             end = os.fstat(self._journal).st_size
             write_at(self._journal, memoryview(index.to_bytes(INDEX_BYTES, "little")), end, self._path)
+        self._wrote_shard(index)
 
     def apply(self, base_path: Path, base: Manifest) -> None:
         """Make the weights from the base and the fetched delta, block by block on all cores."""
@@ -73,28 +84,43 @@ class StagedWeights:
         ends = list(accumulate(self._form.block_bytes))
         tensor_offsets = offsets(tensors)
 
+        blocks = partition(tensors, self._form.span_bytes)
+        largest = max((block_bytes(block) for block in blocks), default=0)
+        rooms: SimpleQueue[NDArray[np.uint8]] = SimpleQueue()
+        threads = os.cpu_count() or 1
+        for _ in range(threads):
+            rooms.put(np.empty(largest, np.uint8))
+
         def apply_one(number: int, block: Block) -> None:
+            room = rooms.get()
             payload = delta[ends[number] - self._form.block_bytes[number] : ends[number]]
             at = len(self._header) + tensor_offsets[block[0].tensor] + block[0].start * block[0].item_bytes
-            for numbers in apply_block(payload, block, old, tensors):
-                write_at(self._weights, numbers.data.cast("B"), at, self._path)
-                at += numbers.nbytes
+            size = block_bytes(block)
+            apply_block(payload, block, old, tensors, room)
+            write_at(self._weights, room[:size].data, at, self._path)
+            rooms.put(room)
+            self._checks.wrote(at, at + size)
 
-        blocks = partition(tensors, self._form.span_bytes)
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        with ThreadPoolExecutor(threads) as pool:
             for _ in pool.map(apply_one, range(len(blocks)), blocks):
                 pass
 
     def finish(self, target: Path) -> None:
-        """Check all tensors and give the directory its name."""
-        check_weights(self._path, self._manifest)
+        """Give the directory its name if all tensors are right."""
+        self._checks.finish()
         self.close()
         os.replace(self._directory / "weights", target)
         shutil.rmtree(self._directory)
 
     def close(self) -> None:
+        self._checks.close()
         while self._handles:
             os.close(self._handles.pop())
+
+    def _wrote_shard(self, index: int) -> None:
+        if self._form.kind == "full":
+            start = self._shards_offset + self._offsets[index]
+            self._checks.wrote(start, start + self._form.shards[index].size_bytes)
 
     def _open(self, path: Path, size_bytes: int | None) -> int:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -103,34 +129,9 @@ class StagedWeights:
             if size_bytes is not None:
                 reserve(handle, size_bytes, path)
         except BaseException:
-            self.close()
+            os.close(self._handles.pop())
             raise
         return handle
-
-
-def check_weights(path: Path, manifest: Manifest) -> None:
-    """Raise unless the file is the safetensors file of this manifest, byte for byte."""
-    header = safetensors_header(manifest.tensors)
-    if path.stat().st_size != len(header) + manifest.size_bytes:
-        raise IntegrityError(f"{path} does not have the size of version {manifest.version}.")
-    view = map_file(path)
-    if view[: len(header)] != header:
-        raise IntegrityError(f"{path} does not have the header of version {manifest.version}.")
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        slices = tensor_slices(manifest.tensors, len(header))
-        wrong = [name for name in pool.map(lambda item: _wrong_tensor(view, *item), slices) if name]
-    if wrong:
-        raise IntegrityError(f"Tensor {wrong[0]} of version {manifest.version} has another digest than promised.")
-
-
-def tensor_slices(tensors: Iterable[TensorEntry], start: int) -> list[tuple[TensorEntry, int, int]]:
-    """Where each tensor lies in a file whose first tensor begins at `start`."""
-    slices = []
-    for tensor in tensors:
-        end = start + tensor.size_bytes
-        slices.append((tensor, start, end))
-        start = end
-    return slices
 
 
 def reserve(file: int, size_bytes: int, path: Path) -> None:
@@ -157,7 +158,3 @@ def _disk_error(error: OSError, path: Path) -> UnavailableError:
             f"There is no room on the disk for {path}.", hint="Free some space, or name another directory."
         )
     return UnavailableError(f"{path} cannot be written: {error.strerror}.")
-
-
-def _wrong_tensor(view: memoryview, tensor: TensorEntry, start: int, end: int) -> str:
-    return "" if digest_bytes(view[start:end]) == tensor.digest else tensor.name

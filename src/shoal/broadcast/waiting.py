@@ -13,7 +13,7 @@ from pathlib import Path
 from shoal.errors import IntegrityError
 from shoal.identity import Envelope
 
-WATCH_INTERVAL_S = 0.025
+WATCH_INTERVAL_S = 0.01
 
 
 class HeadPointer:
