@@ -1,5 +1,7 @@
 """Manifests on disk, fetched when missing; signature and digest are checked every time one is opened."""
 
+from collections.abc import Callable, Sequence
+
 from shoal.broadcast.manifest import Manifest, open_manifest
 from shoal.broadcast.sources import ABSENT_AFTER_S, Sources
 from shoal.broadcast.store import Store
@@ -7,7 +9,11 @@ from shoal.files import digest_bytes
 
 
 class Library:
-    def __init__(self, store: Store, sources: Sources, run_key: str) -> None:
+    def __init__(
+        self, store: Store, sources: Sources, run_key: str, *, among: Callable[[], Sequence[str]] | None = None
+    ) -> None:
+        """`among` names whom to ask, if not everybody."""
+        self._among = among
         self._store = store
         self._sources = sources
         self._run_key = run_key
@@ -16,7 +22,9 @@ class Library:
         kept = self._kept(digest)
         if kept is not None:
             return open_manifest(kept, self._run_key)
-        manifest, data = self._sources.manifest(digest, self._run_key, deadline=deadline, absent_after_s=absent_after_s)
+        manifest, data = self._sources.manifest(
+            digest, self._run_key, deadline=deadline, absent_after_s=absent_after_s, among=self._among
+        )
         self._store.put("manifests", data, digest)
         return manifest
 

@@ -33,9 +33,12 @@ LONG_POLL_S = 20.0
 RETRY_S = 1.0
 SHARD_DEADLINE_S = 120.0
 NOT_YET = (404, 503)
-# Held requests that ended without the shard before it is fetched from the parents.
+# Requests to peers that ended without the shard before it is fetched from the parents.
 PEER_FAILURES = 6
-CONNECTIONS_PER_ROUTE = 4
+CONNECTIONS = 4
+# In a mesh many relays ask the parents, and few requests of each keep the shards in order; most requests to peers only wait.
+MESH_PARENT_CONNECTIONS = 2
+MESH_PEER_CONNECTIONS = 16
 
 
 class Relay:
@@ -56,7 +59,7 @@ class Relay:
         peers: Callable[[], Sequence[str]] | None = None,
         announce: Callable[[], None] | None = None,
         announce_every_s: float = 10.0,
-        connections: int = CONNECTIONS_PER_ROUTE,
+        connections: int = CONNECTIONS,
         grace_s: float = 60.0,
         limits: ServerLimits | None = None,
         max_download_bytes_s: float = 0,
@@ -111,9 +114,9 @@ class Relay:
         self._store.verify()
         self._server.start()
         self._spawn("follower", self._follow)
-        for number in range(self._connections):
+        for number in range(MESH_PARENT_CONNECTIONS if self._has_peers else self._connections):
             self._spawn(f"parents {number}", lambda: self._fetch("parents"))
-        for number in range(2 * self._connections if self._has_peers else 0):
+        for number in range(MESH_PEER_CONNECTIONS if self._has_peers else 0):
             self._spawn(f"peers {number}", lambda: self._fetch("peers"))
         if self._announce is not None:
             self._spawn("announcer", self._announce_often)
@@ -136,7 +139,8 @@ class Relay:
         if run_key is None:
             return
         write_atomic(self._root / "run_key", run_key.encode())
-        library = Library(self._store, self.sources, run_key)
+        # Peers learn of a version at the same moment as we do: asked for its manifest, they could only wait like us.
+        library = Library(self._store, self.sources, run_key, among=self._parents)
         path = self._root / "seen_head.json"
         watch = HeadWatch(self.sources, run_key, path, always_ask=self._upstreams, clock=self._clock)
         seen = 0
@@ -181,20 +185,20 @@ class Relay:
                 self._store.put("shards", data, item.digest)
                 self._wanted.done(item)
             except (ShoalError, OSError) as error:
-                waits = isinstance(error, FetchError) and error.status in NOT_YET
-                self._wanted.put_back(item, failures=1 if waits else PEER_FAILURES)
+                self._wanted.put_back(item)
                 if route == "parents":
                     self._report_trouble(error)
-                elif not waits:
-                    # A peer is gone or lied: all shards that were to come from it go another way now.
+                elif not (isinstance(error, FetchError) and error.status in NOT_YET):
+                    # A peer is gone or lied: what was to come from it has another owner now.
                     self._wanted.reroute()
 
     def _from_parents(self, item: WantedShard) -> memoryview:
-        def parents() -> Sequence[str]:
-            living = [url for url in self._upstreams if self.sources.book.alive(url)]
-            return living or self.sources.urls()
+        return self.sources.shard(item.shard, deadline=self.sources.clock() + SHARD_DEADLINE_S, among=self._parents)
 
-        return self.sources.shard(item.shard, deadline=self.sources.clock() + SHARD_DEADLINE_S, among=parents)
+    def _parents(self) -> Sequence[str]:
+        """The parents that are believed to live; everybody we know when none is."""
+        living = [url for url in self._upstreams if self.sources.book.alive(url)]
+        return living or self.sources.urls()
 
     def _from_peer(self, item: WantedShard) -> memoryview:
         owner = self._mesh.owner(item.index)

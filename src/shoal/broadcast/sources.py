@@ -105,10 +105,16 @@ class Sources:
         return self._small("shards", digest, max_bytes, deadline)
 
     def manifest(
-        self, digest: str, run_key: str, *, deadline: float, absent_after_s: float = ABSENT_AFTER_S
+        self,
+        digest: str,
+        run_key: str,
+        *,
+        deadline: float,
+        absent_after_s: float = ABSENT_AFTER_S,
+        among: Callable[[], Sequence[str]] | None = None,
     ) -> tuple[Manifest, bytes]:
         """A manifest and its served bytes. Its digest was signed for, so a bad one is the publisher's fault."""
-        data = self._small("manifests", digest, MAX_MANIFEST_BYTES, deadline, absent_after_s)
+        data = self._small("manifests", digest, MAX_MANIFEST_BYTES, deadline, absent_after_s, among)
         return open_manifest(data, run_key), data
 
     def try_each(
@@ -175,7 +181,13 @@ class Sources:
         return self._patience_s + size_bytes / self._least_bytes_s
 
     def _small(
-        self, folder: str, digest: str, max_bytes: int, deadline: float, absent_after_s: float = ABSENT_AFTER_S
+        self,
+        folder: str,
+        digest: str,
+        max_bytes: int,
+        deadline: float,
+        absent_after_s: float = ABSENT_AFTER_S,
+        among: Callable[[], Sequence[str]] | None = None,
     ) -> bytes:
         def attempt(url: str, until: float) -> bytes:
             hold_s = min(HOLD_S, absent_after_s)
@@ -184,7 +196,8 @@ class Sources:
             self.metrics.count("bytes_received", len(data))
             return data
 
-        return self.try_each(f"{folder}/{digest[:12]}…", attempt, deadline, absent_after_s=absent_after_s)
+        what = f"{folder}/{digest[:12]}…"
+        return self.try_each(what, attempt, deadline, absent_after_s=absent_after_s, among=among)
 
     def _delivered(self, url: str, size_bytes: int, seconds: float) -> None:
         self.book.record_success(url, size_bytes, seconds)

@@ -78,11 +78,11 @@ class Wanted:
         with self._condition:
             self._under_way.pop(item.digest, None)
 
-    def put_back(self, item: WantedShard, *, failures: int = 1) -> None:
+    def put_back(self, item: WantedShard) -> None:
         """Fetch it again, after the others of its route."""
         with self._condition:
             if self._under_way.pop(item.digest, None) is not None:
-                again = WantedShard(item.shard, item.index, item.failures + failures)
+                again = WantedShard(item.shard, item.index, item.failures + 1)
                 self._queues[self._route(again)][item.digest] = again
                 self._condition.notify_all()
 
