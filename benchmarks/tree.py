@@ -143,7 +143,12 @@ def draw(path: Path, runs: dict[str, list[RelayNode]], bound_s: float) -> None:
     figure, axes = pyplot.subplots(1, len(runs), figsize=(11, 4), sharey=True)
     for axis, (title, nodes) in zip(axes, runs.items(), strict=True):
         for node in nodes:
-            axis.plot([at for at, _ in node.arrivals], [received / 1e6 for _, received in node.arrivals], linewidth=1)
+            times = [at for at, _ in node.arrivals if at >= 0]
+            verified = [received / 1e6 for at, received in node.arrivals if at >= 0]
+            axis.plot(times, verified, linewidth=1)
+            if node.done_at is None:
+                axis.plot(times[-1], verified[-1], "kx", markersize=9, label="killed")
+                axis.legend(loc="upper left")
         axis.axvline(bound_s, color="black", linestyle="--", linewidth=1)
         axis.set_title(title)
         axis.set_xlabel("seconds since the announcement (dashed: bound)")
@@ -173,7 +178,7 @@ def main() -> None:
             if len(finished) < options.relays - (kill_after_s is not None):
                 sys.exit("Some relay never finished.")
             ratios[name].append(max(finished) / bound_s)
-            last[name.replace("_", " ")] = nodes
+            last[f"{options.relays} relays{', one killed half-way' if kill_after_s else ''}"] = nodes
             print(f"{name}: last {max(finished):.2f} s, bound {bound_s:.2f} s", file=sys.stderr, flush=True)
     if options.plot is not None:
         draw(options.plot, last, bound_s)
