@@ -28,7 +28,7 @@ data_commands.register(app)
 
 HOPELESS = {
     *("config", "key_file", "port_taken", "banned", "protocol_version", "pinned_key", "numerics_class"),
-    *("model", "architecture", "role_key", "busy"),
+    *("model", "architecture", "role_key", "busy", "diverged"),
 }
 """Codes of errors that starting again cannot cure."""
 LOOK_DEADLINE_S = 5.0

@@ -96,10 +96,10 @@ def train(directory: RunDirectory, report: Report, *, threads: int) -> None:
         TrainerService(
             config, descriptor, trainer, client, origin, metrics=metrics, trackers=trackers, report=report
         ).run()
-        trackers.close()
         report("training is finished; still serving weights, stop with Ctrl-C")
         threading.Event().wait()
     finally:
+        trackers.close()
         server.stop()
 
 

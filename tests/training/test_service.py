@@ -1,5 +1,6 @@
 """The trainer as a role: recorded batches in, published versions out, and the same again after a kill."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from shoal.files import digest_bytes
 from shoal.metrics import Metrics
 from shoal.protocol import api
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
-from shoal.training import Group, Trainer
+from shoal.training import DivergedError, Group, Trackers, Trainer
 from shoal.training.service import TrainerService
 from worker.fakes import FakeCoordinator
 from worker.tiny_run import Reports
@@ -152,6 +153,53 @@ def test_the_report_of_a_step_travels_with_its_version(start: Start, coordinator
         assert isinstance(report[phase], float)
 
 
+LOGGED = (
+    *("reward_mean", "task_reward_mean", "length_term_mean", "ratio_mean", "ratio_max", "entropy"),
+    *("clip_fraction_positive", "clip_fraction_negative", "kl_behaviour", "kl_update", "kl_reference"),
+    *("grad_norm_mean", "grad_norm_max", "age_mean", "zero_signal_fraction", "truncation_rate", "tokens_per_s"),
+    *("time_wait_batch_s", "time_stage_s", "time_announce_s", "generated_groups", "dropped_no_signal"),
+)
+
+
+@pytest.mark.parametrize("groups", [2, 0])
+def test_the_record_of_a_step_holds_every_figure(
+    start: Start, coordinator: FakeCoordinator, config: ShoalConfig, tmp_path: Path, groups: int
+) -> None:
+    record_batch(coordinator, 0, groups=groups, verified=True)
+    once = config.model_copy(update={"run": config.run.model_copy(update={"steps": 1})})
+    trackers = Trackers(tmp_path)
+    start(once, trackers=trackers).run()
+    trackers.close()
+    (line,) = (tmp_path / "steps.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    assert [name for name in LOGGED if not isinstance(record.get(name), float | int)] == []
+    assert record["age_histogram"] == ({"0": 8} if groups else {})
+    assert record["zero_signal_fraction"] == 3 / 5
+    if groups:
+        assert record["truncation_rate"] == 1 / 4
+        assert record["length_term_mean"] == pytest.approx(-0.025)
+        assert record["kl_behaviour"] > 0
+
+
+def test_a_run_that_diverges_stops_with_the_reason_and_keeps_the_last_good_checkpoint(
+    start: Start, coordinator: FakeCoordinator, config: ShoalConfig, tmp_path: Path
+) -> None:
+    strict = config.training.model_copy(update={"kl_limit": 0.05, "checkpoint_every": 1})
+    for step in range(3):
+        record_batch(coordinator, step, verified=step == 2)  # its log-probabilities are far from the policy's
+    service = start(config.model_copy(update={"training": strict}), metrics=(metrics := Metrics()))
+    with pytest.raises(DivergedError, match=r"kl_behaviour of step 2 is .* above the limit 0\.05"):
+        service.run()
+    assert [version for version, _ in published(coordinator)] == [0, 1, 2]
+    assert metrics.counters["diverged"] == 1
+    kept = sorted(path.name for path in (tmp_path / "trainer" / "checkpoints").iterdir())
+    assert kept == ["step-00000001", "step-00000002"]
+    again = start(config)
+    assert again.trainer.resume()
+    again.publish({})
+    assert published(coordinator)[-1] == published(coordinator)[-2]  # the weights of version 2, bit for bit
+
+
 def test_groups_carry_the_validators_rewards_and_verified_logprobs_only(
     start: Start, coordinator: FakeCoordinator
 ) -> None:
@@ -187,6 +235,17 @@ def test_a_batch_without_groups_publishes_the_same_weights_again(start: Start, c
     service.publish(service.step())
     (_, before), (version, after) = published(coordinator)
     assert (version, after) == (1, before)
+
+
+def test_a_killed_trainer_repeats_a_step_without_groups_too(start: Start, coordinator: FakeCoordinator) -> None:
+    for step in range(3):
+        record_batch(coordinator, step, groups=0 if step == 2 else 2)
+    start().run()
+    first = published(coordinator)
+    assert first[3][1] == first[2][1]
+    coordinator.versions.clear()
+    start().run()
+    assert published(coordinator) == first[2:]
 
 
 def test_while_the_batch_is_not_formed_it_says_what_is_missing(start: Start, coordinator: FakeCoordinator) -> None:

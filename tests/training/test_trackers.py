@@ -1,6 +1,7 @@
 """JSON lines always; the others when asked for, with a clear word when their package is missing."""
 
 import json
+import struct
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,3 +50,42 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=f"pip install {name}"):
         Trackers(tmp_path, [name])
+
+
+def test_tensorboard_holds_every_number(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="run `pip install 'shoal[tracking]'`")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trackers = Trackers(tmp_path, ["tensorboard"])
+    for step in range(2):
+        trackers.log(step, FIGURES)
+    trackers.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert set(events.Tags()["scalars"]) == {"loss", "groups", "age_histogram/0", "age_histogram/1"}
+    assert [(event.step, event.value) for event in events.Scalars("age_histogram/0")] == [(0, 2.0), (1, 2.0)]
+
+
+@pytest.mark.slow
+def test_wandb_records_offline_without_an_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="run `pip install 'shoal[tracking]'`")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    trackers = Trackers(tmp_path, ["wandb"], run_name="mine", settings={"learning_rate": 0.5})
+    for step in range(2):
+        trackers.log(step, FIGURES | {"loss": float(step)})
+    trackers.close()
+    (recording,) = tmp_path.rglob("run-mine.wandb")
+    assert wandb_column(recording.read_bytes(), "loss") == [0.0, 1.0]
+
+
+def wandb_column(data: bytes, name: str) -> list[float]:
+    """One logged quantity out of a recording: after 7 bytes of file header, records of CRC, length, type and a message."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    values, place = [], 7
+    while place + 7 <= len(data):
+        _, size, _ = struct.unpack("<IHB", data[place : place + 7])
+        record = Record.FromString(data[place + 7 : place + 7 + size])
+        values += [float(item.value_json) for item in record.history.item if list(item.nested_key) == [name]]
+        place += 7 + size
+    return values

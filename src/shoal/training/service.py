@@ -20,10 +20,9 @@ from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.rollouts import Rollout, RolloutLimits, read_rollouts
 from shoal.training.samples import Group, Sample
 from shoal.training.trackers import Trackers
-from shoal.training.trainer import Trainer
+from shoal.training.trainer import DivergedError, Trainer
 
 BATCH_WAIT_S = 20.0
-Metric = float | int | str | None
 
 
 class TrainerService:
@@ -52,43 +51,48 @@ class TrainerService:
         """Trains until the last version is published and the last checkpoint is on disk."""
         resumed = self.trainer.resume()
         self.report(f"resumed at step {self.trainer.step}" if resumed else "found no checkpoint, starting at step 0")
-        report: dict[str, Metric] = {}
+        figures: dict[str, Any] = {}
         while True:
-            self.publish(report)
+            self.publish(figures)
+            self._log(figures)
             if self.trainer.step % self.config.training.checkpoint_every == 0:
                 self.trainer.save()
             if self.trainer.step >= self.config.run.steps:
                 self.trainer.close()
                 return
-            report = self.step()
+            try:
+                figures = self.step()
+            except DivergedError as error:
+                self.trainer.close()  # the last good checkpoint is whole on disk before anybody hears of the end
+                self.metrics.event("diverged", step=self.trainer.step, reason=error.message)
+                raise
 
-    def step(self) -> dict[str, Metric]:
-        """One training step; returns its metrics."""
+    def step(self) -> dict[str, Any]:
+        """One training step; returns its figures."""
         started = self._clock()
         batch = self.wait_for_batch(self.trainer.step)
         waited = self._clock()
         groups = list(self.fetch_groups(batch))
         fetched = self._clock()
-        figures: dict[str, Any] = self._train(groups)
+        # The oversampling cap may be reached without a group that has a signal; then the version is published unchanged.
+        report = self.trainer.train_step(groups) if groups else self.trainer.skip_step()
+        figures = report.as_dict()
         figures |= {
             "time_wait_batch_s": waited - started,
             "time_fetch_s": fetched - waited,
-            "time_old_logprobs_s": figures.pop("old_logprobs_s", 0.0),
-            "time_update_s": figures.pop("update_s", 0.0),
+            "time_old_logprobs_s": figures.pop("old_logprobs_s"),
+            "time_update_s": figures.pop("update_s"),
             "generated_groups": batch.generated_groups,
+            "zero_signal_fraction": batch.dropped.get("no_signal", 0) / max(1, batch.generated_groups),
             **{f"dropped_{reason}": count for reason, count in batch.dropped.items()},
         }
         self.metrics.count("step")
-        if self.trackers is not None:
-            self.trackers.log(int(figures["step"]), figures)
-        return {name: value for name, value in figures.items() if isinstance(value, (int, float, str))}
+        return figures
 
-    def _train(self, groups: list[Group]) -> dict[str, Any]:
-        if groups:
-            return self.trainer.train_step(groups).as_dict()
-        # The oversampling cap was reached and no group had a signal: the version is published unchanged.
-        self.trainer.step += 1
-        return {"step": self.trainer.step - 1, "groups": 0}
+    def _log(self, figures: dict[str, Any]) -> None:
+        """After publishing, so that the record also says how long the trainer stood still for its weights."""
+        if "step" in figures and self.trackers is not None:
+            self.trackers.log(int(figures["step"]), figures)
 
     def wait_for_batch(self, step: int) -> api.BatchRecord:
         """The durable batch of a step. Waits as long as the run lives; says every few seconds what is missing."""
@@ -113,31 +117,37 @@ class TrainerService:
                 )
             yield Group(record.group_id, [_sample(row, record, index) for index, row in enumerate(rows)])
 
-    def publish(self, report: dict[str, Metric]) -> None:
-        """Stages the current weights, records the version with the coordinator, then shows it to the swarm."""
+    def publish(self, figures: dict[str, Any]) -> None:
+        """Stages the current weights, records the version with the coordinator, then shows it to the swarm.
+
+        Adds to the figures of the step how long that took.
+        """
         started = self._clock()
         if self.origin is None or _is_history(self.origin, self.trainer.step):
             for _ in self.trainer.wire_tensors():
                 pass  # every rank takes part in gathering
             return
         publication = self.origin.stage(self.trainer.step, self.trainer.wire_tensors())
+        figures["time_stage_s"] = self._clock() - started
+        report = {name: value for name, value in figures.items() if isinstance(value, (int, float, str))}
         answer = self.client.publish(
             api.VersionBody(
                 version=publication.version,
                 manifest_digest=publication.manifest_digest,
                 weights_digest=publication.weights_digest,
                 bytes_total=publication.bytes_total,
-                report=report | {"time_stage_s": self._clock() - started},
+                report=report,
             )
         )
         self.origin.announce(ledger_head=answer.ledger_head)
-        self._say(publication, report)
+        figures["time_announce_s"] = self._clock() - started - figures["time_stage_s"]
+        self._say(publication, figures)
 
-    def _say(self, publication: Publication, report: dict[str, Metric]) -> None:
+    def _say(self, publication: Publication, figures: dict[str, Any]) -> None:
         self.metrics.event(
             "published", version=publication.version, kind=publication.kind, bytes_total=publication.bytes_total
         )
-        reward = report.get("task_reward_mean")
+        reward = figures.get("task_reward_mean")
         detail = f", task reward {reward:.3f}" if isinstance(reward, float) else ""
         self.report(f"published version {publication.version} ({publication.bytes_total / 1e6:.1f} MB){detail}")
 

@@ -56,15 +56,13 @@ class Simulation:
         }
         save_file(tensors, directory / "model.safetensors")
 
-    def step(self, lag: int) -> StepReport | None:
-        """Generate with a version `lag` behind, train, publish; None if no group had a signal."""
+    def step(self, lag: int, *, at_most: int | None = None) -> StepReport | None:
+        """Generate with a version `lag` behind, train on P or `at_most` groups, publish; None if no group had a signal."""
         version = max(0, self.trainer.step - lag)
-        groups = self.useful_groups(version)
-        report = self.trainer.train_step(groups) if groups else None
-        if report is None:
-            self.trainer.step += 1
+        groups = self.useful_groups(version)[:at_most]
+        report = self.trainer.train_step(groups) if groups else self.trainer.skip_step()
         self.publish()
-        return report
+        return report if groups else None
 
     def useful_groups(self, version: int) -> list[Group]:
         """The first P groups with a signal, or as many as there are below the oversampling cap."""

@@ -104,5 +104,6 @@ def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
 
 def _missing(package: str) -> ConfigError:
     return ConfigError(
-        f"training.trackers names {package!r}, which is not installed.", hint=f"Run `pip install {package}`."
+        f"training.trackers names {package!r}, which is not installed.",
+        hint=f"Run `pip install 'shoal[tracking]'`, or `pip install {package}`.",
     )

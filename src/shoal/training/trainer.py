@@ -98,6 +98,14 @@ class Trainer:
         self.step += 1
         return report
 
+    def skip_step(self) -> StepReport:
+        """A step without anything to train on: the weights stay as they are, under the next number."""
+        report = StepReport(
+            self.step, self.step + 1, learning_rate=learning_rate(self.config, max(0, self.updates - 1))
+        )
+        self.step += 1
+        return report
+
     def save(self) -> Path:
         """Start writing a checkpoint of the current step; the directory appears when it is whole."""
         return self._checkpoints.save(self.step, self.policy.model, self._optimiser, {"updates": self.updates})
