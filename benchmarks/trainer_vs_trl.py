@@ -1,13 +1,17 @@
 """The same GRPO update by Shoal's trainer and by TRL's GRPOTrainer: trained tokens per second, SmolLM2-135M, fp32, CPU.
 
-    python benchmarks/trainer_vs_trl.py [--rounds 3] [--threads 2] [--completions 32] [--trl-batches 4 8 32]
+    python benchmarks/trainer_vs_trl.py [--rounds 3] [--threads 2] [--trl-batches 2 4 8 16] [--choose-only]
 
-Both get 4 prompts with their completions as token ids and fixed rewards (LENGTHS below: log-normal, cut at 256), and do one
-optimiser step: group advantages, two-sided clip, token-level loss, no KL, AdamW, gradient clip. Timed is everything from tokens
-and rewards in hand to updated weights; generation, scoring, loading and saving are not. TRL gets the fastest of the given
-micro-batch sizes; activation checkpointing is on for both (TRL's default), `--no-checkpointing` turns it off for both. Sides
-live in processes of their own and take turns; medians count. Memory is the peak resident size during timed steps minus the size
-after imports. TRL is installed once into a venv in the cache directory that sees this environment's torch.
+Both get the same 2 prompts with 8 completions each as token ids, with fixed rewards, and do one optimiser step: group advantages,
+two-sided clip, token-level loss, no KL, AdamW, gradient clip. LENGTHS is the committed set of completion lengths: log-normal,
+cut at 256, mean 86. Timed is everything from tokens and rewards in hand to updated weights; generation, scoring, loading, saving
+and the first update of each process are not. `update_cosine` compares the first updates of all weights: 1 means the same update.
+
+Ours packs into bins of `--micro-batch-tokens`; TRL gets the fastest of the given micro-batch sizes, which are measured first and
+kept in `--candidates` (`--choose-only` stops there). Activation checkpointing is on for both (TRL's default),
+`--no-checkpointing` turns it off for both. Sides live in processes of their own and take turns; medians count. Memory is the
+peak resident size during timed steps minus the size after imports. TRL is installed once into a venv in the cache directory
+that sees this environment's torch; the model is converted from a published wheel once (see generation.py).
 """
 
 import argparse
@@ -29,26 +33,24 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TRL = "trl==1.16.0"
-PROMPT_LENGTHS = (44, 61, 38, 57)
-LENGTHS = (
-    31, 74, 118, 22, 256, 63, 47, 95, 150, 38, 85, 29, 66, 201, 54, 41,
-    107, 19, 72, 256, 33, 58, 139, 90, 45, 25, 80, 176, 52, 36, 99, 61,
-)  # fmt: skip
+PROMPT_LENGTHS = (44, 61)
+LENGTHS = (31, 74, 118, 22, 256, 63, 47, 95, 150, 38, 85, 29, 66, 201, 54, 41)
+GROUP_SIZE = len(LENGTHS) // len(PROMPT_LENGTHS)
 LEARNING_RATE, BETAS, MAX_GRAD_NORM, EPSILON, DELTA = 1e-6, (0.9, 0.99), 0.1, 0.2, 4.0
 
 
-def make_batch(completions: int, model: Path) -> list[tuple[list[int], list[int], float]]:
+def make_batch(model: Path) -> list[tuple[list[int], list[int], float]]:
     """Prompt, completion and reward of every sample, group by group; tokens are random, speed does not depend on them."""
     draw = random.Random(0)
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
-    size = completions // len(PROMPT_LENGTHS)
-    batch = []
-    for number, prompt_length in enumerate(PROMPT_LENGTHS):
-        prompt = [draw.randrange(vocabulary) for _ in range(prompt_length)]
-        for place in range(size):
-            length = LENGTHS[(number * size + place) % len(LENGTHS)]
-            batch.append((prompt, [draw.randrange(vocabulary) for _ in range(length)], float(place % 3 == 0)))
-    return batch
+
+    def tokens(length: int) -> list[int]:
+        return [draw.randrange(vocabulary) for _ in range(length)]
+
+    prompts = [tokens(length) for length in PROMPT_LENGTHS]
+    return [
+        (prompts[place // GROUP_SIZE], tokens(length), float(place % 3 == 0)) for place, length in enumerate(LENGTHS)
+    ]
 
 
 class Side:
@@ -58,7 +60,6 @@ class Side:
         self.name, self.dump = name, scratch / f"{name}-{micro_batch}.pt"
         settings = {
             "micro_batch": micro_batch,
-            "completions": arguments.completions,
             "threads": arguments.threads,
             "model": str(arguments.model.resolve()),
             "checkpointing": not arguments.no_checkpointing,
@@ -159,10 +160,10 @@ def run_ours(settings: dict[str, Any]) -> None:
         device="cpu",
     )
     trainer = Trainer(config, Path(settings["model"]), work_dir=Path("ours"), temperature=1.0, seed=0)
-    batch = make_batch(settings["completions"], Path(settings["model"]))
-    size = len(batch) // len(PROMPT_LENGTHS)
+    batch = make_batch(Path(settings["model"]))
     samples = [Sample(prompt, output, reward, reward) for prompt, output, reward in batch]
-    groups = [Group(str(start), samples[start : start + size]) for start in range(0, len(samples), size)]
+    starts = range(0, len(samples), GROUP_SIZE)
+    groups = [Group(str(start), samples[start : start + GROUP_SIZE]) for start in starts]
     while True:
         reporter.wait()
         reporter.start()
@@ -178,13 +179,12 @@ def run_trl(settings: dict[str, Any]) -> None:
     reporter = Reporter(settings)
     reporter.after_imports()
     torch.set_num_threads(settings["threads"])
-    batch = make_batch(settings["completions"], Path(settings["model"]))
-    size = len(batch) // len(PROMPT_LENGTHS)
+    batch = make_batch(Path(settings["model"]))
     reward_of = {tuple(output): reward for _, output, reward in batch}
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
         reporter.wait()
-        chosen = [batch[int(prompt) * size + place % size] for place, prompt in enumerate(prompts)]
+        chosen = [batch[int(prompt) * GROUP_SIZE + place % GROUP_SIZE] for place, prompt in enumerate(prompts)]
         return {
             "prompt_ids": [prompt for prompt, _, _ in chosen],
             "completion_ids": [output for _, output, _ in chosen],
@@ -208,7 +208,7 @@ def run_trl(settings: dict[str, Any]) -> None:
         per_device_train_batch_size=settings["micro_batch"],
         gradient_accumulation_steps=len(batch) // settings["micro_batch"],
         gradient_checkpointing=settings["checkpointing"],
-        num_generations=size,
+        num_generations=GROUP_SIZE,
         max_completion_length=max(LENGTHS),
         loss_type="dapo",
         epsilon=EPSILON,
@@ -292,24 +292,37 @@ def update_cosine(ours: Path, theirs: Path, base: Path) -> float:
     return dot / math.sqrt(squares[0] * squares[1])
 
 
+def choose_micro_batch(python: Path, arguments: argparse.Namespace, scratch: Path) -> dict[int, float]:
+    """Seconds of TRL's second update by micro-batch size; what was measured before is not measured again."""
+    file: Path = arguments.candidates
+    key = f"threads {arguments.threads}, checkpointing {not arguments.no_checkpointing}"
+    known: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
+    seconds = known.setdefault(key, {})
+    for size in arguments.trl_batches:
+        if str(size) not in seconds:
+            side = Side(python, "trl", arguments, scratch, size)
+            side.update()
+            seconds[str(size)] = side.update()["wall_s"]
+            side.close()
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(known))
+        print(f"TRL, micro-batch {size}: {seconds[str(size)]:.1f} s", flush=True)
+    return {size: seconds[str(size)] for size in arguments.trl_batches}
+
+
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     python = trl_python()
     arguments.model = arguments.model or smollm2(python)
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
+        candidates = choose_micro_batch(python, arguments, scratch)
+        if arguments.choose_only:
+            return {"benchmark": "trainer_vs_trl", "trl_seconds_by_micro_batch": candidates}
+        best = min(candidates, key=lambda size: candidates[size])
         ours = Side(Path(sys.executable), "ours", arguments, scratch, arguments.micro_batch_tokens)
-        ours.update()
-        candidates = {}
-        for micro_batch in arguments.trl_batches:
-            side = Side(python, "trl", arguments, scratch, micro_batch)
+        theirs = Side(python, "trl", arguments, scratch, best)
+        for side in (ours, theirs):
             side.update()
-            candidates[micro_batch] = (side, side.update())
-            print(f"TRL, micro-batch {micro_batch}: {candidates[micro_batch][1]}", flush=True)
-        best = min(candidates, key=lambda size: candidates[size][1]["wall_s"])
-        for size, (side, _) in candidates.items():
-            if size != best:
-                side.close()
-        theirs = candidates[best][0]
         results: dict[str, list[dict[str, float]]] = {"ours": [], "trl": []}
         for number in range(arguments.rounds):
             for side in (ours, theirs) if number % 2 == 0 else (theirs, ours):
@@ -318,7 +331,7 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
         cosine = update_cosine(ours.dump, theirs.dump, arguments.model)
         ours.close()
         theirs.close()
-    tokens = sum(len(output) for _, output, _ in make_batch(arguments.completions, arguments.model))
+    tokens = sum(len(output) for _, output, _ in make_batch(arguments.model))
     median = {
         name: {key: statistics.median(row[key] for row in rows) for key in rows[0]} for name, rows in results.items()
     }
@@ -331,8 +344,9 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
         "peak_gb": {name: round(values["peak_bytes"] / 1e9, 3) for name, values in median.items()},
         "update_cosine": round(cosine, 5),
         "trained_tokens": tokens,
-        "completions": arguments.completions,
+        "completions": len(LENGTHS),
         "trl_micro_batch": best,
+        "trl_seconds_by_micro_batch": {str(size): round(seconds, 1) for size, seconds in candidates.items()},
         "ours_micro_batch_tokens": arguments.micro_batch_tokens,
         "activation_checkpointing": not arguments.no_checkpointing,
         "rounds": arguments.rounds,
@@ -346,8 +360,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--completions", type=int, default=len(LENGTHS))
-    parser.add_argument("--trl-batches", type=int, nargs="+", default=[4, 8, 32])
+    parser.add_argument("--trl-batches", type=int, nargs="+", default=[2, 4, 8, 16])
+    parser.add_argument("--candidates", type=Path, default=ROOT / "build" / "trainer_vs_trl.json")
+    parser.add_argument("--choose-only", action="store_true")
     parser.add_argument("--micro-batch-tokens", type=int, default=1024)
     parser.add_argument("--no-checkpointing", action="store_true")
     parser.add_argument("--model", type=Path, default=None)
