@@ -20,6 +20,7 @@ ROOMS = (
     "doctor",
     "roles",
     "tools",
+    "inspection",
     "supervisor",
     "observe",
     "runs",

@@ -179,6 +179,66 @@ def export(
     export_run(RunDirectory(_config(run_file).run.dir), output, _report, step=step)
 
 
+@app.command()
+def inspect(
+    paths: Annotated[
+        list[Path], typer.Argument(help="A run directory, or rollout files (*.parquet) and directories of them.")
+    ],
+    step: Annotated[int | None, typer.Option(help="Only rollouts of this step.")] = None,
+    slot: Annotated[int | None, typer.Option(help="Only rollouts of this slot.")] = None,
+    version: Annotated[int | None, typer.Option(help="Only rollouts of this policy version.")] = None,
+    worker: Annotated[str, typer.Option(help="Only of this worker: its name, or the beginning of its key.")] = "",
+    task: Annotated[str, typer.Option(help="Only of this task.")] = "",
+    state: Annotated[
+        str, typer.Option(help="waiting, accepted, no_signal, consumed, expired, withdrawn, rejected or recorded.")
+    ] = "",
+    min_reward: Annotated[float | None, typer.Option(help="Smallest reward.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Largest reward.")] = None,
+    min_age: Annotated[int | None, typer.Option(help="Smallest lag behind the trainer, in versions.")] = None,
+    max_age: Annotated[int | None, typer.Option(help="Largest lag behind the trainer, in versions.")] = None,
+    truncated: Annotated[
+        bool | None, typer.Option("--truncated/--finished", help="Only cut completions, or only finished ones.")
+    ] = None,
+    grep: Annotated[str, typer.Option(help="Regular expression that prompt or completion must match.")] = "",
+    sort: Annotated[str, typer.Option(help="run, reward, length, age or margin.")] = "run",
+    reverse: Annotated[bool, typer.Option("--reverse", help="Largest or newest first.")] = False,
+    limit: Annotated[int, typer.Option(min=0, help="Rollouts to print; 0 prints all.")] = 10,
+    max_characters: Annotated[int, typer.Option(min=0, help="Longer texts lose their middle; 0 keeps it.")] = 2000,
+    policy: Annotated[Path | None, typer.Option(help="Model directory under which margins are computed.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer of files that lie in no run directory.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+) -> None:
+    """Print and filter recorded rollouts: text, reward and why, margins, age, verdict."""
+    from shoal.inspection.filters import Filter, known_order, known_pattern
+    from shoal.tools import inspect_rollouts
+
+    chosen = Filter(
+        step=step,
+        slot=slot,
+        version=version,
+        worker=worker,
+        task=task,
+        state=state,
+        min_reward=min_reward,
+        max_reward=max_reward,
+        min_age=min_age,
+        max_age=max_age,
+        truncated=truncated,
+        pattern=known_pattern(grep),
+    )
+    inspect_rollouts(
+        paths,
+        chosen,
+        order=known_order(sort),
+        reverse=reverse,
+        limit=limit,
+        tokenizer=tokenizer,
+        policy=policy,
+        as_lines=json,
+        max_characters=max_characters,
+    )
+
+
 @app.command("plan-memory")
 def plan_memory(
     run_file: RunFile = None,

@@ -1,16 +1,21 @@
-"""What an owner or researcher does with a run besides running it: export its policy, replay its rollouts, plan its memory.
+"""What an owner or researcher does with a run besides running it: export its policy, look at and replay its rollouts, plan its
+memory.
 
 Each function works offline on a run directory or a run file; heavy imports stay inside.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.config import ShoalConfig, to_toml
 from shoal.errors import ConfigError
 from shoal.protocol.api import HistoryView
 from shoal.protocol.rollouts import RolloutLimits
 from shoal.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from shoal.inspection.filters import Filter, Order
 
 Report = Callable[[str], None]
 
@@ -69,6 +74,45 @@ def replay_rollouts(config: ShoalConfig, recording: Path, work_dir: Path, report
     trained = replay(trainer, recorded_groups(recording, limits), steps=config.run.steps, on_step=on_step)
     trackers.close()
     report(f"trained {trained} steps in {work_dir}")
+
+
+def inspect_rollouts(
+    paths: Sequence[Path],
+    chosen: "Filter",
+    *,
+    order: "Order",
+    reverse: bool,
+    limit: int,
+    tokenizer: Path | None,
+    policy: Path | None,
+    as_lines: bool,
+    max_characters: int,
+) -> None:
+    """Prints the recorded rollouts that match, for people or as JSON lines."""
+    import json
+
+    from rich.console import Console
+
+    from shoal import inspection
+
+    recording = inspection.open_recording(paths, tokenizer=tokenizer)
+    everything = list(recording.records())
+    matching = [record for record in everything if chosen.wants(record)]
+    workload = recording.workload()
+    if policy is not None and workload is not None and matching:
+        matching = inspection.add_margins(matching, policy, workload, recording.directory)
+    matching = inspection.sort_records(matching, order, reverse=reverse)
+    shown = matching[:limit] if limit else matching
+    if workload is not None:
+        shown = [inspection.explain(record, workload) for record in shown]
+    if as_lines:
+        for record in shown:
+            print(json.dumps(inspection.as_json(record), ensure_ascii=False))
+        return
+    console = Console()
+    for record in shown:
+        console.print(inspection.render_record(record, max_characters=max_characters))
+    console.print(inspection.render_summary(shown, matching, len(everything)))
 
 
 def show_memory_plan(config: ShoalConfig, ranks: int, report: Report) -> None:

@@ -1,0 +1,140 @@
+"""A run directory with one honest submission in a batch and one that was refused, as roles would have left it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from shoal.config import build_config
+from shoal.coordinator import Store
+from shoal.coordinator.database import Connection
+from shoal.files import digest_bytes
+from shoal.policy import GenerationRequest, TorchEngine
+from shoal.protocol import api
+from shoal.protocol.assignment import slot_seed, step_secret
+from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
+from shoal.protocol.verdicts import Reason
+from shoal.rundir import RunDirectory
+from shoal.runs import initialise
+from shoal.tasks import TextCodec, load_tasks
+from shoal.tasks.workload import Workload
+
+STEP, VERSION = 2, 1
+HONEST, CHEAT = "ab" * 32, "cd" * 32
+
+
+def make_run(model: Path, root: Path) -> RunDirectory:
+    tree = {
+        "run": {"name": "tiny", "dir": root},
+        "model": {"path": str(model)},
+        "tasks": {"count": 20, "heldout": 4},
+        "rollouts": {"group_size": 2, "tasks_per_slot": 2, "max_new_tokens": 6},
+        "reward": {"target_lengths": [4], "length_alpha": 0.01},
+    }
+    directory = initialise(build_config(tree))
+    workload = Workload(directory.descriptor(), TextCodec.from_directory(model), load_tasks(directory.config().tasks))
+    honest = generate(directory, workload, model, slot=0)
+    claimed = [replace(row, task_reward=1.0, reward=1.0) for row in generate(directory, workload, model, slot=1)]
+    store = Store(directory.store)
+    store.write(lambda connection: _record(connection, directory, honest, claimed))
+    store.close()
+    return directory
+
+
+def generate(directory: RunDirectory, workload: Workload, model: Path, slot: int) -> list[Rollout]:
+    items = workload.items(slot_seed(step_secret(directory.secret(), STEP), slot))
+    engine = TorchEngine(model, eos_token_ids=workload.codec.eos_token_ids)
+    made = engine.generate([GenerationRequest(item.prompt_tokens, item.seed, 6) for item in items], temperature=1.0)
+    rows = []
+    for item, completion in zip(items, made, strict=True):
+        reward = workload.reward(item.task, item.target_length, completion.tokens)
+        rows.append(
+            Rollout(
+                task_id=item.task.problem_id,
+                group=item.group,
+                sample=item.sample,
+                input_tokens=list(item.prompt_tokens),
+                output_tokens=completion.tokens,
+                output_logprobs=completion.logprobs,
+                target_length=item.target_length,
+                task_reward=reward.task_reward,
+                length_penalty=reward.length_penalty,
+                reward=reward.total,
+                finish_reason=completion.finish_reason,
+                proofs=completion.proofs,
+            )
+        )
+    return rows
+
+
+def _record(connection: Connection, directory: RunDirectory, honest: list[Rollout], claimed: list[Rollout]) -> None:
+    for key, name in ((HONEST, "anna"), (CHEAT, "mallory")):
+        connection.execute(
+            "INSERT INTO workers (key, name, engine, numerics_class, tokens_per_s, registered_at, state)"
+            " VALUES (?, ?, 'torch', 'torch/float32/cpu', 1, 0, 'active')",
+            (key, name),
+        )
+    groups = [
+        api.GroupVerdict(
+            group=number,
+            task_id=honest[2 * number].task_id,
+            useful=number == 0,
+            tokens=8,
+            rewards=[0.5, -0.25],
+            task_rewards=[1.0, 0.0],
+        )
+        for number in range(2)
+    ]
+    figures = api.AuditFigures(tokens=20, margin_max=0.125, margins_lost=1)
+    accepted = api.VerdictBody(
+        claim_id="claim-honest", submission_id="honest-file", accepted=True, reasons=[], audited=True, groups=groups,
+        figures=figures,
+    )  # fmt: skip
+    refused = api.VerdictBody(
+        claim_id="claim-cheat", submission_id="cheat-file", accepted=False, reasons=[Reason.REWARD], audited=False,
+        detail="row 0 claims reward 1",
+    )  # fmt: skip
+    _add(connection, directory, HONEST, 0, honest, accepted)
+    _add(connection, directory, CHEAT, 1, claimed, refused)
+    for number, (state, batch_step) in enumerate([("consumed", STEP + 1), ("no_signal", None)]):
+        connection.execute(
+            "INSERT INTO groups (group_id, submission_id, worker, step, slot, number, policy_version, useful, tokens, rewards,"
+            " task_rewards, logprobs_verified, state, batch_step) VALUES (?, ?, ?, ?, 0, ?, ?, 1, 8, ?, '[]', 1, ?, ?)",
+            (f"{STEP}/0/{number}", "honest-file", HONEST, STEP, number, VERSION, json.dumps([]), state, batch_step),
+        )
+
+
+def _add(
+    connection: Connection,
+    directory: RunDirectory,
+    key: str,
+    slot: int,
+    rows: list[Rollout],
+    verdict: api.VerdictBody,
+) -> None:
+    header = RolloutHeader(
+        run_id=directory.descriptor().run_id,
+        step=STEP,
+        slot=slot,
+        lease_id=f"lease-{slot}",
+        worker_key=key,
+        policy_version=VERSION,
+        manifest_digest="ef" * 32,
+        engine="TorchEngine",
+        numerics_class="torch/float32/cpu",
+    )
+    data = write_rollouts(header, rows)
+    directory.submissions.mkdir(parents=True, exist_ok=True)
+    (directory.submissions / f"{verdict.submission_id}.parquet").write_bytes(data)
+    connection.execute(
+        "INSERT INTO submissions (submission_id, lease_id, worker, digest, size_bytes, signature, received_at, audit, state,"
+        " judged_at, verdict) VALUES (?, ?, ?, ?, ?, '', ?, 1, 'judged', 1, ?)",
+        (
+            verdict.submission_id,
+            header.lease_id,
+            key,
+            digest_bytes(data),
+            len(data),
+            float(slot),
+            verdict.model_dump_json(),
+        ),
+    )
