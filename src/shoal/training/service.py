@@ -129,7 +129,9 @@ class TrainerService:
             return
         publication = self.origin.stage(self.trainer.step, self.trainer.wire_tensors())
         figures["time_stage_s"] = self._clock() - started
-        report = {name: value for name, value in figures.items() if isinstance(value, (int, float, str))}
+        report: dict[str, api.Metric] = {
+            name: value for name, value in figures.items() if isinstance(value, (int, float, str))
+        }
         answer = self.client.publish(
             api.VersionBody(
                 version=publication.version,

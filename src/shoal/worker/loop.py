@@ -181,10 +181,12 @@ class Worker:
         }.get(answer.reason, "waiting for work")
         self._say(activity)
         self.progress.waiting(activity)
+        started = time.monotonic()
         if answer.reason == "need_weights":
             self.weights.wait_newer(self.weights.newest(), answer.retry_after_s)
         else:
             self._stopping.wait(answer.retry_after_s)
+        self.metrics.event("waited", reason=answer.reason, seconds=round(time.monotonic() - started, 4))
 
     def _swap(self, version: int, digest: str, path: Path) -> None:
         if self._loaded == (version, digest):

@@ -1,0 +1,201 @@
+"""How much of a slow broadcast does asynchrony hide? Real roles, each its own process, behind one capped link.
+
+    python benchmarks/overlap.py [--steps 12] [--groups 16]
+
+origin → relay → capped link → worker, with coordinator, trainer and validator beside them, the bundled policy and the demo task.
+First a run without a cap gives the duration of a step; then the link is capped so that a broadcast takes that long, and the same
+run is made at async 0 and at async 2. A broadcast lasts from the moment the trainer has announced a version until the worker has
+it, verified. `hidden_fraction` is 1 − (time in which the worker had no work because it lacked weights) ÷ (time of the
+broadcasts), at async 2; `speedup` is step time at async 0 ÷ step time at async 2. The first steps of each run do not count.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.config import ShoalConfig, build_config, to_toml
+
+ROOT = Path(__file__).resolve().parents[1]
+WARM_UP_STEPS = 3
+RUN_DEADLINE_S = 300.0
+LOOK_INTERVAL_S = 0.2
+WITHOUT_CAP_BYTES_S = 1e12
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run after its warm-up: seconds of a step, of each broadcast, and of the worker's waits for weights."""
+
+    step_s: float
+    broadcasts_s: list[float]
+    waited_for_weights_s: float
+    waited_for_trainer_s: float
+    bytes_total: int
+
+    @property
+    def hidden_fraction(self) -> float:
+        return 1.0 - self.waited_for_weights_s / sum(self.broadcasts_s)
+
+
+def make_config(root: Path, level: int, steps: int, groups: int, ports: list[int]) -> ShoalConfig:
+    tree: dict[str, dict[str, Any]] = {
+        "run": {"name": "overlap", "dir": str(root / "run"), "steps": steps, "seed": 7},
+        "tasks": {"count": 2000, "heldout": 16},
+        "rollouts": {"group_size": 8, "tasks_per_slot": 4, "max_prompt_tokens": 64, "max_new_tokens": 48},
+        "reward": {"target_lengths": [21, 30], "length_alpha": 0.003},
+        "training": {
+            "async_level": level,
+            "groups_per_step": groups,
+            "learning_rate": 1e-9,  # keeps the policy, and so the work of a step, as it is
+            "kl_beta": 0.0,
+            "entropy_eta": 0.0,
+            "minibatches": 1,
+            "checkpoint_every": 1000,
+        },
+        "coordinator": {"port": ports[0], "heartbeat_s": 1, "lease_s": 60},
+        "broadcast": {"port": ports[1], "shard_bytes": 1 << 18},
+        "trust": {"key_share": 1.0, "probation_share": 1.0, "probation_audits": 1},
+        "validation": {"numerics_classes": ["torch/float32/cpu"]},
+    }
+    return build_config(tree)
+
+
+@contextmanager
+def roles(
+    root: Path, config: ShoalConfig, relay_port: int, link_url: str
+) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """All roles of the run, the worker last; stopped together."""
+    run_file = root / "run.toml"
+    run_file.write_text(to_toml(config))
+    url = config.coordinator_url
+    commands = {
+        "init": ["init", str(run_file)],
+        "coordinator": ["coordinator", str(run_file)],
+        "train": ["train", str(run_file), "--threads", "1"],
+        "relay": [
+            *("relay", "--upstream", config.origin_url, "--port", str(relay_port), "--dir", str(root / "relay")),
+            *("--coordinator", url, "--public-url", link_url),
+        ],
+        "validate": ["validate", str(run_file), "--threads", "1"],
+        "work": ["work", url, "--dir", str(root / "worker"), "--threads", "1"],
+    }
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, arguments in commands.items():
+            log = (root / f"{name}.log").open("wb")
+            started[name] = subprocess.Popen([sys.executable, "-m", "shoal", *arguments], stdout=log, stderr=log)
+            if name == "init" and started[name].wait(timeout=RUN_DEADLINE_S):
+                raise SystemExit((root / "init.log").read_text())
+        yield started
+    finally:
+        for process in reversed(started.values()):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in started.values():
+            process.wait(timeout=30)
+
+
+def events(path: Path, name: str) -> list[dict[str, Any]]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+def run(level: int, steps: int, groups: int, bytes_s: float) -> Measured:
+    broadcast = importlib.import_module("broadcast")
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        ports = [broadcast.free_port() for _ in range(3)]
+        link = broadcast.Proxy(ports[2], bytes_s)
+        config = make_config(root, level, steps, groups, ports)
+        with roles(root, config, ports[2], f"http://127.0.0.1:{link.port}") as processes:
+            _wait_until_finished(root, processes, steps)
+        return measure(root, steps)
+
+
+def _wait_until_finished(root: Path, processes: dict[str, subprocess.Popen[bytes]], steps: int) -> None:
+    deadline = time.monotonic() + RUN_DEADLINE_S
+    while not any(event["version"] == steps for event in events(root / "worker" / "events.jsonl", "weights_fetched")):
+        ended = [name for name, process in processes.items() if name != "init" and process.poll() is not None]
+        if time.monotonic() > deadline or ended:
+            log = (root / f"{ended[0] if ended else 'train'}.log").read_text()[-2000:]
+            raise SystemExit(f"The run did not reach version {steps}: {ended or 'too slow'}.\n{log}")
+        time.sleep(LOOK_INTERVAL_S)
+
+
+def measure(root: Path, steps: int) -> Measured:
+    """From the events that trainer and worker left; times are of one machine's clock."""
+    published = {event["version"]: event for event in events(root / "run" / "events" / "trainer.jsonl", "published")}
+    worker = root / "worker" / "events.jsonl"
+    fetched = {event["version"]: event["at"] for event in events(worker, "weights_fetched")}
+    begin, end = published[WARM_UP_STEPS]["at"], published[steps]["at"]
+    waits = [event for event in events(worker, "waited") if begin < event["at"] <= end]
+
+    def waited(reason: str) -> float:
+        return sum(float(event["seconds"]) for event in waits if event["reason"] == reason)
+
+    counted = [version for version in range(WARM_UP_STEPS, steps) if version in fetched]
+    return Measured(
+        step_s=(end - begin) / (steps - WARM_UP_STEPS),
+        broadcasts_s=[fetched[version] - published[version]["at"] for version in counted],
+        waited_for_weights_s=waited("need_weights"),
+        waited_for_trainer_s=waited("waiting_for_trainer"),
+        bytes_total=published[steps]["bytes_total"],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--groups", type=int, default=16, help="Useful groups in a batch; sets the length of a step.")
+    arguments = parser.parse_args()
+    free = run(2, arguments.steps, arguments.groups, WITHOUT_CAP_BYTES_S)
+    _say("async 2, no cap", free)
+    bytes_s = free.bytes_total / free.step_s
+    capped = {}
+    for level in (0, 2):
+        capped[level] = run(level, arguments.steps, arguments.groups, bytes_s)
+        _say(f"async {level}, capped at {bytes_s / 1e3:.0f} kB/s", capped[level])
+    broadcast_s = statistics.median(capped[2].broadcasts_s)
+    result = {
+        "benchmark": "overlap",
+        "hidden_fraction": round(capped[2].hidden_fraction, 3),
+        "hidden_fraction_async_0": round(capped[0].hidden_fraction, 3),
+        "speedup": round(capped[0].step_s / capped[2].step_s, 3),
+        "step_s": {"no_cap_async_2": round(free.step_s, 3)}
+        | {f"async_{level}": round(measured.step_s, 3) for level, measured in capped.items()},
+        "broadcast_s": round(broadcast_s, 3),
+        "broadcast_over_step": round(broadcast_s / capped[2].step_s, 3),
+        "waited_for_weights_s": {str(level): round(one.waited_for_weights_s, 3) for level, one in capped.items()},
+        "versions": {str(level): len(one.broadcasts_s) for level, one in capped.items()},
+        "link_bytes_s": round(bytes_s),
+        "version_bytes": free.bytes_total,
+        "steps": arguments.steps - WARM_UP_STEPS,
+        "groups_per_step": arguments.groups,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+    print(json.dumps(result))
+
+
+def _say(name: str, measured: Measured) -> None:
+    print(
+        f"{name}: step {measured.step_s:.2f} s, broadcast {statistics.median(measured.broadcasts_s):.2f} s, "
+        f"waited {measured.waited_for_weights_s:.2f} s for weights, {measured.waited_for_trainer_s:.2f} s for the trainer",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
