@@ -127,8 +127,10 @@ def run(level: int, steps: int, groups: int, bytes_s: float) -> Measured:
 
 def _wait_until_finished(root: Path, processes: dict[str, subprocess.Popen[bytes]], steps: int) -> None:
     deadline = time.monotonic() + RUN_DEADLINE_S
-    while not any(event["version"] == steps for event in events(root / "worker" / "events.jsonl", "weights_fetched")):
-        ended = [name for name, process in processes.items() if name != "init" and process.poll() is not None]
+    while not any(
+        event["version"] == steps for event in events(root / "run" / "events" / "trainer.jsonl", "published")
+    ):
+        ended = [name for name, process in processes.items() if process.poll()]  # 0: its work is done
         if time.monotonic() > deadline or ended:
             log = (root / f"{ended[0] if ended else 'train'}.log").read_text()[-2000:]
             raise SystemExit(f"The run did not reach version {steps}: {ended or 'too slow'}.\n{log}")

@@ -26,6 +26,10 @@ PUBLIC = {
         Respondent ask_all compare_answers comparison_json comparison_table estimate figures_by_category
         figures_json figures_of figures_table make_crew pass_at_k read_answers write_answers
     """,
+    "shoal.inspection": """
+        Filter InspectionError Margins Record Recording add_margins as_json explain open_recording render_record
+        render_summary sort_records
+    """,
     "shoal.observe": """
         Happening LiveView ViewExtra draws_pictures failures headline progress_line render render_report
         summarise write_picture write_report write_summary

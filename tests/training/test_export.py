@@ -1,15 +1,18 @@
 """The exported directory is what Transformers expects, with the published weights and a card."""
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from shoal.config import TrainingConfig
 from shoal.training import Group, Trainer
 from shoal.training.export import ExportError, RunFacts, export_policy, latest_checkpoint, model_card
+
+from .batches import VOCABULARY, make_groups
 
 Groups = Callable[..., list[Group]]
 FACTS = RunFacts(
@@ -80,3 +83,40 @@ def test_nothing_to_export_or_nowhere_to_put_it_says_so(trained: Trainer, model_
 
 def test_card_without_curves_has_no_picture() -> None:
     assert "![" not in model_card(RunFacts(run_name="r", base_model="bundled", version=0))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM has its own environment; `make test-vllm`")
+def test_vllm_serves_the_export(tmp_path: Path) -> None:
+    """A policy with a head size that vLLM has kernels for: same greedy tokens as Transformers."""
+    import vllm
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=VOCABULARY,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    trainer = Trainer(
+        TrainingConfig(kl_beta=0.0, device="cpu"), tmp_path / "base", work_dir=tmp_path / "run", temperature=1.0, seed=0
+    )
+    trainer.train_step(make_groups(0))
+    trainer.save()
+    trainer.close()
+    output = export_policy(latest_checkpoint(tmp_path / "run"), tmp_path / "base", tmp_path / "out", FACTS)
+    prompts = [[1, 2, 3], [7, 8]]
+    settings = vllm.SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    server = vllm.LLM(str(output), skip_tokenizer_init=True, dtype="float32", max_model_len=64, enforce_eager=True)
+    served = server.generate([{"prompt_token_ids": prompt} for prompt in prompts], settings, use_tqdm=False)
+    model = LlamaForCausalLM.from_pretrained(output, dtype=torch.float32)
+    for prompt, answer in zip(prompts, served, strict=True):
+        expected = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, len(prompt) :]
+        assert list(answer.outputs[0].token_ids) == expected.tolist()

@@ -5,6 +5,8 @@ import torch
 
 from shoal.training.logprobs import token_logprobs
 
+from .allocations import LargestResult
+
 
 @pytest.mark.parametrize("softcap", [0.0, 3.0])
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -45,3 +47,16 @@ def test_no_tokens() -> None:
     states = torch.zeros(0, 4, requires_grad=True)
     logprobs, _ = token_logprobs(states, torch.zeros(3, 4), None, torch.zeros(0, dtype=torch.int64), temperature=1.0)
     assert logprobs.shape == (0,)
+
+
+def test_logits_of_all_tokens_never_exist_at_once() -> None:
+    tokens, width, vocabulary, chunk = 256, 4, 500, 8
+    states, weight = torch.randn(tokens, width, requires_grad=True), torch.randn(vocabulary, width, requires_grad=True)
+    targets = torch.arange(tokens) % vocabulary
+    with LargestResult() as largest:
+        logprobs, entropies = token_logprobs(
+            states, weight, None, targets, temperature=1.0, chunk_elements=chunk * vocabulary
+        )
+        torch.autograd.backward((logprobs + entropies).sum())
+    assert weight.grad is not None
+    assert chunk * vocabulary <= largest.elements < 2 * chunk * vocabulary < tokens * vocabulary

@@ -27,6 +27,8 @@ from shoal.training.bins import build_packed, build_padded
 from shoal.training.model import PolicyModel, UnsupportedModelError, choose_layout, load_policy
 from shoal.training.packing import form_families
 
+from .allocations import LargestResult
+
 SMALL: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 16,
@@ -125,3 +127,15 @@ def test_dropout_is_off(tmp_path: Path) -> None:
     families = form_families(PROMPTS, [len(output) for output in OUTPUTS], 1000)
     packed = build_packed(families, PROMPTS, OUTPUTS)
     assert torch.equal(policy(packed)[0], policy(packed)[0])
+
+
+def test_a_long_bin_needs_no_mask_over_its_positions() -> None:
+    policy = PolicyModel(build(LlamaConfig(**SMALL)), temperature=1.0)
+    prompts = [[number % 40, 1, 2] for number in range(60)]
+    outputs = [[3 + number % 30] * (20 + number % 20) for number in range(60)]
+    packed = build_packed(form_families(prompts, [len(output) for output in outputs], 10_000), prompts, outputs)
+    positions = packed.input_ids.numel()
+    assert positions > 1500
+    with LargestResult() as largest:
+        torch.autograd.backward(policy(packed)[0].sum())
+    assert largest.elements < positions**2 / 10

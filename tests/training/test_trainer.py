@@ -173,6 +173,25 @@ def test_wire_tensors_are_bf16_and_name_tied_weights_once(model_dir: Path, tmp_p
     assert all(len(tensor.data) == 2 * torch.Size(tensor.shape).numel() for tensor in tensors)
 
 
+def test_a_skipped_step_changes_the_number_and_nothing_else(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    trainer = make_trainer(model_dir, tmp_path)
+    trainer.train_step(groups(0))
+    before, updates = weights(trainer), trainer.updates
+    report = trainer.skip_step()
+    assert (report.step, report.policy_version, report.trained_tokens, trainer.step) == (1, 2, 0, 2)
+    assert (weights(trainer), trainer.updates) == (before, updates)
+    straight = make_trainer(model_dir, tmp_path / "straight")
+    straight.train_step(groups(0))
+    straight.skip_step()
+    straight.save()
+    straight.close()
+    resumed = make_trainer(model_dir, tmp_path / "straight")
+    assert resumed.resume()
+    resumed.train_step(groups(2))
+    trainer.train_step(groups(2))
+    assert weights(resumed) == weights(trainer)
+
+
 def test_unusable_batches_are_refused(model_dir: Path, tmp_path: Path) -> None:
     trainer = make_trainer(model_dir, tmp_path)
     with pytest.raises(BatchError, match="no groups"):
