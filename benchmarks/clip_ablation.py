@@ -1,6 +1,6 @@
 """What the second side of the clip is for: a stress setting with and without δ.
 
-    python benchmarks/clip_ablation.py [--seeds 3] [--steps 8] [--plot docs/clip_ablation.png]
+    python benchmarks/clip_ablation.py [--seeds 3] [--steps 8] [--plot docs/images/clip_ablation.png]
 
 The demo's policy and task under conditions that let ratios grow within one batch: a large step size, many mini-batches and passes
 over each batch, rollouts that are 4 versions old, loose gradient clipping. Both runs see the same rollouts in the first step;
@@ -114,7 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--plot", type=Path, default=ROOT / "docs" / "clip_ablation.png")
+    parser.add_argument("--plot", type=Path, default=ROOT / "docs" / "images" / "clip_ablation.png")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     started = time.monotonic()
