@@ -7,11 +7,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class LargestResult(TorchDispatchMode):
+class LargestResult(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Number of elements of the largest tensor that an operation made; views cost nothing and are left out."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
