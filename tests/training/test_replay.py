@@ -1,10 +1,12 @@
 """Recorded rollouts train like live ones: in the order of the run, useful groups only, resumable."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from shoal.cli import main
 from shoal.config import TrainingConfig
 from shoal.protocol.rollouts import Rollout, RolloutHeader, RolloutLimits, write_rollouts
 from shoal.training import Group, Trainer
@@ -75,3 +77,26 @@ def test_replay_trains_useful_groups_and_resumes_where_it_was(recording: Path, m
 def test_empty_directory_says_so(tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match="no rollout files"):
         next(recorded_groups(tmp_path, LIMITS))
+
+
+def test_the_command_trains_from_a_recording_and_goes_on_where_it_was(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(steps: int) -> str:
+        settings = {
+            "run.dir": tmp_path / "run",
+            "run.steps": steps,
+            "training.groups_per_step": 2,
+            "training.kl_beta": 0,
+        }
+        flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        with pytest.raises(SystemExit) as ended:
+            main(["train", "--replay", str(recording), *flags])
+        assert ended.value.code == 0
+        return capsys.readouterr().out
+
+    assert "trained 2 steps" in train(2)
+    assert "resumed at step 2" in (out := train(9))
+    assert "trained 1 steps" in out
+    records = [json.loads(line) for line in (tmp_path / "run" / "replay" / "steps.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [0, 1, 2]

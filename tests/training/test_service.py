@@ -265,11 +265,13 @@ def test_while_the_batch_is_not_formed_it_says_what_is_missing(start: Start, coo
 def test_a_killed_trainer_repeats_its_steps_bit_for_bit(start: Start, coordinator: FakeCoordinator) -> None:
     for step in range(3):
         record_batch(coordinator, step)
-    start().run()
+    start(report=(said := Reports())).run()
     first = published(coordinator)
     coordinator.versions.clear()
-    resumed = start()
+    assert said.some("found no checkpoint, starting at step 0")
+    resumed = start(report=(said := Reports()))
     resumed.run()
+    assert said.some("resumed at step 2")
     assert published(coordinator) == first[2:]  # the last checkpoint is that of step 2
     assert resumed.origin is not None
     assert resumed.origin.head is not None

@@ -173,6 +173,15 @@ def test_wire_tensors_are_bf16_and_name_tied_weights_once(model_dir: Path, tmp_p
     assert all(len(tensor.data) == 2 * torch.Size(tensor.shape).numel() for tensor in tensors)
 
 
+def test_the_reference_model_is_loaded_only_for_the_kl_term(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    assert make_trainer(model_dir, tmp_path)._reference is None
+    trainer = make_trainer(model_dir, tmp_path, kl_beta=0.1)
+    assert trainer._reference is not None
+    before = [parameter.clone() for parameter in trainer._reference.parameters()]
+    trainer.train_step(groups(0))
+    assert all(torch.equal(one, two) for one, two in zip(before, trainer._reference.parameters(), strict=True))
+
+
 def test_a_skipped_step_changes_the_number_and_nothing_else(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
     trainer = make_trainer(model_dir, tmp_path)
     trainer.train_step(groups(0))
