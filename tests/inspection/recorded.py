@@ -29,6 +29,7 @@ def make_run(model: Path, root: Path) -> RunDirectory:
         "tasks": {"count": 20, "heldout": 4},
         "rollouts": {"group_size": 2, "tasks_per_slot": 2, "max_new_tokens": 6},
         "reward": {"target_lengths": [4], "length_alpha": 0.01},
+        "validation": {"foreign_calibration": True},
     }
     directory = initialise(build_config(tree))
     workload = Workload(directory.descriptor(), TextCodec.from_directory(model), load_tasks(directory.config().tasks))
