@@ -17,6 +17,8 @@ from shoal.policy.prompts import PrefilledPrompts, Prompt, continue_prompts, pre
 from shoal.policy.runner import ModelRunner
 from shoal.proofs.sampling import token_margins
 
+# What one more pass through a small model costs beside its tokens, in tokens: less padding than this is not worth a pass.
+_PASS_TOKENS = 128
 # Logits of one chunk, in values: large enough for big matrix products, small enough to forget.
 _LOGITS_CHUNK = 1 << 22
 
@@ -40,12 +42,14 @@ def score_requests(
 
 
 def length_batches(lengths: dict[Key, int], token_limit: int) -> Iterator[list[Key]]:
-    """Keys of similar length; each batch is within the limit once padded, or has one member."""
+    """Keys of similar length; each batch is within the limit once padded and pads little, or has one member."""
     batch: list[Key] = []
+    held = 0
     for key in sorted(lengths, key=lengths.__getitem__):
-        if batch and lengths[key] * (len(batch) + 1) > token_limit:
+        padded, held = lengths[key] * (len(batch) + 1), held + lengths[key]
+        if batch and (padded > token_limit or padded - held > _PASS_TOKENS):
             yield batch
-            batch = []
+            batch, held = [], lengths[key]
         batch.append(key)
     if batch:
         yield batch
