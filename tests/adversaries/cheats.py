@@ -141,9 +141,18 @@ def top_p(scaled_RV: torch.Tensor) -> torch.Tensor:
 def cut_sampling(keep: Callable[[torch.Tensor], torch.Tensor]) -> Cheat:
     def cheat(arena: Arena, slots: Sequence[int]) -> list[Submission]:
         with cutting(keep):
-            return arena.sampled(slots, arena.engine())
+            cut = arena.sampled(slots, arena.engine())
+        # Where the cut changed no token, last places of log-probabilities are no cheat.
+        return [
+            honest if tokens_of(sent) == tokens_of(honest) else sent
+            for sent, honest in zip(cut, arena.honest(slots), strict=True)
+        ]
 
     return cheat
+
+
+def tokens_of(sent: Submission) -> list[list[int]]:
+    return [row.output_tokens for row in sent.rollouts]
 
 
 def best_of(count: int) -> Cheat:

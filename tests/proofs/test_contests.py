@@ -1,0 +1,48 @@
+"""The loop that leaves out hopeless tokens comes to the margins of the plain definition."""
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.proofs import contests, sampling
+
+
+def rows(count: int, vocabulary: int, spread: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = spread * torch.randn(count, vocabulary, generator=generator)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator)
+    positions = torch.randint(0, 4096, (count,), generator=generator)
+    return logits, seeds, positions, torch.randint(0, vocabulary, (count,), generator=generator)
+
+
+@pytest.mark.parametrize(("vocabulary", "spread"), [(1, 1.0), (7, 0.1), (320, 3.0), (320, 30.0), (50_001, 5.0)])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_margins_are_those_of_the_definition(vocabulary: int, spread: float, temperature: float) -> None:
+    logits, seeds, positions, tokens = rows(40, vocabulary, spread)
+    scores = logits / temperature + sampling.gumbel_noise(seeds, positions, vocabulary)
+    expected = scores.amax(-1) - scores.gather(-1, tokens[:, None]).squeeze(-1)
+    margins, logprobs = sampling.token_margins(logits, seeds, positions, tokens, temperature)
+    assert torch.allclose(margins, expected, rtol=1e-5, atol=2e-5)
+    chosen = torch.log_softmax(logits / temperature, -1).gather(-1, tokens[:, None]).squeeze(-1)
+    assert torch.allclose(logprobs, chosen, atol=1e-5)
+
+
+def test_the_winner_of_a_generation_does_not_lose() -> None:
+    logits, seeds, positions, _ = rows(200, 320, 4.0)
+    winners, _ = sampling.choose_tokens(logits, seeds, positions, 1.0)
+    margins, _ = sampling.token_margins(logits, seeds, positions, winners, 1.0)
+    assert margins.max() <= 2e-6
+
+
+def test_no_noise_exceeds_the_bound_that_leaves_tokens_out() -> None:
+    largest = -np.log(-np.log((2**23 - 0.5) / 2**23))
+    assert largest < contests.LARGEST_NOISE < largest + 0.01
+
+
+def test_the_noise_is_that_of_the_definition_to_the_last_places() -> None:
+    seeds, positions = torch.tensor([-5, 2**62]), torch.tensor([0, 77])
+    expected = sampling.gumbel_noise(seeds, positions, 1000)
+    low, high = sampling._row_keys(seeds, positions)
+    for row in range(2):
+        own = [contests.noise(token, np.int32(int(low[row])), np.int32(int(high[row]))) for token in range(1000)]
+        assert np.allclose(own, expected[row].numpy(), rtol=2e-6, atol=2e-6)
