@@ -42,7 +42,7 @@ MOST_SLOTS = 4
 FIRST_HONEST = 100_000
 """Honest workers do other slots than cheats, and each class its own."""
 FIRST_HONEST_BFLOAT16 = 200_000
-HONEST_SHAPES = tuple((rows, 1) for rows in (256, 1024, 128, 33, 512, 64, 200, 256, 100, 512, 77)) + ((64, 2),)
+HONEST_SHAPES = (*tuple((rows, 1) for rows in (256, 1024, 128, 33, 512, 64, 200, 256, 100, 512, 77)), (64, 2))
 """Rows per batch and compute threads, in turn."""
 TRUST = load_config(ROOT / "src/shoal/demo.toml").trust
 FLOOR = TrustConfig().audit_floor
