@@ -179,6 +179,12 @@ class CoordinatorConfig(Section):
     """Signed requests older or newer than this are refused; nonces are kept that long."""
     max_upload_bytes: Positive = 64 << 20
     """Larger submissions are refused before they are read."""
+    requests_per_s_key: Annotated[float, Field(ge=0)] = 20.0
+    """Requests that one key may make per second, with three seconds' worth at once; 0 limits nobody. The owner's keys are free."""
+    requests_per_s_address: Annotated[float, Field(ge=0)] = 500.0
+    """The same for one address, checked before a request is read: a household or a data centre may hold many workers."""
+    trusted_proxies: tuple[str, ...] = ("127.0.0.1",)
+    """Addresses of proxies whose X-Forwarded-For is believed; of anybody else it is not looked at."""
 
 
 class TrustConfig(Section):

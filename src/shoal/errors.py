@@ -52,7 +52,11 @@ class UnavailableError(ShoalError):
 class RefusedError(ShoalError):
     """The other side answered with a refusal; `code` and `status` are its own."""
 
-    def __init__(self, code: str, message: str, *, hint: str = "", status: int = 0) -> None:
+    def __init__(
+        self, code: str, message: str, *, hint: str = "", status: int = 0, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
         self.code = code
         self.status = status
+        self.retry_after_s = retry_after_s
+        """When asking again makes sense, if the other side said so."""

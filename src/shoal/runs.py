@@ -13,7 +13,8 @@ from shoal.errors import ConfigError
 from shoal.files import write_atomic
 from shoal.locks import hold
 from shoal.protocol.assignment import secret_commitment
-from shoal.protocol.descriptor import PROTOCOL_VERSION, FileReference, RunDescriptor
+from shoal.protocol.descriptor import FileReference, RunDescriptor
+from shoal.protocol.signing import PROTOCOL_VERSION
 from shoal.rundir import ROLES, RunDirectory
 from shoal.tasks import CODEC_FILES, TaskSet, TextCodec, load_tasks
 

@@ -123,6 +123,7 @@ class Swarm:
         )
         self.context.submissions.mkdir(parents=True, exist_ok=True)
         self.store = Store(database_of(root))
+        self.context.is_shared = self.store.database.is_shared
         self.store.write(lambda connection: begin(connection, self.context))
         collect_leftovers(self.store, self.context)
         sealed = self.context.descriptor.seal(keypair("run")).to_bytes()

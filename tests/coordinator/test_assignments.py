@@ -1,10 +1,12 @@
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from coordinator.swarm import Bridge, Swarm, registration, running, small_config
+from coordinator.swarm import TEST_DATABASE, Bridge, Swarm, registration, running, small_config
 from protocol.samples import keypair
+from shoal.coordinator import assignments
 from shoal.coordinator.database import Connection
 from shoal.errors import RefusedError, UnavailableError
 from shoal.files import digest_bytes
@@ -352,6 +354,47 @@ def test_keys_on_probation_share_what_proven_ones_leave(tmp_path: Path) -> None:
         assert swarm.ask(proven, 0).lease is not None
 
 
+def test_work_means_a_lease_granted_lately_to_somebody_who_is_present(swarm: Swarm) -> None:
+    def others_work(name: str, *, proven: bool = False) -> bool:
+        key = keypair(name).public
+        return swarm.read(lambda connection: assignments.others_work(connection, swarm.context, key, proven=proven))
+
+    swarm.publish(0)
+    ann, bob = swarm.join("ann", "bob")
+    assert not others_work("ann")
+    swarm.write(lambda connection: connection.execute("UPDATE workers SET state='active' WHERE name='ann'"))
+    swarm.lease(ann)
+    assert not others_work("ann", proven=True)
+    assert others_work("bob", proven=True)
+    swarm.lease(bob)
+    assert others_work("ann")
+    assert not others_work("ann", proven=True)
+    swarm.clock.advance(31)
+    assert not others_work("ann")
+    bob.heartbeat(HEARTBEAT)
+    assert others_work("ann")
+    swarm.clock.advance(30)
+    bob.heartbeat(HEARTBEAT)
+    assert not others_work("ann")
+
+
+def test_one_who_works_is_found_behind_many_who_left(swarm: Swarm) -> None:
+    swarm.publish(0)
+    swarm.join("ann")
+    (bob,) = swarm.join("bob")
+    swarm.lease(bob)
+    row = swarm.one("SELECT * FROM leases")
+    for number in range(40):
+        copy = row | {"lease_id": f"lease-{number}", "worker": f"left-{number}"}
+        swarm.write(
+            lambda connection, copy=copy: connection.execute(  # type: ignore[misc]
+                f"INSERT INTO leases VALUES ({','.join('?' * len(copy))})", tuple(copy.values())
+            )
+        )
+    key = keypair("ann").public
+    assert swarm.read(lambda connection: assignments.others_work(connection, swarm.context, key, proven=False))
+
+
 # Uploads
 
 
@@ -475,6 +518,7 @@ def fill(worker: CoordinatorClient) -> None:
         worker.register(registration("a" * 200))
 
 
+@pytest.mark.skipif(bool(os.environ.get(TEST_DATABASE)), reason="only SQLite can be told how much disk there is")
 def test_when_the_store_is_full_intake_stops_with_a_clear_error(swarm: Swarm) -> None:
     swarm.publish(0)
     (ann,) = swarm.join("ann")

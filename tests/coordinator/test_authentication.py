@@ -14,7 +14,7 @@ from shoal.files import digest_bytes
 from shoal.identity import Keypair
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
-from shoal.protocol.signing import TIME_HEADER, stamp_request
+from shoal.protocol.signing import PROTOCOL_HEADER, TIME_HEADER, stamp_request
 from shoal.protocol.verdicts import Reason
 
 WORKER = keypair("ann")
@@ -302,3 +302,55 @@ def test_the_api_describes_itself(swarm: Swarm) -> None:
 def test_a_bug_is_reported_as_ours(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.coordinator.views.status", lambda connection, context: 1 // 0)
     assert_refused(swarm.http.get("/v1/status"), 500, "internal")
+
+
+def test_a_key_that_asks_too_often_is_told_when_to_come_back_and_others_are_not_touched(tmp_path: Path) -> None:
+    with running(tmp_path, small_config(coordinator={"requests_per_s_key": 1.0})) as swarm:
+        answers = [send(swarm, signed(swarm)) for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+        assert_refused(answers[-1], 429, "rate_limited")
+        assert answers[-1].headers["retry-after"] == "1"
+        assert len(swarm.all("SELECT * FROM nonces")) == 3
+        swarm.join("bob")
+        for _ in range(5):
+            assert swarm.client("validator").claim(api.ClaimBody(request_id=swarm.new_id(), wait_s=0)).claim is None
+        swarm.clock.advance(1)
+        assert send(swarm, signed(swarm)).status_code == 200
+
+
+def test_forged_requests_do_not_use_up_the_patience_with_a_key(tmp_path: Path) -> None:
+    with running(tmp_path, small_config(coordinator={"requests_per_s_key": 1.0})) as swarm:
+        forged = signed(swarm, key=keypair("eve")) | {"x-shoal-key": WORKER.public}
+        assert {send(swarm, forged).status_code for _ in range(10)} == {401}
+        assert send(swarm, signed(swarm)).status_code == 200
+
+
+def test_an_address_that_asks_too_often_is_refused_before_its_body_is_read(tmp_path: Path) -> None:
+    with running(tmp_path, small_config(coordinator={"requests_per_s_address": 1.0})) as swarm:
+        answers = [swarm.http.get("/v1/descriptor") for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+        refused = swarm.http.get("/v1/status")
+        assert_refused(refused, 429, "rate_limited")
+        assert (refused.headers["retry-after"], TIME_HEADER in refused.headers) == ("1", True)
+
+
+def test_the_client_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
+    with running(tmp_path, small_config(coordinator={"requests_per_s_key": 0.25})) as swarm:
+        slept: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            swarm.clock.advance(seconds)
+
+        client = swarm.client("ann", sleep=sleep, deadline_s=60.0)
+        for _ in range(3):
+            client.register(registration("ann"))
+        assert len(slept) == 2
+        assert all(4 <= seconds <= 5 for seconds in slept)
+
+
+def test_another_protocol_version_is_refused_with_a_hint(swarm: Swarm) -> None:
+    answer = send(swarm, signed(swarm) | {PROTOCOL_HEADER: "2"})
+    assert_refused(answer, 426, "protocol_version")
+    assert "Install" in answer.json()["hint"]
+    assert_untouched(swarm)

@@ -49,7 +49,9 @@ def bodies(swarm: Swarm) -> Bodies:
 
 
 def dump(connection: Connection) -> str:
-    return json.dumps([[tuple(row) for row in connection.execute(f"SELECT * FROM {table}")] for table in TABLES])
+    return json.dumps(
+        [[list(dict(row).values()) for row in connection.execute(f"SELECT * FROM {table}")] for table in TABLES]
+    )
 
 
 def send(swarm: Swarm, name: str, method: str, path: str, body: bytes) -> Any:

@@ -8,13 +8,14 @@ from protocol.samples import descriptor, keypair
 from shoal.config import ShoalConfig, to_toml
 from shoal.coordinator.server import PortTakenError, bind, build_context
 from shoal.errors import ConfigError, KeyFileError
+from shoal.files import write_atomic
 from shoal.rundir import RunDirectory
 
 
 def run_directory(root: Path, config: ShoalConfig) -> RunDirectory:
     directory = RunDirectory(root)
     for role in ROLES:
-        directory.key(role)
+        write_atomic(root / "keys" / f"{role}.key", keypair(role)._private.private_bytes_raw().hex().encode())
     directory.create_secret(seed=1)
     directory.run_file.write_text(to_toml(config))
     directory.descriptor_file.write_bytes(descriptor(rollouts=config.rollouts).seal(keypair("run")).to_bytes())

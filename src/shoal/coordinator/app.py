@@ -7,6 +7,7 @@ in the same transaction as the change. Uploads are streamed to disk and hashed o
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -18,10 +19,10 @@ from starlette.exceptions import HTTPException
 from shoal import __version__
 from shoal.coordinator import judging
 from shoal.coordinator.context import Context
-from shoal.coordinator.middleware import BodyLimit, ServerTime
+from shoal.coordinator.middleware import AddressLimit, BodyLimit, ServerTime
 from shoal.coordinator.owner_routes import owner_routes
 from shoal.coordinator.public_routes import public_routes
-from shoal.coordinator.service import Service
+from shoal.coordinator.service import Service, too_many
 from shoal.coordinator.store import Store, StoreError
 from shoal.coordinator.worker_routes import worker_routes
 from shoal.errors import RefusedError, ShoalError, SignatureError
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 1.0
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": api.Refusal} for status in (400, 401, 403, 404, 409, 413, 422, 503)
+    status: {"model": api.Refusal} for status in (400, 401, 403, 404, 405, 409, 413, 422, 426, 429, 503)
 }
 
 
@@ -39,6 +40,7 @@ def create_app(store: Store, context: Context, descriptor_bytes: bytes) -> FastA
     service = Service(store, context)
     app = FastAPI(title="Shoal coordinator", version=__version__, lifespan=_lifespan(service), responses=REFUSALS)
     app.add_middleware(BodyLimit)
+    app.add_middleware(AddressLimit, limit=service.address_limit, refuse=_refuse_address)
     app.add_middleware(ServerTime, clock=context.clock)
     app.add_exception_handler(ShoalError, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_body)
@@ -77,7 +79,13 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ShoalError)
     default = 401 if isinstance(error, SignatureError) else 503 if isinstance(error, StoreError) else 400
     status = error.status if isinstance(error, RefusedError) and error.status else default
-    return _refusal(status, error.code, error.message, error.hint)
+    wait_s = error.retry_after_s if isinstance(error, RefusedError) else None
+    return _refusal(status, error.code, error.message, error.hint, wait_s)
+
+
+def _refuse_address(wait_s: float) -> JSONResponse:
+    error = too_many("Your address asks too often.", wait_s)
+    return _refusal(error.status, error.code, error.message, error.hint, wait_s)
 
 
 async def _refuse_body(_: Request, error: Exception) -> JSONResponse:
@@ -97,6 +105,7 @@ async def _fail(_: Request, error: Exception) -> JSONResponse:
     return _refusal(500, "internal", f"The coordinator failed: {type(error).__name__}.", "Its log has the details.")
 
 
-def _refusal(status: int, code: str, message: str, hint: str) -> JSONResponse:
+def _refusal(status: int, code: str, message: str, hint: str, wait_s: float | None = None) -> JSONResponse:
+    headers = {} if wait_s is None else {"retry-after": str(math.ceil(wait_s))}
     printable = message.encode(errors="replace").decode()  # field names of a caller may be no unicode
-    return JSONResponse({"code": code, "message": printable, "hint": hint}, status_code=status)
+    return JSONResponse({"code": code, "message": printable, "hint": hint}, status_code=status, headers=headers)

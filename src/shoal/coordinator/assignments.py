@@ -6,11 +6,11 @@ reads and writes rows.
 
 import uuid
 
-from shoal.coordinator import batches, leases, trust
+from shoal.coordinator import batches, leases, slots, trust
 from shoal.coordinator.context import Context
 from shoal.coordinator.database import Connection, Row
-from shoal.coordinator.steps import current_step, run_state, step_view
-from shoal.coordinator.workers import earned_state, require_worker, save_trust, trust_record, welcome_back
+from shoal.coordinator.steps import current_step, run_state, step_counts
+from shoal.coordinator.workers import require_worker, save_trust, trust_record, welcome_back
 from shoal.errors import RefusedError
 from shoal.identity import verify_signature
 from shoal.protocol import api
@@ -21,7 +21,9 @@ LEASES_PER_KEY = 2
 """One being worked on, one being uploaded."""
 LEASE_POLLS_PER_S = 400
 """Idle workers of a large swarm ask less often, so that together they ask no more than this."""
-LIVE_STATES = "('probation','active','suspect','quarantined')"
+LIVE_STATES = ("probation", "active", "suspect", "quarantined")
+DROPPED = ("returned", "expired", "abandoned")
+PAGE = 16
 
 
 def lease(connection: Connection, context: Context, key: str, body: api.LeaseBody) -> api.LeaseAnswer:
@@ -79,12 +81,13 @@ def _pick_slot(connection: Connection, context: Context, step: int, worker: Row)
     leased = connection.execute("SELECT COUNT(*) AS n FROM leases WHERE worker=? AND state='leased'", (key,))
     if leased.fetchone()["n"] >= LEASES_PER_KEY:
         return None
-    view = step_view(connection, context, step)
-    wanted = batches.decide(view, context.config.training).groups_wanted
+    counts = step_counts(connection, context, step)
+    wanted = batches.groups_wanted(counts, context.config.training)
     if wanted == 0:
         return None
-    load = _step_load(connection, context, view, key, wanted)
-    if not leases.may_lease(load, worker["state"] != "active", context.config.trust):
+    on_probation = worker["state"] != "active"
+    load = _step_load(connection, context, step, counts, worker, wanted)
+    if not leases.may_lease(load, on_probation, context.config.trust):
         return None
     dropped = connection.execute(
         "SELECT slot FROM slots WHERE state='open' AND step=? AND NOT EXISTS (SELECT 1 FROM leases"
@@ -93,33 +96,45 @@ def _pick_slot(connection: Connection, context: Context, step: int, worker: Row)
     ).fetchone()
     if dropped is not None:
         return int(dropped["slot"])
-    last = connection.execute("SELECT MAX(slot) AS last FROM slots WHERE step=?", (step,)).fetchone()["last"]
-    slot = 0 if last is None else int(last) + 1
-    connection.execute("INSERT INTO slots (step, slot, state) VALUES (?,?,'open')", (step, slot))
-    return slot
+    return slots.add_slot(connection, step)
 
 
 def _step_load(
-    connection: Connection, context: Context, view: batches.StepView, key: str, wanted: int
+    connection: Connection, context: Context, step: int, counts: batches.StepCounts, worker: Row, wanted: int
 ) -> leases.StepLoad:
-    rows = connection.execute(
-        "SELECT workers.*, SUM(CASE WHEN leases.state IN ('leased','submitted') THEN 1 ELSE 0 END) AS filled,"
-        " SUM(CASE WHEN leases.state IN ('returned','expired','abandoned') THEN 1 ELSE 0 END) AS dropped"
-        " FROM leases JOIN workers ON workers.key = leases.worker WHERE leases.step=? GROUP BY workers.key",
-        (view.step,),
-    ).fetchall()
-    per_slot = context.descriptor.rollouts.tasks_per_slot
-    own = [row for row in rows if row["key"] == key]
-    unproven = [row for row in rows if earned_state(context, row) not in ("active", "banned")]
+    per_slot, key = context.descriptor.rollouts.tasks_per_slot, worker["key"]
+    own = {
+        row["state"]: row["n"]
+        for row in connection.execute(
+            "SELECT state, COUNT(*) AS n FROM leases WHERE worker=? AND step=? GROUP BY state", (key, step)
+        )
+    }
+    proven_work = others_work(connection, context, key, proven=True)
     return leases.StepLoad(
-        slots_of_key=sum(row["filled"] for row in own),
-        drops_of_key=sum(row["dropped"] for row in own),
-        slots_of_probation=sum(row["filled"] for row in unproven),
-        slots_planned=-(-(view.judged_groups + view.outstanding_groups + wanted) // per_slot),
-        slots_outstanding=view.outstanding_groups // per_slot,
-        others_work=context.others_work(key, proven=False),
-        proven_work=context.others_work(key, proven=True),
+        slots_of_key=sum(own.get(state, 0) for state in slots.FILLING),
+        drops_of_key=sum(own.get(state, 0) for state in DROPPED),
+        slots_of_probation=slots.slot_counts(connection, step).unproven,
+        slots_planned=-(-(counts.judged_groups + counts.outstanding_groups + wanted) // per_slot),
+        slots_outstanding=counts.outstanding_groups // per_slot,
+        others_work=proven_work or others_work(connection, context, key, proven=False),
+        proven_work=proven_work,
     )
+
+
+def others_work(connection: Connection, context: Context, key: str, *, proven: bool) -> bool:
+    """Whether another key of this standing that is present was granted work while a lease lasts."""
+    since, looked_at = context.clock() - context.config.coordinator.lease_s, 0
+    while True:
+        lately = connection.execute(
+            "SELECT worker FROM leases WHERE proven=? AND issued_at >= ? AND worker <> ?"
+            f" ORDER BY issued_at DESC LIMIT {PAGE} OFFSET ?",
+            (proven, since, key, looked_at),
+        ).fetchall()
+        if any(context.is_present(row["worker"]) for row in lately):
+            return True
+        if len(lately) < PAGE:
+            return False
+        looked_at += PAGE
 
 
 def _grant(
@@ -132,18 +147,14 @@ def _grant(
     version: int,
     digest: str,
 ) -> Row:
-    now = context.clock()
+    now, proven = context.clock(), worker["state"] == "active"
     seconds = leases.lease_seconds(worker["tokens_per_s"], context.slot_tokens, context.config.coordinator.lease_s)
     lease_id = uuid.uuid4().hex
     connection.execute(
-        "INSERT INTO leases VALUES (?,?,?,?,?,?,?,?,?,'leased')",
-        (lease_id, request_id, worker["key"], step, slot, version, digest, now, now + seconds),
+        "INSERT INTO leases VALUES (?,?,?,?,?,?,?,?,?,'leased',?)",
+        (lease_id, request_id, worker["key"], step, slot, version, digest, now, now + seconds, proven),
     )
-    connection.execute(
-        "UPDATE slots SET state='leased', lease_id=?, attempts=attempts+1 WHERE step=? AND slot=?",
-        (lease_id, step, slot),
-    )
-    context.granted(worker["key"], proven=worker["state"] == "active")
+    slots.take_slot(connection, step, slot, lease_id, proven=proven)
     row: Row = connection.execute("SELECT * FROM leases WHERE lease_id=?", (lease_id,)).fetchone()
     return row
 
@@ -166,16 +177,7 @@ def give_back(connection: Connection, context: Context, key: str, lease_id: str)
     if row is None:
         raise RefusedError("unknown_lease", "This key holds no such lease.", status=404)
     if row["state"] == "leased":
-        drop_lease(connection, row, "returned")
-
-
-def drop_lease(connection: Connection, row: Row, state: str) -> None:
-    """Ends a lease; its slot opens for a different key."""
-    connection.execute("UPDATE leases SET state=? WHERE lease_id=?", (state, row["lease_id"]))
-    connection.execute(
-        "UPDATE slots SET state='open', lease_id=NULL WHERE step=? AND slot=? AND lease_id=?",
-        (row["step"], row["slot"], row["lease_id"]),
-    )
+        slots.drop_lease(connection, row, "returned")
 
 
 def check_upload(
@@ -234,7 +236,7 @@ def accept_upload(
         ),
     )
     connection.execute("UPDATE leases SET state='submitted' WHERE lease_id=?", (lease_id,))
-    connection.execute("UPDATE slots SET state='submitted' WHERE step=? AND slot=?", (row["step"], row["slot"]))
+    slots.move_slot(connection, row, "submitted")
     context.seen(key)
     return api.SubmissionAnswer(submission_id=submission_id, state="pending")
 
@@ -244,23 +246,25 @@ def expire_leases(connection: Connection, context: Context) -> bool:
         "SELECT * FROM leases WHERE state='leased' AND expires_at < ?", (context.clock(),)
     ).fetchall()
     for row in late:
-        drop_lease(connection, row, "expired")
+        slots.drop_lease(connection, row, "expired")
     return bool(late)
 
 
 def sweep(connection: Connection, context: Context) -> bool:
     """Ends leases that ran out, gives up workers that fell silent, forgets old nonces; true if work came free."""
     expired = expire_leases(connection, context)
-    live = connection.execute(f"SELECT key FROM workers WHERE state IN {LIVE_STATES}").fetchall()
-    silent = [row["key"] for row in live if not context.is_present(row["key"])]
-    for key in silent:
-        _give_up(connection, context, key)
+    given_up = [key for key in context.silent() if _give_up(connection, context, key)]
     connection.execute("DELETE FROM nonces WHERE expires_at < ?", (context.clock(),))
-    return expired or bool(silent)
+    return expired or bool(given_up)
 
 
-def _give_up(connection: Connection, context: Context, key: str) -> None:
-    record = trust_record(require_worker(connection, key))
-    save_trust(connection, key, trust.after(record, "silent", context.config.trust))
+def _give_up(connection: Connection, context: Context, key: str) -> bool:
+    """Marks a silent key as gone. It is forgotten one sweep later, when that is surely on disk."""
+    worker = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
+    if worker is None or worker["state"] not in LIVE_STATES:
+        context.forget(key)
+        return False
+    save_trust(connection, key, trust.after(trust_record(worker), "silent", context.config.trust))
     for row in connection.execute("SELECT * FROM leases WHERE worker=? AND state='leased'", (key,)).fetchall():
-        drop_lease(connection, row, "abandoned")
+        slots.drop_lease(connection, row, "abandoned")
+    return True

@@ -39,6 +39,17 @@ class StepView:
 
 
 @dataclass(frozen=True)
+class StepCounts:
+    """The numbers of a step, known without looking at its groups."""
+
+    useful: int
+    """Groups at hand, also of earlier steps, that are young enough."""
+    useful_of_step: int
+    outstanding_groups: int
+    judged_groups: int
+
+
+@dataclass(frozen=True)
 class Decision:
     """Either a batch (group ids in order), or how many more groups should be generated."""
 
@@ -62,13 +73,29 @@ def decide(view: StepView, config: TrainingConfig) -> Decision:
 
     barrier = (view.step, min(view.blocking_slots, default=math.inf))
     ready = [group.group_id for group in useful if (group.step, group.slot) < barrier]
-    cap = math.ceil(config.oversampling * config.groups_per_step)
-    if len(ready) >= config.groups_per_step or (view.outstanding_groups == 0 and view.judged_groups >= cap):
+    of_step = sum(group.step == view.step for group in useful)
+    counts = StepCounts(len(useful), of_step, view.outstanding_groups, view.judged_groups)
+    if len(ready) >= config.groups_per_step or _is_exhausted(counts, config):
         return Decision(tuple(ready[: config.groups_per_step]), expired, len(useful))
+    return Decision(None, expired, len(useful), groups_wanted(counts, config))
 
-    useful_of_step = sum(group.step == view.step for group in useful)
-    share = (PRIOR_GROUPS / 2 + useful_of_step) / (PRIOR_GROUPS + view.judged_groups)
-    missing = SLACK * config.groups_per_step - len(useful) - share * view.outstanding_groups
+
+def may_be_complete(counts: StepCounts, config: TrainingConfig) -> bool:
+    """Whether the batch could be formed; if not, nobody has to look at its groups."""
+    return counts.useful >= config.groups_per_step or _is_exhausted(counts, config)
+
+
+def groups_wanted(counts: StepCounts, config: TrainingConfig) -> int:
+    """How many more groups should be generated so that enough of them are useful."""
+    share = (PRIOR_GROUPS / 2 + counts.useful_of_step) / (PRIOR_GROUPS + counts.judged_groups)
+    missing = SLACK * config.groups_per_step - counts.useful - share * counts.outstanding_groups
     wanted = math.ceil(missing / share) if missing > 0 else 0
-    room = cap - view.judged_groups - view.outstanding_groups
-    return Decision(None, expired, len(useful), max(0, min(wanted, room)))
+    return max(0, min(wanted, _cap(config) - counts.judged_groups - counts.outstanding_groups))
+
+
+def _is_exhausted(counts: StepCounts, config: TrainingConfig) -> bool:
+    return counts.outstanding_groups == 0 and counts.judged_groups >= _cap(config)
+
+
+def _cap(config: TrainingConfig) -> int:
+    return math.ceil(config.oversampling * config.groups_per_step)

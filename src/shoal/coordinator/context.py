@@ -1,7 +1,7 @@
 """What every operation of the coordinator works with: settings, keys, secrets, clock, and who was seen when.
 
 Presence lives in memory on purpose: a heartbeat per worker and few seconds must not cost a durable write. After a restart
-everybody counts as just seen, so that a short outage forgets nobody.
+everybody counts as just seen, so that a short outage forgets nobody. Processes that share a database exchange it (`presence`).
 """
 
 import time
@@ -37,12 +37,6 @@ class RelayPresence:
     body: api.RelayBody
 
 
-@dataclass(frozen=True)
-class Grant:
-    at: float
-    proven: bool
-
-
 @dataclass
 class Context:
     config: ShoalConfig
@@ -54,8 +48,11 @@ class Context:
     clock: Callable[[], float] = time.time
     presence: dict[str, Presence] = field(default_factory=dict)
     relays: dict[str, RelayPresence] = field(default_factory=dict)
-    grants: dict[str, "Grant"] = field(default_factory=dict)
-    """Who was granted work, the latest last."""
+    is_shared: bool = False
+    """Whether other coordinator processes serve this run too."""
+    heard: set[str] = field(default_factory=set)
+    """Keys that this process heard since it last told the others."""
+    exchanged_at: float = 0.0
 
     @property
     def slot_tokens(self) -> int:
@@ -66,25 +63,17 @@ class Context:
     def seen(self, key: str) -> Presence:
         presence = self.presence.setdefault(key, Presence(self.clock()))
         presence.seen_at = self.clock()
+        if self.is_shared:
+            self.heard.add(key)
         return presence
 
     def is_present(self, key: str) -> bool:
         presence = self.presence.get(key)
         return presence is not None and self.clock() - presence.seen_at <= self.config.coordinator.gone_after_s
 
-    def granted(self, key: str, proven: bool) -> None:
-        self.grants.pop(key, None)
-        self.grants[key] = Grant(self.clock(), proven)
-
-    def others_work(self, key: str, *, proven: bool) -> bool:
-        """Whether a present (and, if asked, proven) key other than this one was granted work while a lease lasts."""
-        since = self.clock() - self.config.coordinator.lease_s
-        for other, grant in reversed(self.grants.items()):
-            if grant.at < since:
-                return False
-            if other != key and grant.proven >= proven and self.is_present(other):
-                return True
-        return False
+    def silent(self) -> list[str]:
+        """Keys that have said nothing for too long."""
+        return [key for key in list(self.presence) if not self.is_present(key)]
 
     def note_relay(self, key: str, body: api.RelayBody) -> None:
         """Keeps who announced itself lately; an open list must end somewhere."""
@@ -97,9 +86,8 @@ class Context:
         self.relays[key] = RelayPresence(now, body)
 
     def forget(self, key: str) -> None:
-        """A banned key neither works nor is present."""
+        """A key that is banned or gone is not present."""
         self.presence.pop(key, None)
-        self.grants.pop(key, None)
 
     def file_of(self, submission_id: str) -> Path:
         return self.submissions / f"{submission_id}.parquet"

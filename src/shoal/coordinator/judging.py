@@ -7,8 +7,8 @@ import json
 import uuid
 from collections.abc import Callable, Sequence
 
-from shoal.coordinator import drift, ledger, retries, tasks, trust
-from shoal.coordinator.assignments import drop_lease, lease_of, sweep
+from shoal.coordinator import drift, ledger, presence, retries, slots, tasks, trust
+from shoal.coordinator.assignments import lease_of, sweep
 from shoal.coordinator.context import Context
 from shoal.coordinator.database import Connection, Row
 from shoal.coordinator.steps import advance, current_step, run_state
@@ -72,6 +72,8 @@ def release_claims(connection: Connection, context: Context) -> bool:
 
 def maintain(connection: Connection, context: Context) -> bool:
     """What time alone brings about; true if somebody who waits should look again."""
+    if context.is_shared:
+        presence.exchange(connection, context)
     changes = [
         sweep(connection, context),
         release_claims(connection, context),
@@ -118,10 +120,7 @@ def _close(connection: Connection, context: Context, row: Row, body: api.Verdict
         (now, verdict, row["submission_id"]),
     )
     lease: Row = connection.execute("SELECT * FROM leases WHERE lease_id=?", (row["lease_id"],)).fetchone()
-    connection.execute(
-        "UPDATE slots SET state=? WHERE step=? AND slot=? AND lease_id=?",
-        (slot_state, lease["step"], lease["slot"], lease["lease_id"]),
-    )
+    slots.move_slot(connection, lease, slot_state)
     ledger.append(
         connection,
         context.keypair,
@@ -167,6 +166,9 @@ def _accept(connection: Connection, context: Context, row: Row, body: api.Verdic
                 "accepted" if group.useful else "no_signal",
             ),
         )
+    useful = sum(group.useful for group in body.groups) if usable else 0
+    if useful:
+        slots.count_waiting(connection, lease["step"], lease["policy_version"], useful)
     save_trust(
         connection,
         row["worker"],
@@ -236,7 +238,7 @@ def ban(connection: Connection, context: Context, key: str, reason: str) -> None
 
 def withdraw(connection: Connection, key: str) -> None:
     """Takes back what no batch holds; slots of the current step count as never done, so that others fill the gap."""
-    connection.execute("UPDATE groups SET state='withdrawn' WHERE worker=? AND state='accepted'", (key,))
+    slots.mark_groups(connection, "worker=?", (key,), "withdrawn")
     connection.execute("UPDATE submissions SET state='void' WHERE worker=? AND state IN ('pending','claimed')", (key,))
     for lease in connection.execute(
         "SELECT leases.* FROM leases JOIN slots USING (step, slot) WHERE leases.worker=?"
@@ -244,13 +246,14 @@ def withdraw(connection: Connection, key: str) -> None:
         " AND slots.state IN ('leased','submitted')",
         (key,),
     ).fetchall():
-        drop_lease(connection, lease, "void")
-    step = current_step(connection)
-    connection.execute(
-        "UPDATE slots SET state='void' WHERE step=? AND state='resolved' AND lease_id IN"
-        " (SELECT lease_id FROM leases WHERE step=? AND worker=?)",
-        (step, step, key),
-    )
+        slots.drop_lease(connection, lease, "void")
+    for lease in connection.execute(
+        "SELECT leases.* FROM leases JOIN slots USING (step, slot, lease_id) WHERE leases.step=? AND leases.worker=?"
+        " AND slots.state='resolved'",
+        (current_step(connection), key),
+    ).fetchall():
+        slots.end_lease(connection, lease, "void")
+        slots.move_slot(connection, lease, "void")
 
 
 def _try_again(connection: Connection, context: Context, row: Row, reasons: Sequence[Reason], why: str) -> None:
@@ -267,7 +270,7 @@ def _try_again(connection: Connection, context: Context, row: Row, reasons: Sequ
         (context.clock(), json.dumps({"detail": why}), row["submission_id"]),
     )
     lease = connection.execute("SELECT * FROM leases WHERE lease_id=?", (row["lease_id"],)).fetchone()
-    drop_lease(connection, lease, "set_aside")
+    slots.drop_lease(connection, lease, "set_aside")
     ledger.append(
         connection, context.keypair, context.clock(), "set_aside", submission=row["submission_id"], why=why[:500]
     )

@@ -1,10 +1,12 @@
-"""What happens to every request before and after its route: the server's time in each answer, a bound on each body."""
+"""What happens to every request before and after its route: the server's time in each answer, bounds on rates and bodies."""
 
 from collections.abc import Callable
 
 from fastapi import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shoal.coordinator.limits import RateLimit
 from shoal.protocol.signing import TIME_HEADER
 
 UPLOADS = "/v1/submissions/"
@@ -24,6 +26,19 @@ class ServerTime:
             await send(message)
 
         await self._app(scope, receive, timed)
+
+
+class AddressLimit:
+    """Refuses an address that asks too often before anything of its request is read."""
+
+    def __init__(self, app: ASGIApp, limit: RateLimit, refuse: Callable[[float], Response]) -> None:
+        self._app, self._limit, self._refuse = app, limit, refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = scope.get("client") if scope["type"] == "http" else None
+        wait_s = self._limit.wait_s(client[0]) if client else 0.0
+        app = self._refuse(wait_s) if wait_s else self._app
+        await app(scope, receive, send)
 
 
 class BodyLimit:

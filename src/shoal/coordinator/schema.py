@@ -70,7 +70,27 @@ CREATE TABLE task_stats (
   task_id TEXT PRIMARY KEY, groups BIGINT NOT NULL, samples BIGINT NOT NULL, solved BIGINT NOT NULL, useful BIGINT NOT NULL);
 """
 
-MIGRATIONS: dict[int, str] = {2: FIRST, 3: AUDIT_DRAWS_AND_RETRIES, 4: TASK_STATISTICS}
+TALLIES = """
+ALTER TABLE leases ADD COLUMN proven BIGINT NOT NULL DEFAULT 1;
+DROP INDEX leases_by_worker;
+CREATE INDEX leases_by_worker ON leases (worker, step, state);
+CREATE INDEX leases_held ON leases (worker) WHERE state='leased';
+CREATE INDEX leases_by_issue ON leases (proven, issued_at, worker);
+CREATE TABLE tallies (step BIGINT NOT NULL, name TEXT NOT NULL, n BIGINT NOT NULL, PRIMARY KEY (step, name)) WITHOUT ROWID;
+INSERT INTO tallies SELECT step, state, COUNT(*) FROM slots GROUP BY step, state;
+CREATE TABLE waiting (
+  step BIGINT NOT NULL, policy_version BIGINT NOT NULL, n BIGINT NOT NULL, PRIMARY KEY (step, policy_version)) WITHOUT ROWID;
+CREATE INDEX waiting_by_version ON waiting (policy_version);
+INSERT INTO waiting SELECT step, policy_version, COUNT(*) FROM groups WHERE state='accepted' GROUP BY step, policy_version;
+CREATE TABLE presence (
+  key TEXT PRIMARY KEY, seen_at DOUBLE PRECISION NOT NULL, activity TEXT NOT NULL, tokens_generated BIGINT NOT NULL,
+  bytes_received BIGINT NOT NULL) WITHOUT ROWID;
+CREATE INDEX presence_by_time ON presence (seen_at);
+CREATE TABLE relays (key TEXT PRIMARY KEY, seen_at DOUBLE PRECISION NOT NULL, body TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX relays_by_time ON relays (seen_at);
+"""
+
+MIGRATIONS: dict[int, str] = {2: FIRST, 3: AUDIT_DRAWS_AND_RETRIES, 4: TASK_STATISTICS, 6: TALLIES}
 """By the schema version that each leads to, in order."""
 SCHEMA_VERSION = max(MIGRATIONS)
 

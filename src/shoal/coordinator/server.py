@@ -1,7 +1,9 @@
 """Starts the coordinator of a run directory and serves it until it is told to stop."""
 
 import socket
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -23,10 +25,19 @@ def run_coordinator(directory: RunDirectory, *, on_ready: Callable[[str], None] 
     context = build_context(directory)
     listener = bind(context.config.coordinator.host, context.config.coordinator.port, "coordinator.port")
     store = Store(open_database(context.config.coordinator.store, directory.store))
+    context.is_shared = store.database.is_shared
     store.write(lambda connection: begin(connection, context))
     collect_leftovers(store, context)
     app = create_app(store, context, directory.descriptor_file.read_bytes())
-    server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=2,
+            forwarded_allow_ips=list(context.config.coordinator.trusted_proxies),
+        )
+    )
     if on_ready is not None:
         on_ready(context.config.coordinator_url)
     try:
@@ -78,6 +89,7 @@ def begin(connection: Connection, context: Context) -> None:
     """First start: the ledger begins. Any start: everybody who was known counts as just seen."""
     now = context.clock()
     if connection.execute("SELECT 1 FROM meta WHERE name='started_at'").fetchone() is None:
+        connection.execute("INSERT INTO meta VALUES ('run_id', ?)", (context.descriptor.run_id,))
         connection.execute("INSERT INTO meta VALUES ('started_at', ?)", (repr(now),))
         ledger.append(
             connection,
@@ -88,15 +100,32 @@ def begin(connection: Connection, context: Context) -> None:
             run_key=context.descriptor.run_key,
             secret_commitment=context.descriptor.secret_commitment,
         )
+    _require_own_store(connection, context)
     for row in connection.execute("SELECT key FROM workers WHERE state NOT IN ('gone','banned')").fetchall():
         context.presence[row["key"]] = Presence(now)
 
 
+def _require_own_store(connection: Connection, context: Context) -> None:
+    row = connection.execute("SELECT value FROM meta WHERE name='run_id'").fetchone()
+    if row is not None and row["value"] != context.descriptor.run_id:
+        raise ConfigError(
+            f"The database of coordinator.store holds the run {row['value']}, not {context.descriptor.run_id}.",
+            hint="Give each run a database of its own.",
+        )
+
+
 def collect_leftovers(store: Store, context: Context) -> None:
-    """Removes uploads that a kill cut off before their transaction."""
+    """Removes uploads that a kill cut off before their transaction; not those that another process is just taking in."""
     known = store.read(
         lambda connection: {row["submission_id"] for row in connection.execute("SELECT submission_id FROM submissions")}
     )
     for path in context.submissions.iterdir():
-        if path.stem not in known:
-            path.unlink()
+        if path.stem not in known and not (context.is_shared and _is_young(path, context)):
+            path.unlink(missing_ok=True)
+
+
+def _is_young(path: Path, context: Context) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime < 2 * context.config.coordinator.lease_s
+    except FileNotFoundError:
+        return True

@@ -13,6 +13,7 @@ from fastapi import Request
 
 from shoal.coordinator.context import Context
 from shoal.coordinator.database import Connection
+from shoal.coordinator.limits import RateLimit
 from shoal.coordinator.store import Store
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes
@@ -62,6 +63,9 @@ class Service:
 
     def __init__(self, store: Store, context: Context) -> None:
         self.store, self.context, self.bell = store, context, Bell()
+        settings = context.config.coordinator
+        self.key_limit = RateLimit(settings.requests_per_s_key, context.clock)
+        self.address_limit = RateLimit(settings.requests_per_s_address, context.clock)
         self.stopping = False
 
     def listen(self) -> None:
@@ -117,12 +121,24 @@ class Service:
             request.scope["query_string"].decode("latin-1"),
             body_digest,
         )
+        self._limit(stamp.key)
         return Signed(stamp.key, float(stamp.time), stamp.nonce, self.context.clock() + 2 * window_s)
+
+    def _limit(self, key: str) -> None:
+        if key in self.context.role_keys or key == self.context.descriptor.run_key:
+            return
+        if wait_s := self.key_limit.wait_s(key):
+            raise too_many("This key asks too often.", wait_s)
 
     def check_clock(self, at: float, window_s: float) -> None:
         if abs(at - self.context.clock()) > window_s:
             hint = "The answer carries the server's time; sign again with it."
             raise RefusedError("clock", "The request's time is too far from the server's.", hint=hint, status=401)
+
+
+def too_many(message: str, wait_s: float) -> RefusedError:
+    hint = f"Ask again in {wait_s:.1f} s; the shoal client does so by itself."
+    return RefusedError("rate_limited", message, hint=hint, status=429, retry_after_s=wait_s)
 
 
 async def stream_to_disk(request: Request, path: Path, limit: int) -> tuple[str, int]:

@@ -5,9 +5,8 @@ Runs inside one transaction of the store; which groups make a batch is decided b
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 
-from shoal.coordinator import batches, ledger
+from shoal.coordinator import batches, ledger, slots
 from shoal.coordinator.context import Context
 from shoal.coordinator.database import Connection
 from shoal.errors import RefusedError
@@ -30,6 +29,13 @@ def run_state(connection: Connection, context: Context) -> str:
         return "finished"
     row = connection.execute("SELECT value FROM meta WHERE name='run_state'").fetchone()
     return str(row["value"]) if row else "running"
+
+
+def step_counts(connection: Connection, context: Context, step: int) -> batches.StepCounts:
+    per_slot = context.descriptor.rollouts.tasks_per_slot
+    counted = slots.slot_counts(connection, step)
+    useful, of_step = slots.waiting_groups(connection, step, step - context.config.training.async_level)
+    return batches.StepCounts(useful, of_step, counted.outstanding * per_slot, counted.judged * per_slot)
 
 
 def step_view(connection: Connection, context: Context, step: int) -> batches.StepView:
@@ -60,16 +66,20 @@ def advance(connection: Connection, context: Context) -> bool:
     step = current_step(connection)
     if step >= context.config.run.steps:
         return False
+    if not batches.may_be_complete(step_counts(connection, context, step), context.config.training):
+        return False
     view = step_view(connection, context, step)
     decision = batches.decide(view, context.config.training)
     if decision.batch is None:
         return False
-    _mark(connection, decision.expired, "expired")
-    for position, group_id in enumerate(decision.batch):
-        connection.execute(
-            "UPDATE groups SET state='consumed', batch_step=?, position=? WHERE group_id=?", (step, position, group_id)
-        )
-    dropped = _dropped_counts(connection, step, len(decision.expired))
+    oldest = step - context.config.training.async_level
+    expired = slots.mark_groups(connection, "policy_version < ?", (oldest,), "expired")
+    connection.executemany(
+        "UPDATE groups SET batch_step=?, position=? WHERE group_id=?",
+        [(step, position, group_id) for position, group_id in enumerate(decision.batch)],
+    )
+    slots.mark_groups(connection, "batch_step=?", (step,), "consumed")
+    dropped = _dropped_counts(connection, step, expired)
     now = context.clock()
     chosen = set(decision.batch)
     ages = Counter(step - group.policy_version for group in view.waiting if group.group_id in chosen)
@@ -77,7 +87,7 @@ def advance(connection: Connection, context: Context) -> bool:
         "INSERT INTO batches VALUES (?,?,?,?,?,?)",
         (step, now, len(chosen), view.judged_groups, json.dumps(dropped), json.dumps(ages)),
     )
-    connection.execute("UPDATE slots SET state='closed' WHERE step=? AND state='open'", (step,))
+    slots.close_step(connection, step)
     ledger.append(
         connection,
         context.keypair,
@@ -88,10 +98,6 @@ def advance(connection: Connection, context: Context) -> bool:
         step_secret=step_secret(context.secret, step).hex(),
     )
     return True
-
-
-def _mark(connection: Connection, group_ids: Sequence[str], state: str) -> None:
-    connection.executemany("UPDATE groups SET state=? WHERE group_id=?", [(state, group_id) for group_id in group_ids])
 
 
 def _dropped_counts(connection: Connection, step: int, expired: int) -> dict[str, int]:
@@ -139,12 +145,11 @@ def batch_record(connection: Connection, step: int) -> api.BatchRecord | None:
 
 def missing(connection: Connection, context: Context, step: int) -> str:
     """Whom a batch that is not formed waits for."""
-    view = step_view(connection, context, step)
-    useful = batches.decide(view, context.config.training).useful
+    counts = step_counts(connection, context, step)
     workers = sum(context.is_present(key) for key in list(context.presence))
     return (
-        f"{useful} of {context.config.training.groups_per_step} useful groups of step {step}"
-        f" ({view.outstanding_groups} on their way, {workers} workers present)"
+        f"{counts.useful} of {context.config.training.groups_per_step} useful groups of step {step}"
+        f" ({counts.outstanding_groups} on their way, {workers} workers present)"
     )
 
 

@@ -6,11 +6,13 @@ from collections import Counter
 from shoal.coordinator import batches, ledger, tasks, trust
 from shoal.coordinator.context import Context
 from shoal.coordinator.database import Connection, Row
-from shoal.coordinator.steps import current_step, newest_version, run_state, step_view
+from shoal.coordinator.steps import current_step, newest_version, run_state, step_counts
 from shoal.coordinator.workers import trust_record
 from shoal.protocol import api
 
 RECENT_VERDICTS = 12
+SHOWN_WORKERS = 100
+SHOWN_BANS = 200
 
 
 def started_at(connection: Connection) -> float:
@@ -59,12 +61,15 @@ def live_relay_urls(context: Context) -> list[str]:
 def status(connection: Connection, context: Context) -> api.StatusView:
     step = current_step(connection)
     begun = started_at(connection)
-    decision = batches.decide(step_view(connection, context, step), context.config.training)
-    counts = connection.execute(
+    counts = step_counts(connection, context, step)
+    wanted = batches.groups_wanted(counts, context.config.training)
+    pending = connection.execute(
         "SELECT state, COUNT(*) AS n FROM submissions WHERE state IN ('pending','claimed','set_aside','void') GROUP BY state"
     )
-    by_state = {row["state"]: row["n"] for row in counts}
-    workers = connection.execute("SELECT * FROM workers ORDER BY registered_at").fetchall()
+    by_state = {row["state"]: row["n"] for row in pending}
+    totals = connection.execute(
+        "SELECT state, COUNT(*) AS n, SUM(accepted) AS accepted, SUM(rejected) AS rejected FROM workers GROUP BY state"
+    ).fetchall()
     entries, head = ledger.head(connection)
     return api.StatusView(
         run_id=context.descriptor.run_id,
@@ -74,15 +79,16 @@ def status(connection: Connection, context: Context) -> api.StatusView:
         steps=context.config.run.steps,
         async_level=context.config.training.async_level,
         newest_version=newest_version(connection),
-        useful_groups=decision.useful,
+        useful_groups=counts.useful,
         groups_needed=context.config.training.groups_per_step,
-        slots_open=-(-decision.groups_wanted // context.descriptor.rollouts.tasks_per_slot),
+        slots_open=-(-wanted // context.descriptor.rollouts.tasks_per_slot),
         submissions_pending=by_state.get("pending", 0) + by_state.get("claimed", 0),
-        workers=[worker_view(connection, context, row) for row in workers],
+        workers=[worker_view(connection, context, row) for row in _foremost_workers(connection)],
+        worker_counts={row["state"]: row["n"] for row in totals},
         relays=relay_views(context),
         verdicts={
-            "accepted": sum(row["accepted"] for row in workers),
-            "rejected": sum(row["rejected"] for row in workers),
+            "accepted": sum(int(row["accepted"]) for row in totals),
+            "rejected": sum(int(row["rejected"]) for row in totals),
             "set_aside": by_state.get("set_aside", 0),
             "void": by_state.get("void", 0),
         },
@@ -91,6 +97,15 @@ def status(connection: Connection, context: Context) -> api.StatusView:
         ledger_entries=entries,
         ledger_head=head,
     )
+
+
+def _foremost_workers(connection: Connection) -> list[Row]:
+    """Everybody in a small swarm; in a large one those who did most, in order of joining."""
+    return connection.execute(
+        "SELECT * FROM (SELECT * FROM workers ORDER BY accepted DESC, registered_at LIMIT ?) AS foremost"
+        " ORDER BY registered_at",
+        (SHOWN_WORKERS,),
+    ).fetchall()
 
 
 def _recent_verdicts(connection: Connection, begun: float) -> list[api.VerdictView]:
@@ -143,12 +158,14 @@ def history(connection: Connection, context: Context) -> api.HistoryView:
         api.EvaluationView(**json.loads(row["body"]), at_s=row["at"] - begun)
         for row in connection.execute("SELECT * FROM evaluations ORDER BY version")
     ]
-    banned = connection.execute("SELECT * FROM workers WHERE banned_at IS NOT NULL ORDER BY banned_at").fetchall()
+    banned = connection.execute(
+        "SELECT * FROM workers WHERE banned_at IS NOT NULL ORDER BY banned_at DESC LIMIT ?", (SHOWN_BANS,)
+    ).fetchall()
     return api.HistoryView(
         versions=versions,
         evaluations=evaluations,
         batches=_batches(connection, begun),
-        bans=[worker_view(connection, context, row) for row in banned],
+        bans=[worker_view(connection, context, row) for row in reversed(banned)],
         tasks=tasks.statistics(connection),
     )
 

@@ -2,7 +2,7 @@
 
 from shoal.protocol.assignment import TaskAssignment, assign, secret_commitment, slot_seed, step_secret
 from shoal.protocol.client import CoordinatorClient, fetch_descriptor
-from shoal.protocol.descriptor import PROTOCOL_VERSION, FileReference, RunDescriptor, open_descriptor
+from shoal.protocol.descriptor import FileReference, RunDescriptor, open_descriptor
 from shoal.protocol.rollouts import (
     Rollout,
     RolloutFileError,
@@ -11,6 +11,7 @@ from shoal.protocol.rollouts import (
     read_rollouts,
     write_rollouts,
 )
+from shoal.protocol.signing import PROTOCOL_VERSION
 from shoal.protocol.verdicts import REASONS, Reason, Weight, heaviest, weight
 
 __all__ = [

@@ -273,6 +273,9 @@ class StatusView(Answer):
     slots_open: int
     submissions_pending: int
     workers: list[WorkerView]
+    """Everybody in a small swarm, the most productive of a large one."""
+    worker_counts: dict[str, int] = {}
+    """All workers by state."""
     relays: list[RelayView]
     verdicts: dict[str, int]
     recent_verdicts: list[VerdictView]

@@ -27,8 +27,10 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 3.0
+LONGEST_PAUSE_S = 60.0
+"""Whoever asks for more patience than this is asked again anyway."""
 SUBMISSION_SIGNATURE_HEADER = "x-shoal-submission-signature"
-RETRIED_STATUS = {502, 503, 504}
+RETRIED_STATUS = {429, 502, 503, 504}
 RETRIED_CODES = {"clock", "replay"}
 """Cured by signing again: with the server's time, or after a network that delivered one request twice."""
 
@@ -167,7 +169,7 @@ class CoordinatorClient:
         """One request, signed afresh for every try, repeated until it is answered or the deadline has passed."""
         started, backoff_s = self._monotonic(), FIRST_BACKOFF_S
         while True:
-            problem = ""
+            problem, pause_s = "", backoff_s
             try:
                 response = self._http.request(
                     method,
@@ -185,13 +187,16 @@ class CoordinatorClient:
                 refusal = _refusal(response)
                 if response.status_code not in RETRIED_STATUS and refusal.code not in RETRIED_CODES:
                     raise refusal
+                pause_s = max(backoff_s, refusal.retry_after_s or 0.0)
                 problem = f"{response.status_code}: {refusal.message.rstrip('.')}"
-            if self._monotonic() - started + backoff_s > self.deadline_s:
+            if self._monotonic() - started + pause_s > self.deadline_s:
                 raise UnavailableError(
                     f"The coordinator at {self.url} did not answer for {self.deadline_s:.0f} s ({problem}).",
                     hint="Check the address and that it is running; this command can simply be started again.",
                 )
-            self._sleep(backoff_s * random.uniform(0.5, 1.0))
+            self._sleep(
+                pause_s * random.uniform(1.0, 1.25) if pause_s > backoff_s else backoff_s * random.uniform(0.5, 1.0)
+            )
             backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
 
     def _timeout(self, elapsed_s: float) -> httpx.Timeout:
@@ -245,4 +250,15 @@ def _refusal(response: httpx.Response) -> RefusedError:
         return RefusedError(
             "http", message, hint="Is this the address of a Shoal coordinator?", status=response.status_code
         )
-    return RefusedError(refusal.code, refusal.message, hint=refusal.hint, status=response.status_code)
+    return RefusedError(
+        refusal.code,
+        refusal.message,
+        hint=refusal.hint,
+        status=response.status_code,
+        retry_after_s=_retry_after_s(response),
+    )
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    told = response.headers.get("retry-after", "")
+    return min(float(told), LONGEST_PAUSE_S) if told.isdecimal() else None

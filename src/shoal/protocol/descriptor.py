@@ -12,8 +12,8 @@ from shoal.config import RewardConfig, RolloutConfig, TasksConfig
 from shoal.errors import IntegrityError, ShoalError, SignatureError
 from shoal.identity import Envelope, Keypair
 from shoal.protocol.api import Digest
+from shoal.protocol.signing import PROTOCOL_VERSION
 
-PROTOCOL_VERSION = 1
 DESCRIPTOR_KIND = "descriptor"
 MAX_DESCRIPTOR_BYTES = 1 << 20
 

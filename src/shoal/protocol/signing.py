@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.errors import SignatureError
+from shoal.errors import RefusedError, SignatureError
 from shoal.files import is_digest
 from shoal.identity import Keypair, verify_signature
 
@@ -17,9 +17,12 @@ KEY_HEADER = "x-shoal-key"
 TIME_HEADER = "x-shoal-time"
 NONCE_HEADER = "x-shoal-nonce"
 SIGNATURE_HEADER = "x-shoal-signature"
+PROTOCOL_HEADER = "x-shoal-protocol"
 BODY_HEADER = "x-shoal-body"
 """Digest of an upload, so that its signature can be checked before the first byte is read."""
 
+PROTOCOL_VERSION = 1
+"""What releases that understand each other share; the descriptor and every signed request name it."""
 TIME_PATTERN = re.compile(r"[0-9]{1,12}\.[0-9]{3}")
 NONCE_PATTERN = re.compile(r"[0-9a-f]{32}")
 
@@ -35,6 +38,14 @@ class RequestStamp:
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str]) -> "RequestStamp":
+        spoken = headers.get(PROTOCOL_HEADER, str(PROTOCOL_VERSION))
+        if spoken != str(PROTOCOL_VERSION):
+            raise RefusedError(
+                "protocol_version",
+                f"This run speaks protocol {PROTOCOL_VERSION}, your request {spoken[:20]!r}.",
+                hint="Install the release of shoal that the run uses.",
+                status=426,
+            )
         try:
             stamp = cls(*(headers[name] for name in (KEY_HEADER, TIME_HEADER, NONCE_HEADER, SIGNATURE_HEADER)))
         except KeyError:
@@ -46,6 +57,7 @@ class RequestStamp:
 
     def headers(self) -> dict[str, str]:
         return {
+            PROTOCOL_HEADER: str(PROTOCOL_VERSION),
             KEY_HEADER: self.key,
             TIME_HEADER: self.time,
             NONCE_HEADER: self.nonce,
