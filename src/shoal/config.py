@@ -179,6 +179,10 @@ class CoordinatorConfig(Section):
     """Signed requests older or newer than this are refused; nonces are kept that long."""
     max_upload_bytes: Positive = 64 << 20
     """Larger submissions are refused before they are read."""
+    bucket: Annotated[str, Field(pattern=r"^(https?://[^/\s]+/\S+)?$")] = ""
+    """Endpoint and bucket, as in https://s3.example.org/rollouts, for rollouts outside this host; empty keeps them on disk."""
+    bucket_region: str = "us-east-1"
+    """Region that requests to the bucket are signed for; most servers other than Amazon's take any."""
     requests_per_s_key: Annotated[float, Field(ge=0)] = 20.0
     """Requests that one key may make per second, with three seconds' worth at once; 0 limits nobody. The owner's keys are free."""
     requests_per_s_address: Annotated[float, Field(ge=0)] = 500.0

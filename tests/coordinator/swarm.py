@@ -65,7 +65,11 @@ class Bridge(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         answer = self.http.request(
-            request.method, str(request.url), content=request.read(), headers=list(request.headers.items())
+            request.method,
+            str(request.url),
+            content=request.read(),
+            headers=list(request.headers.items()),
+            follow_redirects=False,
         )
         if self.lose_answers:
             self.lose_answers -= 1

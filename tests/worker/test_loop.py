@@ -208,7 +208,7 @@ def test_generation_goes_on_while_the_last_slot_is_uploaded(contributor: Contrib
     contributor.engine.on_generate = lambda: next(calls)()
     submit = contributor.worker.client.submit
 
-    def submit_slowly(lease_id: str, data: bytes) -> api.SubmissionAnswer:
+    def submit_slowly(lease_id: str, data: bytes, *, by_bucket: bool = False) -> api.SubmissionAnswer:
         assert second_slot_begun.wait(30), "the first upload holds the second slot up"
         return submit(lease_id, data)
 

@@ -4,7 +4,7 @@ Every function runs inside one transaction of the store. Decisions are made by `
 reads and writes rows.
 """
 
-import uuid
+from blake3 import blake3
 
 from shoal.coordinator import batches, leases, slots, trust
 from shoal.coordinator.context import Context
@@ -149,7 +149,7 @@ def _grant(
 ) -> Row:
     now, proven = context.clock(), worker["state"] == "active"
     seconds = leases.lease_seconds(worker["tokens_per_s"], context.slot_tokens, context.config.coordinator.lease_s)
-    lease_id = uuid.uuid4().hex
+    lease_id = lease_name(context.secret, worker["key"], request_id)
     connection.execute(
         "INSERT INTO leases VALUES (?,?,?,?,?,?,?,?,?,'leased',?)",
         (lease_id, request_id, worker["key"], step, slot, version, digest, now, now + seconds, proven),
@@ -157,6 +157,11 @@ def _grant(
     slots.take_slot(connection, step, slot, lease_id, proven=proven)
     row: Row = connection.execute("SELECT * FROM leases WHERE lease_id=?", (lease_id,)).fetchone()
     return row
+
+
+def lease_name(secret: bytes, key: str, request_id: str) -> str:
+    """One name per request, so that a repeated request means the same lease; nobody else can guess it."""
+    return blake3(f"lease\n{key}\n{request_id}".encode(), key=secret).hexdigest()[:32]
 
 
 def lease_of(context: Context, row: Row) -> api.Lease:
@@ -169,6 +174,7 @@ def lease_of(context: Context, row: Row) -> api.Lease:
         policy_version=row["policy_version"],
         manifest_digest=row["manifest_digest"],
         expires_at=row["expires_at"],
+        by_bucket=context.bucket is not None,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.config import ShoalConfig
+from shoal.coordinator.buckets import Bucket
 from shoal.errors import RefusedError
 from shoal.identity import Keypair
 from shoal.protocol import api
@@ -46,6 +47,8 @@ class Context:
     role_keys: dict[str, str]
     submissions: Path
     clock: Callable[[], float] = time.time
+    bucket: Bucket | None = None
+    """Where rollouts are kept instead of `submissions`."""
     presence: dict[str, Presence] = field(default_factory=dict)
     relays: dict[str, RelayPresence] = field(default_factory=dict)
     is_shared: bool = False

@@ -10,6 +10,7 @@ from collections.abc import Callable
 BURST_S = 3.0
 """A bucket holds what comes in so many seconds: a worker that wakes up may catch up."""
 MAX_BUCKETS = 100_000
+ROUNDING = 1e-6
 
 
 class RateLimit:
@@ -25,8 +26,10 @@ class RateLimit:
         now = self._clock()
         tokens, at = self._buckets.pop(name, (self._burst, now))
         tokens = min(self._burst, tokens + max(0.0, now - at) * self._per_s)
-        missing = 1.0 - tokens
-        self._buckets[name] = (tokens if missing > 0 else tokens - 1.0, now)
+        missing = max(0.0, 1.0 - tokens)
+        if missing < ROUNDING:
+            tokens, missing = tokens - 1.0, 0.0
+        self._buckets[name] = (tokens, now)
         if len(self._buckets) > self._capacity:
             self._buckets.popitem(last=False)
-        return max(0.0, missing / self._per_s)
+        return missing / self._per_s

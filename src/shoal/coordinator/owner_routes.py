@@ -5,7 +5,7 @@ import re
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, RedirectResponse, Response
 
 from shoal.coordinator import judging, steps
 from shoal.coordinator.database import Connection
@@ -23,10 +23,12 @@ def owner_routes(service: Service) -> APIRouter:
     Step = Annotated[int, Path(ge=0, le=1 << 53)]
     Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)]
 
-    @router.get("/v1/submissions/{submission_id}/file")
-    async def submission_file(submission_id: str, caller: Caller) -> FileResponse:
+    @router.get("/v1/submissions/{submission_id}/file", response_class=FileResponse)
+    async def submission_file(submission_id: str, caller: Caller) -> Response:
         if caller.key not in context.role_keys:
             raise RefusedError("role", "Rollouts are for the owner's roles.", status=403)
+        if context.bucket is not None and SUBMISSION_ID.fullmatch(submission_id):
+            return RedirectResponse(context.bucket.download_url(submission_id))
         if not SUBMISSION_ID.fullmatch(submission_id) or not context.file_of(submission_id).exists():
             raise RefusedError("unknown_submission", "There is no such submission.", status=404)
         return FileResponse(context.file_of(submission_id), media_type="application/vnd.apache.parquet")

@@ -10,10 +10,11 @@ import uvicorn
 
 from shoal.coordinator import ledger, trust
 from shoal.coordinator.app import create_app
+from shoal.coordinator.buckets import open_bucket
 from shoal.coordinator.context import Context, Presence
 from shoal.coordinator.database import Connection, open_database
 from shoal.coordinator.store import Store
-from shoal.errors import ShoalError
+from shoal.errors import ConfigError, ShoalError
 from shoal.rundir import RunDirectory
 
 
@@ -63,6 +64,7 @@ def build_context(directory: RunDirectory) -> Context:
         secret=directory.secret(),
         role_keys=directory.role_keys(),
         submissions=directory.submissions,
+        bucket=open_bucket(config.coordinator.bucket, config.coordinator.bucket_region, time.time),
     )
     trust.LossRule.of(config).require()
     context.submissions.mkdir(parents=True, exist_ok=True)

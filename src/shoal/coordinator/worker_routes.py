@@ -3,16 +3,23 @@
 import uuid
 from typing import Annotated
 
+from blake3 import blake3
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from shoal.coordinator import assignments, steps, views, workers
+from shoal.coordinator.context import Context
 from shoal.coordinator.database import Connection
 from shoal.coordinator.service import Service, Signed, bounded_stream, stream_to_disk
 from shoal.errors import RefusedError, ShoalError
 from shoal.protocol import api
 from shoal.protocol.client import SUBMISSION_SIGNATURE_HEADER
 from shoal.protocol.signing import BODY_HEADER
+
+
+def bucket_name(context: Context, lease_id: str, digest: str) -> str:
+    """The same name whenever the same file is announced, and one that nobody else can guess."""
+    return blake3(f"upload\n{lease_id}\n{digest}".encode(), key=context.secret).hexdigest()[:32]
 
 
 def worker_routes(service: Service) -> APIRouter:
@@ -89,6 +96,46 @@ def worker_routes(service: Service) -> APIRouter:
             raise
         if answer.submission_id != submission_id:
             path.unlink(missing_ok=True)
+        return answer
+
+    @router.post("/v1/uploads/{lease_id}")
+    async def upload_url(lease_id: str, body: api.UploadBody, caller: Caller) -> api.UploadAnswer:
+        limit = context.config.coordinator.max_upload_bytes
+        if body.size_bytes > limit:
+            raise RefusedError("too_large", f"The upload is larger than {limit} bytes.", status=413)
+        await service.read(
+            lambda connection: assignments.check_upload(
+                connection, context, caller.key, lease_id, body.digest, body.signature
+            )
+        )
+        if context.bucket is None:
+            return api.UploadAnswer(url="")
+        name = bucket_name(context, lease_id, body.digest)
+        lasts_s = context.config.coordinator.lease_s
+        return api.UploadAnswer(url=context.bucket.upload_url(name, body.size_bytes, lasts_s), expires_s=lasts_s)
+
+    @router.post("/v1/uploads/{lease_id}/done")
+    async def uploaded(lease_id: str, body: api.UploadBody, caller: Caller) -> api.SubmissionAnswer:
+        if context.bucket is None:
+            raise RefusedError("no_bucket", "This run takes rollouts itself.", hint="Use PUT.", status=409)
+        lease = await service.read(
+            lambda connection: assignments.check_upload(
+                connection, context, caller.key, lease_id, body.digest, body.signature
+            )
+        )
+        name = bucket_name(context, lease_id, body.digest)
+        digest = body.digest if lease is None else await context.bucket.take_in(name, body.size_bytes)
+        if digest != body.digest:
+            await context.bucket.delete(name)
+            raise RefusedError("digest", "The uploaded bytes are not those that were signed.", status=400)
+        answer = await service.write(
+            caller,
+            lambda connection: assignments.accept_upload(
+                connection, context, caller.key, lease_id, name, digest, body.size_bytes, body.signature
+            ),
+            rings=True,
+        )
+        await context.bucket.forget_upload(name)
         return answer
 
     @router.post("/v1/relays")

@@ -87,6 +87,8 @@ class Lease(Answer):
     policy_version: int
     manifest_digest: str
     expires_at: float
+    by_bucket: bool = False
+    """Whether the rollouts are to be uploaded by a URL that the coordinator gives out."""
 
 
 class LeaseAnswer(Answer):
@@ -96,6 +98,20 @@ class LeaseAnswer(Answer):
     wanted_version: int = 0
     wanted_manifest: str = ""
     server_time: float = 0.0
+
+
+class UploadBody(Body):
+    """Announces the file of a lease, and later says that it is in the bucket."""
+
+    digest: Digest
+    size_bytes: Annotated[int, Field(gt=0, le=1 << 40)]
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
+class UploadAnswer(Answer):
+    url: str
+    """Where exactly these bytes may be put; empty if the coordinator takes them itself."""
+    expires_s: int = 0
 
 
 class SubmissionAnswer(Answer):

@@ -110,16 +110,29 @@ class CoordinatorClient:
     def give_back(self, lease_id: str) -> None:
         self.raw("DELETE", f"/v1/leases/{lease_id}")
 
-    def submit(self, lease_id: str, data: bytes) -> api.SubmissionAnswer:
+    def submit(self, lease_id: str, data: bytes, *, by_bucket: bool = False) -> api.SubmissionAnswer:
+        """Hands in the file of a lease, through the run's bucket if the lease asks for it."""
         assert self.keypair is not None
         digest = digest_bytes(data)
+        signature = self.keypair.sign(submission_message(self._run_id, lease_id, digest))
+        if by_bucket:
+            body = api.UploadBody(digest=digest, size_bytes=len(data), signature=signature)
+            return self._submit_by_bucket(f"/v1/uploads/{lease_id}", body, data)
         headers = {
-            SUBMISSION_SIGNATURE_HEADER: self.keypair.sign(submission_message(self._run_id, lease_id, digest)),
+            SUBMISSION_SIGNATURE_HEADER: signature,
             BODY_HEADER: digest,
             "content-type": "application/vnd.apache.parquet",
         }
         answer = self.raw("PUT", f"/v1/submissions/{lease_id}", content=data, headers=headers)
         return _parse(answer, api.SubmissionAnswer)
+
+    def _submit_by_bucket(self, path: str, body: api.UploadBody, data: bytes) -> api.SubmissionAnswer:
+        place = self._post(path, body, api.UploadAnswer)
+        stored = self._repeat("PUT", place.url, dict, data)
+        if not stored.is_success:
+            hint = "The run's owner must look at the bucket."
+            raise RefusedError("bucket", f"The bucket answered {stored.status_code}.", hint=hint, status=503)
+        return self._post(f"{path}/done", body, api.SubmissionAnswer)
 
     # Relays
 
@@ -138,7 +151,10 @@ class CoordinatorClient:
         return self._post("/v1/verdicts", body, api.VerdictAnswer)
 
     def submission_file(self, submission_id: str, digest: str) -> bytes:
-        data = self.raw("GET", f"/v1/submissions/{submission_id}/file").content
+        answer = self.raw("GET", f"/v1/submissions/{submission_id}/file")
+        if answer.is_redirect:  # the run keeps its rollouts in a bucket
+            answer = self._repeat("GET", answer.headers["location"], dict, b"")
+        data = answer.content
         if digest_bytes(data) != digest:
             raise IntegrityError(f"The stored bytes of submission {submission_id} are not those that were signed.")
         return data
@@ -167,36 +183,46 @@ class CoordinatorClient:
         self, method: str, target: str, *, content: bytes = b"", headers: dict[str, str] | None = None
     ) -> httpx.Response:
         """One request, signed afresh for every try, repeated until it is answered or the deadline has passed."""
+        response = self._repeat(
+            method, self.url + target, lambda: self._headers(method, target, content, headers), content
+        )
+        if response.is_success or response.is_redirect:
+            return response
+        raise _refusal(response)
+
+    def _repeat(self, method: str, url: str, headers: Callable[[], dict[str, str]], content: bytes) -> httpx.Response:
+        """The first answer that asking again would not improve."""
         started, backoff_s = self._monotonic(), FIRST_BACKOFF_S
         while True:
-            problem, pause_s = "", backoff_s
+            pause_s = backoff_s * random.uniform(0.5, 1.0)
             try:
                 response = self._http.request(
                     method,
-                    self.url + target,
+                    url,
                     content=content,
-                    headers=self._headers(method, target, content, headers),
+                    headers=headers(),
                     timeout=self._timeout(self._monotonic() - started),
                 )
             except httpx.TransportError as error:
                 problem = str(error) or type(error).__name__
             else:
                 self._learn_clock(response)
-                if response.is_success:
+                if response.is_success or response.is_redirect:
                     return response
                 refusal = _refusal(response)
                 if response.status_code not in RETRIED_STATUS and refusal.code not in RETRIED_CODES:
-                    raise refusal
-                pause_s = max(backoff_s, refusal.retry_after_s or 0.0)
+                    return response
                 problem = f"{response.status_code}: {refusal.message.rstrip('.')}"
-            if self._monotonic() - started + pause_s > self.deadline_s:
+                if refusal.retry_after_s is not None:
+                    pause_s = max(pause_s, refusal.retry_after_s * random.uniform(1.0, 1.25))
+            if self._monotonic() - started + max(pause_s, backoff_s) > self.deadline_s:
+                address = f"{httpx.URL(url).scheme}://{httpx.URL(url).netloc.decode()}"
+                who = f"The coordinator at {self.url}" if url.startswith(self.url) else f"The bucket at {address}"
                 raise UnavailableError(
-                    f"The coordinator at {self.url} did not answer for {self.deadline_s:.0f} s ({problem}).",
+                    f"{who} did not answer for {self.deadline_s:.0f} s ({problem}).",
                     hint="Check the address and that it is running; this command can simply be started again.",
                 )
-            self._sleep(
-                pause_s * random.uniform(1.0, 1.25) if pause_s > backoff_s else backoff_s * random.uniform(0.5, 1.0)
-            )
+            self._sleep(pause_s)
             backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
 
     def _timeout(self, elapsed_s: float) -> httpx.Timeout:

@@ -217,7 +217,7 @@ class Worker:
 
     def _upload(self, lease: api.Lease, generated: Generated, data: bytes) -> None:
         try:
-            self.client.submit(lease.lease_id, data)
+            self.client.submit(lease.lease_id, data, by_bucket=lease.by_bucket)
         except RefusedError as refusal:
             if refusal.code not in LOST_WORK:
                 raise
