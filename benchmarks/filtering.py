@@ -1,6 +1,6 @@
 """Does filtering pay? The demo task among many too easy and impossible ones, with and without filters, at equal generated samples.
 
-    python benchmarks/filtering.py [--arms both none offline online] [--seeds 5] [--samples 6144] [--runs DIR]
+    python benchmarks/filtering.py [--arms both none offline online] [--seeds 5] [--samples 4096] [--runs DIR]
 
 The task set is a quarter chain sums as in the demo, the rest noise: on three in eight any integer counts (always solved), three in
 eight ask for a product (never solved). *offline* keeps the tasks that the bundled policy solves in 12.5–50 % of 8 samples, as
@@ -134,10 +134,10 @@ def learn(simulation: CountedSimulation, arguments: argparse.Namespace) -> Itera
     due = EVALUATE_EVERY
     while simulation.generated + step_samples <= arguments.samples:
         simulation.step(0)
-        if simulation.generated >= due:
-            due += EVALUATE_EVERY
+        last = simulation.generated + step_samples > arguments.samples
+        if simulation.generated >= due or last:
+            due = simulation.generated + EVALUATE_EVERY
             yield simulation.generated, simulation.heldout_reward(arguments.heldout)
-    yield simulation.generated, simulation.heldout_reward(arguments.heldout)
 
 
 def all_runs(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -203,7 +203,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--samples", type=int, default=6144, help="completions that each run generates")
+    parser.add_argument("--samples", type=int, default=4096, help="completions that each run generates")
     parser.add_argument("--groups", type=int, default=16, help="groups of a training batch")
     parser.add_argument("--candidates", type=int, default=256, help="tasks that the offline filter looks at")
     parser.add_argument("--heldout", type=int, default=256)

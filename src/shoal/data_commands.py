@@ -4,6 +4,8 @@ Every command can be killed and given again: finished batches and checkpoints ar
 """
 
 import json
+import os
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,7 +55,10 @@ def register(app: typer.Typer) -> None:
 
 
 def report(text: str) -> None:
-    typer.echo(text)
+    """One voice: under torchrun only the first rank speaks."""
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(text)
+        sys.stdout.flush()
 
 
 def evaluate_policy(
@@ -239,6 +244,7 @@ def warm_start(
     if trainer.world.is_main:
         write_policy(checkpoint, directory, out, base_model=model, loss_curve=curve)
         report(f"wrote {out}; use it with --model.path {out}")
+    trainer.world.leave()
 
 
 def train_reward(

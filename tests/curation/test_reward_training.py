@@ -79,9 +79,9 @@ def test_the_score_is_read_at_the_last_token_whatever_stands_beside(base: Path, 
 @pytest.mark.slow
 def test_it_learns_what_the_verifier_prefers_and_tells_so_on_unseen_tasks(base: Path, tmp_path: Path) -> None:
     pairs, heldout = make_pairs(candidates(600), pairs_per_task=4)
-    settings = FitSettings(epochs=6, batch=32, learning_rate=3e-3, warmup_steps=10)
+    settings = FitSettings(epochs=12, batch=32, learning_rate=3e-3, warmup_steps=10)
     accuracy = train_reward_model(base, pairs, heldout, tmp_path / "rm", work_dir=tmp_path / "work", settings=settings)
-    assert accuracy.mean > 0.9
+    assert accuracy.low > 0.8
     model = RewardModel(str(tmp_path / "rm"))
     assert pair_accuracy(model, heldout).mean == accuracy.mean
     ranks = model.rank(heldout[0].chosen[:3], [heldout[0].chosen[3:], heldout[0].rejected[3:]])

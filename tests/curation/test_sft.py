@@ -1,12 +1,16 @@
 """A warm start learns, packs without changing the loss, and survives a kill bit for bit."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from shoal.config import TasksConfig
-from shoal.curation import Demonstration, FitReport, FitSettings, WarmStart, encode, write_policy
+from shoal.curation import Demonstration, FitReport, FitSettings, WarmStart, encode, write_demonstration, write_policy
 from shoal.curation.fitting import scheduled_rate, step_order
 from shoal.errors import ConfigError
 from shoal.evaluation import AskSettings, Respondent
@@ -106,3 +110,27 @@ def test_the_rate_warms_up_and_falls_to_its_floor() -> None:
     assert rates[0] == pytest.approx(0.1)
     assert max(rates) == pytest.approx(1.0, abs=0.01)
     assert rates[-1] == pytest.approx(0.05, abs=0.001)
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_does(model: Path, tmp_path: Path) -> None:
+    tasks = load_tasks(TasksConfig(count=12, heldout=1)).train
+    path = tmp_path / "d.jsonl"
+    made = [Demonstration(task, f"it is easy to see</think>{task.verification_info['answer']}") for task in tasks]
+    path.write_text("".join(write_demonstration(one) + "\n" for one in made))
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(part for part in sys.path if part),
+        "OMP_NUM_THREADS": "1",
+    }
+    ends = []
+    for ranks in (1, 2):
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+        words = f"-m shoal sft {path} {tmp_path}/warm{ranks} --model {model} --epochs 3 --batch 4 --learning-rate 5e-3"
+        done = subprocess.run(
+            [sys.executable, *launcher, *words.split()], env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.count("step 9/9") == 1
+        ends.append(load_file(tmp_path / f"warm{ranks}" / "model.safetensors"))
+    for name, tensor in ends[0].items():
+        torch.testing.assert_close(tensor.float(), ends[1][name].float(), atol=0.02, rtol=0.02)
