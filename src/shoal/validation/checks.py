@@ -50,6 +50,13 @@ class Checked:
     items: list[WorkItem]
     rewards: list[Reward]
 
+    def rows_by_group(self) -> dict[int, list[int]]:
+        """Numbers of the rows of each group."""
+        rows: dict[int, list[int]] = {}
+        for number, item in enumerate(self.items):
+            rows.setdefault(item.group, []).append(number)
+        return rows
+
 
 def check_claims(data: bytes, claim: api.Claim, workload: Workload, vocab_size: int) -> Checked:
     """Everything that can be checked without the policy; raises RejectedError at the first thing that does not hold."""

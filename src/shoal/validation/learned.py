@@ -5,7 +5,6 @@ and a run stays as verifiable as before. Tasks with a verifier of their own keep
 their group is useful is still decided by the verifier. Tasks of type `reward_model` are judged by the ranking alone.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal.config import ValidationConfig
@@ -26,7 +25,7 @@ class LearnedJudge:
     def amend(self, checked: Checked) -> Checked:
         """The same submission with the reward model's part in its rewards."""
         rewards = list(checked.rewards)
-        for numbers in _groups(checked):
+        for numbers in checked.rows_by_group().values():
             chances = self.model.rank(
                 checked.items[numbers[0]].prompt_tokens, [checked.rollouts[number].output_tokens for number in numbers]
             )
@@ -45,13 +44,6 @@ class LearnedJudge:
                 exact=False,
             )
         return replace(reward, total=reward.total + self.weight * chance, why=why)
-
-
-def _groups(checked: Checked) -> Sequence[list[int]]:
-    numbers: dict[int, list[int]] = {}
-    for number, item in enumerate(checked.items):
-        numbers.setdefault(item.group, []).append(number)
-    return list(numbers.values())
 
 
 def make_judge(config: ValidationConfig, descriptor: RunDescriptor, tasks: TaskSet) -> LearnedJudge | None:

@@ -144,9 +144,6 @@ def _verdict(claim: api.Claim, findings: list[Finding], checked: Checked | None 
 
 def _groups(checked: Checked) -> list[api.GroupVerdict]:
     """The validator's own rewards, group by group; a group is useful if its task rewards are not all equal."""
-    rows: dict[int, list[int]] = {}
-    for number, item in enumerate(checked.items):
-        rows.setdefault(item.group, []).append(number)
     return [
         api.GroupVerdict(
             group=group,
@@ -156,5 +153,5 @@ def _groups(checked: Checked) -> list[api.GroupVerdict]:
             rewards=[checked.rewards[number].total for number in numbers],
             task_rewards=[checked.rewards[number].task_reward for number in numbers],
         )
-        for group, numbers in rows.items()
+        for group, numbers in checked.rows_by_group().items()
     ]
