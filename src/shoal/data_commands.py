@@ -346,11 +346,13 @@ def _kept(path: Path, settings: Any, model: str) -> list[Any]:
 
 def _fit_progress(curve: list[tuple[int, float]]) -> Any:
     """Tells every twentieth part of the way."""
+    seconds: list[float] = []
 
     def tell(step: Any) -> None:
         curve.append((step.step, step.loss))
+        seconds.append(step.seconds)
         if step.step % max(1, step.steps // 20) == 0 or step.step == step.steps:
-            left = step.seconds * (step.steps - step.step)
+            left = sum(seconds) / len(seconds) * (step.steps - step.step)
             report(f"step {step.step}/{step.steps}: loss {step.loss:.4f}, about {left:.0f} s left")
 
     return tell
