@@ -1,6 +1,6 @@
 """Does lag hurt? GRPO on the demo task at asynchrony 0, 1, 2 and 4, at equal trained samples.
 
-    python benchmarks/async_ablation.py [--levels 0 1 2 4] [--seeds 5] [--batches 40] [--runs build/async_ablation]
+    python benchmarks/async_ablation.py [--levels 0 1 2 4] [--seeds 5] [--batches 24] [--runs build/async_ablation]
 
 One process stands for the swarm: step s trains on groups that version s−k (not younger) generated, the worst case inside the
 bound. Everything else is the demo's recipe: bundled policy, online filter with its cap, engine, trainer. Every run trains on
@@ -164,7 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--levels", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--batches", type=int, default=40, help="Full batches to train on; a multiple of 4.")
+    parser.add_argument("--batches", type=int, default=24, help="Full batches to train on; a multiple of 4.")
     parser.add_argument("--groups", type=int, default=16, help="Useful groups in a batch.")
     parser.add_argument("--heldout", type=int, default=256, help="Held-out problems of one evaluation.")
     parser.add_argument("--runs", type=Path, default=ROOT / "build" / "async_ablation")
