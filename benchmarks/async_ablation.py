@@ -6,7 +6,8 @@ One process stands for the swarm: step s trains on groups that version s−k (no
 bound. Everything else is the demo's recipe: bundled policy, online filter with its cap, engine, trainer. Every run trains on
 exactly batches × groups × 8 samples: steps with fewer useful groups count for less, and the last batch is cut. `final_reward` is
 the mean task reward at temperature 1 on held-out problems, averaged over the last three evaluations. Each finished run is a file
-in `--runs`, so an interrupted benchmark goes on where it was; `--at-most N` stops after N more runs.
+in `--runs`, so an interrupted benchmark goes on where it was; `--at-most N` stops after N more runs. `--correction` takes a lag
+correction instead of the recipe's none; `--learning-rate` another step size.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import torch
 
 from shoal.config import ShoalConfig, load_config
 from shoal.files import write_atomic
+from shoal.training import CORRECTIONS
 from shoal.training.simulation import Simulation
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,9 +85,16 @@ def all_curves(arguments: argparse.Namespace) -> list[Curve]:
     for seed in range(arguments.seeds):
         for level in arguments.levels:
             training = base.training.model_copy(
-                update={"async_level": level, "groups_per_step": arguments.groups, "device": "cpu"}
+                update={
+                    "async_level": level,
+                    "groups_per_step": arguments.groups,
+                    "device": "cpu",
+                    "correction": arguments.correction,
+                    "learning_rate": arguments.learning_rate,
+                }
             )
-            file = arguments.runs / f"async{level}-seed{seed}-{arguments.batches}x{arguments.groups}.json"
+            setting = f"{arguments.batches}x{arguments.groups}-{arguments.learning_rate:g}-{arguments.correction}"
+            file = arguments.runs / f"async{level}-seed{seed}-{setting}.json"
             if not file.exists():
                 if left == 0:
                     continue
@@ -167,6 +176,8 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=24, help="Full batches to train on; a multiple of 4.")
     parser.add_argument("--groups", type=int, default=16, help="Useful groups in a batch.")
     parser.add_argument("--heldout", type=int, default=256, help="Held-out problems of one evaluation.")
+    parser.add_argument("--correction", default="none", choices=sorted(CORRECTIONS))
+    parser.add_argument("--learning-rate", type=float, default=2e-4)
     parser.add_argument("--runs", type=Path, default=ROOT / "build" / "async_ablation")
     parser.add_argument("--at-most", type=int, default=-1, help="Train at most this many missing runs.")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs" / "images" / "async_ablation.png")
@@ -179,6 +190,7 @@ def main() -> None:
     plot(curves, arguments.plot)
     result = {"benchmark": "async_ablation"} | summarise(curves)
     result |= {"batches": arguments.batches, "groups_per_step": arguments.groups, "heldout": arguments.heldout}
+    result |= {"learning_rate": arguments.learning_rate, "correction": arguments.correction}
     result["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
     print(json.dumps(result))
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from shoal.config import ShoalConfig
-from shoal.policy import GenerationRequest, TorchEngine, resolve_model
+from shoal.policy import Completion, GenerationRequest, TorchEngine, resolve_model
 from shoal.tasks import Task, TextCodec, length_penalty, load_tasks, score
 from shoal.training.replay import useful
 from shoal.training.reports import StepReport
@@ -22,8 +22,8 @@ from shoal.training.trainer import Trainer
 
 Question = tuple[Task, int]
 """A task and its target length."""
-Answer = tuple[tuple[int, ...], list[int], str]
-"""Prompt, output, finish reason."""
+Answer = tuple[tuple[int, ...], Completion]
+"""Prompt and what was sampled for it."""
 
 
 class Simulation:
@@ -115,10 +115,18 @@ class Simulation:
             GenerationRequest(prompt, self._draw.getrandbits(64), rollouts.max_new_tokens) for prompt in prompts
         ]
         made = self.engine.generate(requests, temperature=rollouts.temperature)
-        return [(prompt, done.tokens, done.finish_reason) for prompt, done in zip(prompts, made, strict=True)]
+        return list(zip(prompts, made, strict=True))
 
     def _judge(self, asked: Question, made: Answer, version: int) -> Sample:
-        (task, target), (prompt, output, reason) = asked, made
-        task_reward = score(task, self.codec.decode(output)).reward
-        penalty = length_penalty(target, len(output), self.config.reward.length_alpha)
-        return Sample(prompt, output, task_reward - penalty, task_reward, None, version, reason == "length")
+        (task, target), (prompt, done) = asked, made
+        task_reward = score(task, self.codec.decode(done.tokens)).reward
+        penalty = length_penalty(target, len(done.tokens), self.config.reward.length_alpha)
+        return Sample(
+            prompt,
+            done.tokens,
+            task_reward - penalty,
+            task_reward,
+            done.logprobs,  # as if every submission had been audited
+            version,
+            done.finish_reason == "length",
+        )
