@@ -1,6 +1,6 @@
 """How much of a slow broadcast does asynchrony hide? Real roles, each its own process, behind one capped link.
 
-    python benchmarks/overlap.py [--steps 12] [--groups 16]
+    python benchmarks/overlap.py [--steps 15] [--groups 16]
 
 origin → relay → capped link → worker, with coordinator, trainer and validator beside them, the bundled policy and the demo task.
 First a run without a cap gives the duration of a step; then the link is capped so that a broadcast takes that long, and the same
@@ -160,7 +160,7 @@ def measure(root: Path, steps: int) -> Measured:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--groups", type=int, default=16, help="Useful groups in a batch; sets the length of a step.")
     arguments = parser.parse_args()
     free = run(2, arguments.steps, arguments.groups, WITHOUT_CAP_BYTES_S)
