@@ -34,8 +34,8 @@ bench: setup  ## every figure of the docs; each script prints one JSON object as
 bundled: setup  ## rebuild the tiny policy inside the package from its recipe
 	$(BIN)/python -m shoal.curation.recipe $(ARGS)
 
-PACKAGES := bubblewrap nginx-light postgresql chromium
-PROGRAMS := bwrap nginx chromium psql
+PACKAGES := bubblewrap nginx-light postgresql chromium wrk
+PROGRAMS := bwrap nginx chromium psql wrk
 
 system:  ## packages of the operating system that some tests use
 	@for program in $(PROGRAMS); do command -v $$program >/dev/null || test -x /usr/sbin/$$program || missing=1; done; \

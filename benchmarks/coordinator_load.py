@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 CONNECTIONS = 32
 UPLOAD_BYTES = 2048
+LONGEST_S = 600.0
 NUMERICS = "torch/float32/cpu"
 SERVE = """
 import os, sys
@@ -50,12 +51,20 @@ from shoal.rundir import RunDirectory
 run_coordinator(RunDirectory(Path(sys.argv[1])), on_ready=lambda url: print("ready", flush=True))
 """
 SCRIPT = """
+local ffi = require("ffi")
+ffi.cdef[[ typedef struct { long s; long us; } shoal_time; int gettimeofday(shoal_time *now, void *zone); ]]
+local function seconds()
+  local now = ffi.new("shoal_time")
+  ffi.C.gettimeofday(now, nil)
+  return tonumber(now.s) + tonumber(now.us) / 1e6
+end
 local file = io.open(os.getenv("REQUESTS"), "rb")
 local data = file:read("*all")
 file:close()
-local position, answers, refused, granted = 1, 0, 0, 0
+local position, answers, refused, granted, started = 1, 0, 0, 0, nil
 local total = tonumber(os.getenv("TOTAL"))
 function request()
+  started = started or seconds()
   if position > #data then return "GET /v1/relays HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n" end
   local size = tonumber(data:sub(position, position + 7))
   local text = data:sub(position + 8, position + 7 + size)
@@ -64,22 +73,23 @@ function request()
 end
 function response(status, headers, body)
   answers = answers + 1
-  if answers <= total then
-    if status ~= 200 then refused = refused + 1 end
-    if body:find('"lease":{', 1, true) then granted = granted + 1 end
-    if status ~= 200 and refused <= 3 then print("REFUSED " .. status .. " " .. body) end
+  if answers > total then return end
+  if status ~= 200 then
+    refused = refused + 1
+    if refused <= 3 then print("REFUSED " .. status .. " " .. body) end
   end
-  if answers == total then wrk.thread:stop() end
+  if body:find('"lease":{', 1, true) then granted = granted + 1 end
+  if answers < total then return end
+  local out = io.open(os.getenv("DONE") .. ".tmp", "w")
+  out:write(string.format('{"seconds": %.4f, "refused": %d, "granted": %d}', seconds() - started, refused, granted))
+  out:close()
+  os.rename(os.getenv("DONE") .. ".tmp", os.getenv("DONE"))
+  wrk.thread:stop()
 end
-local threads = {}
-function setup(thread) table.insert(threads, thread) end
 function done(summary, latency, requests)
-  local one = threads[1]
-  print("RESULT " .. string.format('{"p50_ms": %.2f, "p99_ms": %.2f, "seconds": %.4f, "errors": %d}',
-    latency:percentile(50) / 1000, latency:percentile(99) / 1000, summary.duration / 1e6,
-    summary.errors.connect + summary.errors.read + summary.errors.write + summary.errors.timeout))
+  print("LATENCY " .. string.format('{"p50_ms": %.2f, "p99_ms": %.2f}',
+    latency:percentile(50) / 1000, latency:percentile(99) / 1000))
 end
-function delay() return 0 end
 """
 
 
@@ -135,7 +145,7 @@ def register(directory: RunDirectory, store_url: str, keys: list[Keypair]) -> No
     def insert(connection: Connection) -> None:
         connection.executemany(
             "INSERT INTO workers (key, name, engine, numerics_class, tokens_per_s, registered_at, state, clean_audits)"
-            " VALUES (?,?,'torch',?,100,?,?,?)",
+            " VALUES (?,?,'torch',?,0.2,?,?,?)",
             [
                 (
                     key.public,
@@ -226,18 +236,26 @@ def cpu_seconds(pid: int) -> float:
 
 def drive(port: int, requests: bytes, total: int, work: Path) -> dict[str, float]:
     """Sends the stream as fast as it is answered."""
-    (work / "requests").write_bytes(requests)
-    (work / "load.lua").write_text(SCRIPT)
-    command = ["taskset", "-c", "1", "wrk", "-t1", f"-c{CONNECTIONS}", "-d600", "--timeout", "60", "--latency"]
-    command += ["-s", str(work / "load.lua"), f"http://127.0.0.1:{port}"]
-    environment = os.environ | {"REQUESTS": str(work / "requests"), "TOTAL": str(total)}
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    sent, done, script = work / "requests", work / "done.json", work / "load.lua"
+    sent.write_bytes(requests)
+    script.write_text(SCRIPT)
+    command = ["taskset", "-c", "1", "wrk", "-t1", f"-c{CONNECTIONS}", "-d3600", "--timeout", "60"]
+    command += ["-s", str(script), f"http://127.0.0.1:{port}"]
+    environment = os.environ | {"REQUESTS": str(sent), "TOTAL": str(total), "DONE": str(done)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + LONGEST_S
+    while not done.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)  # wrk sleeps through its whole time otherwise
+    output, _ = process.communicate(timeout=60)
+    assert done.exists(), output
+    figures = dict(json.loads(done.read_text()))
     for line in output.splitlines():
-        if line.startswith("REFUSED"):
+        if line.startswith("LATENCY "):
+            figures |= json.loads(line.removeprefix("LATENCY "))
+        elif line.startswith("REFUSED"):
             print(line, flush=True)
-    found = [line.removeprefix("RESULT ") for line in output.splitlines() if line.startswith("RESULT")]
-    assert found, output
-    return dict(json.loads(found[0]))
+    return figures
 
 
 def measure(store_url: str, workers: int, total: int) -> dict[str, float]:
@@ -272,7 +290,7 @@ def measure(store_url: str, workers: int, total: int) -> dict[str, float]:
                 "requests_per_s": round(total / figures["seconds"], 1),
                 "cpu_us_per_request": round(1e6 * cpu_s / total, 1),
                 "status_ms": round(status_ms, 1),
-                "lost_leases": total // 4 - counts["leases"],
+                "lost_leases": figures["granted"] - counts["leases"],
                 "lost_submissions": total // 4 - counts["submissions"],
             }
         )
