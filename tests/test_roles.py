@@ -133,6 +133,17 @@ def test_a_relay_tells_its_operator_what_is_wrong_once(monkeypatch: pytest.Monke
     assert reports == ["relay at http://127.0.0.1:7302, following http://up", "upstream is gone", "upstream lies"]
 
 
+def test_trouble_is_told_at_once_and_again_while_it_lasts(tmp_path: Path) -> None:
+    now, reports = [0.0], Reports()
+    metrics = roles.SpokenTrouble(tmp_path / "events.jsonl", reports, monotonic=lambda: now[0])
+    for second in range(21):
+        now[0] = float(second)
+        metrics.event("relay_failed", relay="http://up", reason=f"http://up cannot be reached for shard {second}")
+    assert len(reports) == 3
+    metrics.event("relay_lied", relay="http://liar", about="shard", reason="bytes with digest 12… instead of 34…")
+    assert reports[-1] == "http://liar lied and is avoided: bytes with digest 12… instead of 34…"
+
+
 def test_a_contributor_is_told_what_will_be_fetched_and_run() -> None:
     reports = Reports()
     roles._explain(descriptor(), reports)

@@ -279,10 +279,25 @@ def relay(
     public_url: Annotated[
         str | None, typer.Option(help="How others reach this relay, if not by host and port.")
     ] = None,
+    peer: Annotated[
+        list[str], typer.Option(help="Relay to exchange shards with, besides those that the coordinator knows.")
+    ] = [],  # noqa: B006
+    max_upload_mb_s: Annotated[float, typer.Option(min=0, help="Most MB/s sent to all; 0 is no limit.")] = 0,
+    max_client_mb_s: Annotated[float, typer.Option(min=0, help="Most MB/s sent to one client; 0 is no limit.")] = 0,
+    max_download_mb_s: Annotated[float, typer.Option(min=0, help="Most MB/s received; 0 is no limit.")] = 0,
+    max_connections: Annotated[int, typer.Option(min=1, help="Open connections in all.")] = 4096,
+    max_client_connections: Annotated[int, typer.Option(min=1, help="Open connections of one client.")] = 512,
 ) -> None:
     """Pass weights on; nobody has to trust you for it."""
     from shoal import roles
+    from shoal.broadcast import ServerLimits
 
+    limits = ServerLimits(
+        connections_per_client=max_client_connections,
+        connections_total=max_connections,
+        bytes_s_per_client=max_client_mb_s * 1e6,
+        bytes_s_total=max_upload_mb_s * 1e6,
+    )
     roles.relay(
         upstream,
         _report,
@@ -292,6 +307,9 @@ def relay(
         run_key=run_key,
         coordinator=coordinator,
         public_url=public_url,
+        peers=peer,
+        limits=limits,
+        max_download_bytes_s=max_download_mb_s * 1e6,
     )
 
 

@@ -156,6 +156,10 @@ class BroadcastConfig(Section):
     """Small shards pipeline well through relays."""
     keep_versions: Positive = 8
     """Versions that stay downloadable beyond the asynchrony window."""
+    anchor_every: Positive = 8
+    """Every this many versions the weights are published in full too, so that late joiners need no long chain of deltas."""
+    delta_from_bytes: Annotated[int, Field(ge=0)] = 16 << 20
+    """Smaller models are always published in full: their deltas would save less than they cost."""
     head_ttl_s: Positive = 3600
     """A head older than this is refused, so that nobody can freeze the swarm on an old policy."""
 

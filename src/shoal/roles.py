@@ -7,7 +7,8 @@ need them, so that relay and coordinator start in well under a second.
 import logging
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,11 +24,14 @@ from shoal.protocol.descriptor import RunDescriptor
 from shoal.rundir import RunDirectory
 
 if TYPE_CHECKING:
+    from shoal.broadcast import ServerLimits
     from shoal.worker import Worker
 
 Report = Callable[[str], None]
 JOIN_DEADLINE_S = 120.0
 LARGEST_CROWD = 64
+REPEAT_TROUBLE_S = 10.0
+RELAY_GONE_S = 30.0
 
 
 class PinnedKeyError(ShoalError):
@@ -35,18 +39,30 @@ class PinnedKeyError(ShoalError):
 
 
 class SpokenTrouble(Metrics):
-    """Counts like any other, and tells the operator what is wrong; the same thing once in a row."""
+    """Counts like any other, and tells the operator what is wrong: at once, and again while it lasts."""
 
-    def __init__(self, path: Path, report: Report) -> None:
+    def __init__(
+        self,
+        path: Path,
+        report: Report,
+        *,
+        spoken: Collection[str] = ("trouble", "relay_failed", "relay_lied"),
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(path)
-        self._report, self._last = report, ""
+        self._report, self._spoken, self._monotonic = report, spoken, monotonic
+        self._told: dict[object, float] = {}
 
     def event(self, name: str, /, **fields: object) -> None:
         super().event(name, **fields)
-        reason = str(fields.get("reason", ""))
-        if name == "trouble" and reason != self._last:
-            self._last = reason
-            self._report(reason)
+        if name in self._spoken:
+            reason, relay = str(fields.get("reason", "")), fields.get("relay")
+            now = self._monotonic()
+            self._told = {what: at for what, at in self._told.items() if now - at < REPEAT_TROUBLE_S}
+            what = (name, relay or reason)
+            if what not in self._told:
+                self._told[what] = now
+                self._report(f"{relay} lied and is avoided: {reason}" if name == "relay_lied" else reason)
 
 
 def coordinate(directory: RunDirectory, report: Report) -> None:
@@ -191,10 +207,14 @@ def relay(
     run_key: str | None,
     coordinator: str | None,
     public_url: str | None,
+    peers: Sequence[str] = (),
+    limits: "ServerLimits | None" = None,
+    max_download_bytes_s: float = 0,
 ) -> None:
-    from shoal.broadcast import run_relay
+    from shoal.broadcast import Neighbours, run_relay
 
     metrics = SpokenTrouble(root / "events.jsonl", report)
+    neighbours = Neighbours(upstreams, peers)
     announce = None
     if coordinator is not None:
         descriptor = joined_descriptor(coordinator, run_key, root, report)
@@ -202,14 +222,23 @@ def relay(
         client = CoordinatorClient.for_run(descriptor, Keypair.load_or_create(root / "relay.key"), coordinator)
 
         def announce(url: str) -> None:
-            client.announce_relay(
+            answer = client.announce_relay(
                 api.RelayBody(
-                    url=public_url or url,
+                    url=url,
+                    exchanges=neighbours.exchanges,
                     newest_version=_newest_version(root, descriptor.run_key),
                     bytes_sent=int(metrics.counters["bytes_sent"]),
                     bytes_received=int(metrics.counters["bytes_received"]),
                 )
             )
+            living = [view for view in answer.relays if view.last_seen_s <= RELAY_GONE_S]
+            spare = [answer.origin_url, *descriptor.relay_urls]
+            neighbours.update([(view.url, view.exchanges) for view in living if view.url != url], spare)
+
+    def on_ready(url: str) -> None:
+        report(f"relay at {url}, following {', '.join(upstreams)}")
+        if coordinator is not None and host in ("0.0.0.0", "::") and public_url is None:
+            report(f"workers on other machines cannot reach {url}; say how they can with --public-url")
 
     with hold(root / "lock", f"Another relay uses {root}.", hint="Give this one its own directory with --dir."):
         run_relay(
@@ -218,9 +247,14 @@ def relay(
             root,
             upstreams,
             run_key,
+            public_url=public_url,
+            peers=neighbours.peers if coordinator is not None or peers else None,
+            spare_parents=neighbours.spare_parents,
             announce=announce,
-            on_ready=lambda url: report(f"relay at {url}, following {', '.join(upstreams)}"),
+            on_ready=on_ready,
             metrics=metrics,
+            limits=limits,
+            max_download_bytes_s=max_download_bytes_s,
         )
 
 
@@ -254,7 +288,7 @@ def work(
         use_threads(threads)
         from shoal.policy.joined import join_run
 
-        metrics = Metrics(root / "events.jsonl")
+        metrics = SpokenTrouble(root / "events.jsonl", report, spoken=("relay_lied",))
         run = join_run(descriptor, root / "cache", metrics=metrics)
         client = CoordinatorClient.for_run(descriptor, keypair, url)
         name = name or platform.node()[:60] or "worker"

@@ -4,8 +4,12 @@ import http.server
 import json
 import os
 import random
+import signal
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -313,6 +317,48 @@ def test_client_stopped_at_random_points_never_shows_a_wrong_file(
     assert [weights_of(directory) for directory in ready] in ([], [expected_weights()])
     mirror.behaviour = lambda handler, path: False
     assert weights_of(make_client(mirror.url).fetch_version(0, digest)) == expected_weights()
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from shoal.broadcast import WeightClient
+key, url, cache, digest = sys.argv[1:]
+print(WeightClient(key, lambda: [url], Path(cache), connections=2).fetch_version(0, digest, deadline_s=30))
+"""
+
+
+def test_client_killed_at_random_points_fetches_no_verified_byte_twice(
+    origin: Origin, make_mirror: MakeMirror, tmp_path: Path
+) -> None:
+    digest = publish(origin)
+    mirror = make_mirror()
+    rng = random.Random(5)
+    children: list[subprocess.Popen[str]] = []
+    served = 0
+    kill_at = 0
+
+    def kills(handler: Handler, path: str) -> bool:
+        nonlocal served
+        served += path.startswith("/shards/")
+        if path.startswith("/shards/") and served == kill_at:
+            children[-1].kill()
+        return False
+
+    mirror.behaviour = kills
+    arguments = [sys.executable, "-c", CHILD, RUN_KEY.public, mirror.url, str(tmp_path / "cache"), digest]
+    for _ in range(3):
+        served, kill_at = 0, rng.randrange(2, 5)
+        children.append(subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True))
+        assert children[-1].wait(60) == -signal.SIGKILL
+        assert not list((tmp_path / "cache").glob("*/versions/*"))
+    kill_at = -1
+    directory = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout.strip()
+    assert weights_of(Path(directory)) == expected_weights()
+    fetched = Counter(path for path in mirror.requests if path.startswith("/shards/"))
+    shards = open_manifest(origin.store.read("manifests", digest), RUN_KEY.public).shards
+    # At most the two shards that were under way at each of three deaths came again.
+    assert fetched.total() <= len(shards) + 3 * 2
 
 
 def test_journal_that_promises_too_much_is_found_out(

@@ -1,6 +1,6 @@
 from collections import Counter
 
-from shoal.broadcast.mesh import Mesh, candidates
+from shoal.broadcast.mesh import Mesh, Neighbours, candidates
 
 RING = [f"http://relay{number}" for number in range(5)]
 
@@ -42,3 +42,22 @@ def test_lonely_relay_owns_everything() -> None:
 def test_own_address_in_the_list_is_not_a_peer() -> None:
     mesh = Mesh(lambda: RING[0], lambda: [url + "/" for url in RING], lambda url: True)
     assert mesh.peers() == RING[1:]
+
+
+def test_relay_below_the_origin_exchanges_with_those_that_do() -> None:
+    neighbours = Neighbours(["http://origin/"])
+    neighbours.update([("http://one/", True), ("http://leaf", False)], ["http://origin"])
+    assert neighbours.exchanges
+    assert neighbours.peers() == ["http://one"]
+
+
+def test_relay_that_has_only_relays_above_it_takes_no_share() -> None:
+    neighbours = Neighbours(["http://one"])
+    neighbours.update([("http://one", True), ("http://two", True)], ["http://origin"])
+    assert not neighbours.exchanges
+    assert neighbours.peers() == []
+    assert neighbours.spare_parents() == ["http://origin", "http://one", "http://two"]
+
+
+def test_peers_that_were_named_need_no_coordinator() -> None:
+    assert Neighbours(["http://origin"], ["http://friend/"]).peers() == ["http://friend"]

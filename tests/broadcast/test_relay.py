@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from shoal.broadcast import Origin, OriginServer, Relay, WeightClient
+from shoal.broadcast.store import Folder, Store, disk_error
 from shoal.errors import ConfigError, UnavailableError
 from shoal.identity import Envelope, Keypair
+from shoal.metrics import Metrics
 
 from .conftest import RUN_KEY, Mirror, answer
 from .test_client import expected_weights, publish, weights_of
@@ -178,3 +180,84 @@ def test_lying_peer_is_named_and_avoided(
     lies = {report.url: report.lies for report in relay.sources.reports()}
     assert lies[liar.url] >= 1
     assert lies[parent.url] == 0
+
+
+def test_dead_parent_is_replaced_by_a_spare_one(
+    origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    spare = make_mirror()
+    relay = make_relay("http://127.0.0.1:9", spare_parents=lambda: [spare.url])
+    digest = publish(origin)
+    client = make_client(relay.url)
+    client.head(newer_than=0, wait_s=20)
+    assert weights_of(client.fetch_version(0, digest)) == expected_weights()
+
+
+def test_spare_parents_are_left_alone_while_a_parent_lives(
+    origin: Origin, origin_server: OriginServer, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    spare = make_mirror()
+    relay = make_relay(origin_server.url, spare_parents=lambda: [spare.url])
+    digest = publish(origin)
+    client = make_client(relay.url)
+    client.head(newer_than=0, wait_s=20)
+    client.fetch_version(0, digest)
+    assert spare.requests == []
+
+
+def test_relay_in_a_mesh_takes_its_share_from_a_parent_that_is_no_member(
+    origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    parent = make_mirror()
+    urls: list[str] = []
+    first = make_relay(parent.url, name="first", peers=lambda: urls)
+    second = make_relay(parent.url, first.url, name="second", peers=lambda: urls)
+    urls += [first.url, second.url]
+    digest = publish(origin)
+    for number, relay in enumerate((first, second)):
+        client = make_client(relay.url, name=f"client{number}")
+        client.head(newer_than=0, wait_s=20)
+        assert weights_of(client.fetch_version(0, digest, deadline_s=4)) == expected_weights()
+
+
+def test_missing_parent_is_told_at_once(make_relay: MakeRelay) -> None:
+    told = threading.Event()
+
+    class Heard(Metrics):
+        def event(self, name: str, /, **fields: object) -> None:
+            if name == "relay_failed" and "127.0.0.1:9" in str(fields["reason"]):
+                told.set()
+
+    make_relay("http://127.0.0.1:9", metrics=Heard())
+    assert told.wait(10)
+
+
+def test_full_disk_is_told_and_cured(
+    origin: Origin,
+    origin_server: OriginServer,
+    make_relay: MakeRelay,
+    make_client: MakeClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digest = publish(origin)
+    full, told = threading.Event(), threading.Event()
+    full.set()
+    write = Store.put
+
+    def put(store: Store, folder: Folder, data: bytes, digest: str | None = None) -> str:
+        if full.is_set() and folder == "shards":
+            raise disk_error(OSError(28, "No space left on device"), store.root)
+        return write(store, folder, data, digest)
+
+    class Heard(Metrics):
+        def event(self, name: str, /, **fields: object) -> None:
+            if "no room on the disk" in str(fields.get("reason")):
+                told.set()
+
+    monkeypatch.setattr(Store, "put", put)
+    relay = make_relay(origin_server.url, metrics=Heard())
+    assert told.wait(10)
+    full.clear()
+    client = make_client(relay.url)
+    client.head(newer_than=0, wait_s=20)
+    assert weights_of(client.fetch_version(0, digest)) == expected_weights()

@@ -56,7 +56,7 @@ def test_python_http_server(origin: Origin, make_client: Callable[..., WeightCli
         assert fetch_from(f"http://127.0.0.1:{port[1]}", make_client, digest) == expected_weights()
 
 
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is missing: run `make system`")
 def test_nginx(origin: Origin, make_client: Callable[..., WeightClient], tmp_path: Path) -> None:
     digest = publish(origin)
     # nginx may run its worker under another account, which must be able to reach the files.

@@ -77,7 +77,13 @@ class DiskWeights:
             run_id="run-1", counter=len(self.published), expires_at=2e9, ledger_head="0" * 64, versions=tuple(entries)
         )
 
-    def fetch_version(self, version: int, manifest_digest: str, *, deadline_s: float = 600) -> Path:
+    def fetch_newest(self, *, deadline_s: float = 600, on_progress: object = None) -> tuple[VersionEntry, Path]:
+        newest = self.head().versions[-1]
+        return newest, self.fetch_version(newest.version, newest.manifest_digest)
+
+    def fetch_version(
+        self, version: int, manifest_digest: str, *, deadline_s: float = 600, on_progress: object = None
+    ) -> Path:
         if self.closed or manifest_digest != version_digest(version) or version not in self.versions:
             raise UnavailableError(f"No relay delivered version {version}.")
         self.fetched.append(version)

@@ -5,7 +5,7 @@ shards go round the ring of members, and a dead member's shares are spread over 
 only fetch a few shards twice.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 class Mesh:
@@ -30,6 +30,38 @@ class Mesh:
 
     def _ring(self) -> list[str]:
         return sorted({url.rstrip("/") for url in self._peers()} | {self._me()})
+
+
+class Neighbours:
+    """What a coordinator's list of relays means for one of them: whom it exchanges shards with, and spare parents.
+
+    Only a relay that brings shards in from outside the list takes part in the exchange: one that has nothing but other relays
+    above it would wait for shards that those expect from it.
+    """
+
+    def __init__(self, upstreams: Sequence[str], always: Sequence[str] = ()) -> None:
+        self._upstreams = {url.rstrip("/") for url in upstreams}
+        self._always = [url.rstrip("/") for url in always]
+        self._listed: dict[str, bool] = {}
+        self._spare: list[str] = []
+
+    def update(self, listed: Iterable[tuple[str, bool]], spare: Iterable[str]) -> None:
+        """Addresses of living relays, each with whether it exchanges, and who else has everything."""
+        self._listed = {url.rstrip("/"): exchanges for url, exchanges in listed}
+        self._spare = [url.rstrip("/") for url in spare]
+
+    @property
+    def exchanges(self) -> bool:
+        return bool(self._upstreams - self._listed.keys())
+
+    def peers(self) -> list[str]:
+        if not self.exchanges:
+            return []
+        return [*self._always, *(url for url, exchanges in self._listed.items() if exchanges)]
+
+    def spare_parents(self) -> list[str]:
+        """Where to go on when every parent is gone."""
+        return [*self._spare, *self._always, *self._listed]
 
 
 def candidates(ring: Sequence[str], index: int) -> list[str]:

@@ -53,7 +53,14 @@ class Publication:
     manifest_digest: str
     weights_digest: str
     bytes_total: int
+    """What somebody who holds the version before downloads to follow: its delta where there is one."""
+    weights_bytes: int
     kind: FormKind
+
+    @property
+    def ratio(self) -> float:
+        """How many times less than the whole a follower downloads."""
+        return self.weights_bytes / self.bytes_total if self.bytes_total else 1.0
 
 
 class Origin:
@@ -294,7 +301,8 @@ def _same_weights(known: Publication, tensors: Iterable[WireTensor]) -> Publicat
 
 def _describe(manifest: Manifest, digest: str) -> Publication:
     kind: FormKind = "full" if manifest.form("full") else "delta"
-    return Publication(manifest.version, digest, manifest.weights_digest, manifest.size_bytes, kind)
+    smallest = min(form.size_bytes for form in manifest.forms)
+    return Publication(manifest.version, digest, manifest.weights_digest, smallest, manifest.size_bytes, kind)
 
 
 def full_bytes(entries: Iterable[TensorEntry]) -> int:

@@ -22,7 +22,7 @@ from shoal.broadcast.mesh import Mesh
 from shoal.broadcast.retention import needed_manifests, prune
 from shoal.broadcast.server import DirectoryServer
 from shoal.broadcast.sources import Sources
-from shoal.broadcast.store import Readers, Store, write_whole
+from shoal.broadcast.store import NoRoomError, Readers, Store, write_whole
 from shoal.broadcast.transport import FetchError, check_url
 from shoal.broadcast.wanted import Route, Wanted, WantedShard
 from shoal.errors import ConfigError, ShoalError
@@ -30,6 +30,8 @@ from shoal.files import write_atomic
 from shoal.metrics import Metrics
 
 LONG_POLL_S = 20.0
+FIRST_HEAD_S = 3.0
+PATIENCE_S = 2.0
 RETRY_S = 1.0
 SHARD_DEADLINE_S = 120.0
 NOT_YET = (404, 503)
@@ -45,6 +47,7 @@ class Relay:
     """`start` returns when the relay listens; it then works on its own threads until `stop`.
 
     `peers` lists relays that exchange shards with this one, itself included or not; `public_url` is how they know it.
+    `spare_parents` are asked only while every parent is silent or has lied.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Relay:
         port: int = 0,
         public_url: str | None = None,
         peers: Callable[[], Sequence[str]] | None = None,
+        spare_parents: Callable[[], Sequence[str]] = lambda: (),
         announce: Callable[[], None] | None = None,
         announce_every_s: float = 10.0,
         connections: int = CONNECTIONS,
@@ -81,6 +85,7 @@ class Relay:
         self._grace_s = grace_s
         self._clock = clock
         self._has_peers = peers is not None
+        self._spare_parents = spare_parents
         self._store = Store(root)
         self._readers = Readers()
         self._wanted = Wanted(self._route)
@@ -88,7 +93,7 @@ class Relay:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self.sources = Sources(
-            lambda: [*self._upstreams, *self._mesh.peers()],
+            self._known,
             metrics=self.metrics,
             clock=monotonic,
             patience_s=patience_s,
@@ -146,13 +151,15 @@ class Relay:
         seen = 0
         while not self._stopping.is_set():
             try:
-                head = watch.get(newer_than=seen, wait_s=LONG_POLL_S, deadline_s=LONG_POLL_S + 10)
+                # As long as there is nothing to serve, the operator hears every few seconds why.
+                wait_s = LONG_POLL_S if seen else FIRST_HEAD_S
+                head = watch.get(newer_than=seen, wait_s=wait_s, deadline_s=wait_s + PATIENCE_S)
                 if head.counter > seen:
                     self._mirror(head, watch.newest_bytes, library)
                     seen = head.counter
                 if not (self._root / "descriptor.json").exists():
                     self._mirror_descriptor(run_key)
-            except ShoalError as error:
+            except (ShoalError, OSError) as error:  # OSError: a full disk, which the operator can cure
                 self._report_trouble(error)
 
     def _mirror(self, head: Head, head_bytes: bytes, library: Library) -> None:
@@ -184,9 +191,9 @@ class Relay:
                 data = self._from_parents(item) if route == "parents" else self._from_peer(item)
                 self._store.put("shards", data, item.digest)
                 self._wanted.done(item)
-            except (ShoalError, OSError) as error:
+            except ShoalError as error:
                 self._wanted.put_back(item)
-                if route == "parents":
+                if route == "parents" or isinstance(error, NoRoomError):
                     self._report_trouble(error)
                 elif not (isinstance(error, FetchError) and error.status in NOT_YET):
                     # A peer is gone or lied: what was to come from it has another owner now.
@@ -196,9 +203,16 @@ class Relay:
         return self.sources.shard(item.shard, deadline=self.sources.clock() + SHARD_DEADLINE_S, among=self._parents)
 
     def _parents(self) -> Sequence[str]:
-        """The parents that are believed to live; everybody we know when none is."""
+        """The parents that are believed to live, rather those that wait for no share of ours; else everybody we know."""
         living = [url for url in self._upstreams if self.sources.book.alive(url)]
-        return living or self.sources.urls()
+        peers = self._mesh.peers()
+        return [url for url in living if url not in peers] or living or self.sources.urls()
+
+    def _known(self) -> list[str]:
+        known = [*self._upstreams, *self._mesh.peers()]
+        if not any(self.sources.book.alive(url) for url in self._upstreams):
+            known += [url for url in self._spare_parents() if url != self.url]
+        return known
 
     def _from_peer(self, item: WantedShard) -> memoryview:
         owner = self._mesh.owner(item.index)
@@ -221,7 +235,7 @@ class Relay:
 
         while not self._stopping.is_set():
             try:
-                return self.sources.try_each("descriptor.json", attempt, self.sources.clock() + LONG_POLL_S)
+                return self.sources.try_each("descriptor.json", attempt, self.sources.clock() + FIRST_HEAD_S)
             except ShoalError as error:
                 self._report_trouble(error)
         return None
@@ -279,6 +293,7 @@ def run_relay(
     *,
     public_url: str | None = None,
     peers: Callable[[], Sequence[str]] | None = None,
+    spare_parents: Callable[[], Sequence[str]] = lambda: (),
     announce: Callable[[str], None] | None = None,
     on_ready: Callable[[str], None] | None = None,
     metrics: Metrics | None = None,
@@ -294,6 +309,7 @@ def run_relay(
         port=port,
         public_url=public_url,
         peers=peers,
+        spare_parents=spare_parents,
         announce=(lambda: announce(relay.url)) if announce else None,
         metrics=metrics,
         limits=limits,

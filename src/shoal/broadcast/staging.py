@@ -5,7 +5,6 @@ in place and noted in a journal, which is how a restarted process knows what it 
 all its bytes are in the file, and only if all are right does `finish` give the file its name.
 """
 
-import errno
 import os
 import shutil
 import threading
@@ -20,9 +19,8 @@ from numpy.typing import NDArray
 from shoal.broadcast.checking import TensorChecks
 from shoal.broadcast.manifest import Form, Manifest, ShardEntry, safetensors_header
 from shoal.broadcast.pieces import Block, block_bytes, offsets, partition
-from shoal.broadcast.store import map_file
+from shoal.broadcast.store import disk_error, map_file
 from shoal.broadcast.weights import Weights
-from shoal.errors import UnavailableError
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_BYTES = 4
@@ -140,7 +138,7 @@ def reserve(file: int, size_bytes: int, path: Path) -> None:
             os.posix_fallocate(file, 0, size_bytes)
         os.ftruncate(file, size_bytes)
     except OSError as error:
-        raise _disk_error(error, path) from error
+        raise disk_error(error, path) from error
 
 
 def write_at(file: int, data: memoryview, offset: int, path: Path) -> None:
@@ -149,12 +147,4 @@ def write_at(file: int, data: memoryview, offset: int, path: Path) -> None:
             written = os.pwrite(file, data, offset)
             data, offset = data[written:], offset + written
     except OSError as error:
-        raise _disk_error(error, path) from error
-
-
-def _disk_error(error: OSError, path: Path) -> UnavailableError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UnavailableError(
-            f"There is no room on the disk for {path}.", hint="Free some space, or name another directory."
-        )
-    return UnavailableError(f"{path} cannot be written: {error.strerror}.")
+        raise disk_error(error, path) from error

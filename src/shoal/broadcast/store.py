@@ -5,6 +5,7 @@ one (a model has thousands); instead a restarted owner calls `verify`, which dro
 """
 
 import contextlib
+import errno
 import mmap
 import os
 import secrets
@@ -14,11 +15,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
-from shoal.errors import IntegrityError
+from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import TEMPORARY_PREFIX, digest_bytes, digest_file, is_digest
 
 Folder = Literal["shards", "manifests"]
 FOLDERS: tuple[Folder, ...] = ("shards", "manifests")
+
+
+class NoRoomError(UnavailableError):
+    """The disk takes no more bytes."""
+
+    code = "no_room"
 
 
 class Store:
@@ -123,6 +130,13 @@ def write_whole(path: Path, data: bytes | bytearray | memoryview) -> None:
             while view:
                 view = view[file.write(view) :]
         os.replace(temporary, path)
-    except BaseException:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise
+        raise disk_error(error, path) from error
+
+
+def disk_error(error: OSError, path: Path) -> "NoRoomError":
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "Free some space, or name another directory."
+        return NoRoomError(f"There is no room on the disk for {path}.", hint=hint)
+    return NoRoomError(f"{path} cannot be written: {error.strerror}.")

@@ -44,6 +44,7 @@ def relay_views(context: Context) -> list[api.RelayView]:
         api.RelayView(
             key=key,
             url=relay.body.url,
+            exchanges=relay.body.exchanges,
             newest_version=relay.body.newest_version,
             bytes_sent=relay.body.bytes_sent,
             bytes_received=relay.body.bytes_received,

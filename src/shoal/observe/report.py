@@ -96,10 +96,14 @@ def key_figures(summary: Summary, history: HistoryView) -> list[tuple[str, str, 
         (
             "Weights",
             size(summary["bytes_published"]),
-            f"{size(summary['bytes_sent_by_relays'])} relayed",
+            f"{size(summary['bytes_sent_by_relays'])} relayed" + _saving(summary["delta_ratio"]),
         ),
         ("Ledger", "verified" if summary["ledger_ok"] else "broken", ""),
     ]
+
+
+def _saving(ratio: float | None) -> str:
+    return "" if ratio is None else f", deltas {ratio:.0f}x smaller than the whole"
 
 
 def _share(value: float | None) -> str:

@@ -18,6 +18,7 @@ LENGTH = ("output_length_mean", "mean_length")
 ENTROPY = ("entropy",)
 GRADIENT_NORM = ("grad_norm_mean", "grad_norm")
 BYTES = ("bytes_total",)
+WEIGHTS = ("weights_bytes",)
 TOKENS = ("trained_tokens", "tokens")
 TOTALS = {"step", "time_step", "time_total"}
 
@@ -37,10 +38,17 @@ def metric_curve(history: HistoryView, names: Sequence[str]) -> list[Point]:
     return [(float(step), value) for step, value in values if value is not None]
 
 
-def bytes_curve(history: HistoryView) -> list[Point]:
+def bytes_curve(history: HistoryView, names: Sequence[str] = BYTES) -> list[Point]:
     """Bytes on the wire of every version, the base model included."""
-    values = [(version.version, number(version.report, BYTES)) for version in history.versions]
+    values = [(version.version, number(version.report, names)) for version in history.versions]
     return [(float(made), value) for made, value in values if value is not None]
+
+
+def delta_ratio(history: HistoryView) -> float | None:
+    """How many times less than whole weights the deltas were, over all versions that have one."""
+    sizes = [(number(version.report, WEIGHTS), number(version.report, BYTES)) for version in history.versions]
+    deltas = [(whole, sent) for whole, sent in sizes if whole is not None and sent is not None and sent < whole]
+    return sum(whole for whole, _ in deltas) / max(1.0, sum(sent for _, sent in deltas)) if deltas else None
 
 
 def heldout_curve(history: HistoryView) -> list[Point]:

@@ -43,6 +43,7 @@ def summarise(
     cheaters = [worker for worker in status.workers if is_cheater(worker.name)]
     banned = {worker.name for worker in cheaters if worker.state == "banned"}
     accuracies = [evaluation.accuracy for evaluation in history.evaluations]
+    ratio = series.delta_ratio(history)
     return {
         "run_id": status.run_id,
         "heldout_start": round(accuracies[0], 6) if accuracies else None,
@@ -61,6 +62,8 @@ def summarise(
         "verdicts": dict(status.verdicts),
         "age_histogram": {str(age): groups for age, groups in sorted(status.age_histogram.items())},
         "bytes_published": int(sum(amount for _, amount in series.bytes_curve(history))),
+        "bytes_of_weights": int(sum(amount for _, amount in series.bytes_curve(history, series.WEIGHTS))),
+        "delta_ratio": None if ratio is None else round(ratio, 2),
         "bytes_sent_by_relays": sum(relay.bytes_sent for relay in status.relays),
         "phase_s": {name: round(sum(row), 3) for name, row in series.phase_table(history.versions).items()},
         "bans": [_ban(worker) for worker in history.bans],
@@ -159,6 +162,7 @@ def _step(version: VersionView, batch: Mapping[str, float | int]) -> dict[str, A
         "task_reward": series.number(report, series.TASK_REWARD),
         "phase_s": series.phases(report),
         "bytes": _whole(series.number(report, series.BYTES)),
+        "weights_bytes": _whole(series.number(report, series.WEIGHTS)),
         "tokens": _whole(series.number(report, series.TOKENS)),
         "mean_length": series.number(report, series.LENGTH),
         "groups": batch.get("groups"),

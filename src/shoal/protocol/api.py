@@ -234,6 +234,8 @@ class EvaluationAnswer(Answer):
 
 class RelayBody(Body):
     url: Annotated[str, Field(pattern=r"^https?://[^\s]{1,200}$")]
+    exchanges: bool = False
+    """Whether it brings shards in from outside the list of relays and gives them to the others."""
     newest_version: Annotated[int, Field(ge=-1, le=1 << 53)] = -1
     bytes_sent: Count = 0
     bytes_received: Count = 0
@@ -242,6 +244,7 @@ class RelayBody(Body):
 class RelayView(Answer):
     key: str
     url: str
+    exchanges: bool = False
     newest_version: int
     bytes_sent: int
     bytes_received: int

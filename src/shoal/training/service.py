@@ -129,6 +129,7 @@ class TrainerService:
             return
         publication = self.origin.stage(self.trainer.step, self.trainer.wire_tensors())
         figures["time_stage_s"] = self._clock() - started
+        figures["weights_bytes"] = publication.weights_bytes
         report: dict[str, api.Metric] = {
             name: value for name, value in figures.items() if isinstance(value, (int, float, str))
         }
@@ -147,11 +148,18 @@ class TrainerService:
 
     def _say(self, publication: Publication, figures: dict[str, Any]) -> None:
         self.metrics.event(
-            "published", version=publication.version, kind=publication.kind, bytes_total=publication.bytes_total
+            "published",
+            version=publication.version,
+            kind=publication.kind,
+            bytes_total=publication.bytes_total,
+            weights_bytes=publication.weights_bytes,
         )
         reward = figures.get("task_reward_mean")
         detail = f", task reward {reward:.3f}" if isinstance(reward, float) else ""
-        self.report(f"published version {publication.version} ({publication.bytes_total / 1e6:.1f} MB){detail}")
+        size = f"{publication.bytes_total / 1e6:.1f} MB"
+        if publication.bytes_total < publication.weights_bytes:
+            size += f" instead of {publication.weights_bytes / 1e6:.1f}, {publication.ratio:.0f}x less"
+        self.report(f"published version {publication.version} ({size}){detail}")
 
 
 def _sample(row: Rollout, record: api.BatchGroup, index: int) -> Sample:
@@ -181,6 +189,8 @@ def build_origin(config: ShoalConfig, descriptor: RunDescriptor, root: Path, run
         shard_bytes=config.broadcast.shard_bytes,
         keep_versions=keep,
         head_ttl_s=config.broadcast.head_ttl_s,
+        anchor_every=config.broadcast.anchor_every,
+        delta_from_bytes=config.broadcast.delta_from_bytes,
     )
 
 

@@ -37,8 +37,18 @@ LOST_WORK = {"lease_expired", "unknown_lease", "already_submitted"}
 class WorkerTotals:
     submissions: int = 0
     tokens: int = 0
+    swaps: int = 0
+    drain_s: float = 0.0
     swap_s: float = 0.0
     generate_s: float = 0.0
+
+
+def swap_line(totals: WorkerTotals) -> str:
+    mean_ms = 1000 / max(totals.swaps, 1)
+    return (
+        f"{totals.swaps} weight swaps: on average the running batch ended {totals.drain_s * mean_ms:.0f} ms after the new "
+        f"weights were ready, and the swap took {totals.swap_s * mean_ms:.0f} ms"
+    )
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,7 @@ class Worker:
         self.progress = Progress(report)
         self.heartbeat = Heartbeat(client, run.relays, self.totals, self.metrics, self.progress, report)
         self._loaded: tuple[int, str] | None = None
+        self._last_batch = (0.0, 0.0)
         self._uploads = ThreadPoolExecutor(1, thread_name_prefix="upload")
         self._uploading: Future[None] | None = None
         self._stopping = threading.Event()
@@ -108,7 +119,8 @@ class Worker:
         self._say(f"generating step {lease.step} slot {lease.slot} with version {lease.policy_version}")
         started = time.monotonic()
         completions = self._sample(items)
-        seconds = time.monotonic() - started
+        self._last_batch = started, time.monotonic()
+        seconds = self._last_batch[1] - started
         rollouts = [self.rollout(item, completion) for item, completion in zip(items, completions, strict=True)]
         generated = Generated(rollouts, seconds)
         self.totals.generate_s += seconds
@@ -192,12 +204,21 @@ class Worker:
         if self._loaded == (version, digest):
             return
         self._loaded = None
+        drain_s = self._drained_s(version)
         started = time.monotonic()
         self.engine.load(path)
         seconds = time.monotonic() - started
         self.totals.swap_s += seconds
-        self.metrics.event("weights_swapped", version=version, swap_s=round(seconds, 4))
+        self.totals.drain_s += drain_s
+        self.totals.swaps += 1
+        self.metrics.event("weights_swapped", version=version, drain_s=round(drain_s, 4), swap_s=round(seconds, 4))
         self._loaded = (version, digest)
+
+    def _drained_s(self, version: int) -> float:
+        """How long the last batch went on with the old weights after the new ones were ready."""
+        started, ended = self._last_batch
+        ready_at = self.weights.ready_at(version)
+        return max(0.0, ended - max(started, ready_at)) if ready_at is not None else 0.0
 
     def _submit(self, lease: api.Lease, generated: Generated) -> None:
         header = RolloutHeader(
@@ -241,6 +262,7 @@ class Worker:
         self.weights.stop()
         if self.totals.tokens:
             self.progress.farewell(self.totals.submissions, self.totals.tokens)
+            self.report(swap_line(self.totals))
 
     def _give_back(self, lease: api.Lease) -> None:
         try:

@@ -10,13 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.broadcast import Head, WeightClient
+from shoal.broadcast import Head, Progress, WeightClient
 from shoal.errors import ShoalError, UnavailableError
 from shoal.metrics import Metrics
 
 LONG_POLL_S = 15.0
 RETRY_S = 1.0
 STOP_DEADLINE_S = 5.0
+FETCH_DEADLINE_S = 600.0
+PROGRESS_EVERY_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class HeldVersion:
     version: int
     manifest_digest: str
     path: Path
+    ready_at: float
+    """When it was verified and could have been swapped in, by the monotonic clock."""
 
 
 class WeightFollower:
@@ -68,6 +72,12 @@ class WeightFollower:
             return held.path
         return self._fetch(version, manifest_digest, deadline_s)
 
+    def ready_at(self, version: int) -> float | None:
+        """When a held version could have been swapped in, by the monotonic clock."""
+        with self._changed:
+            held = self._versions.get(version)
+        return held.ready_at if held is not None else None
+
     def wait_for_any(self, deadline_s: float) -> HeldVersion:
         """The newest version held, as soon as there is one."""
         with self._changed:
@@ -98,18 +108,42 @@ class WeightFollower:
                     self._stopping.wait(RETRY_S)
 
     def _take(self, head: Head) -> None:
-        if head.versions:
-            newest = head.versions[-1]
-            if newest.version not in self._versions:
-                self._fetch(newest.version, newest.manifest_digest, deadline_s=600)
+        """Fetch the newest version, or a newer one that appears meanwhile and costs less than the rest of this one."""
+        if head.newest is not None and head.newest.version not in self._versions:
+            started = time.monotonic()
+            newest, path = self._weights.fetch_newest(
+                deadline_s=FETCH_DEADLINE_S, on_progress=ProgressLine(self._report)
+            )
+            self._fetched(newest.version, newest.manifest_digest, path, started)
 
     def _fetch(self, version: int, manifest_digest: str, deadline_s: float) -> Path:
         started = time.monotonic()
-        path = self._weights.fetch_version(version, manifest_digest, deadline_s=deadline_s)
-        self._metrics.event("weights_fetched", version=version, seconds=round(time.monotonic() - started, 3))
+        path = self._weights.fetch_version(
+            version, manifest_digest, deadline_s=deadline_s, on_progress=ProgressLine(self._report)
+        )
+        self._fetched(version, manifest_digest, path, started)
+        return path
+
+    def _fetched(self, version: int, manifest_digest: str, path: Path, started: float) -> None:
+        now = time.monotonic()
+        self._metrics.event("weights_fetched", version=version, seconds=round(now - started, 3))
         with self._changed:
-            self._versions[version] = HeldVersion(version, manifest_digest, path)
+            held = self._versions.get(version)
+            if held is None or held.manifest_digest != manifest_digest:
+                self._versions[version] = HeldVersion(version, manifest_digest, path, now)
             for old in sorted(self._versions)[: -self._keep]:
                 del self._versions[old]
             self._changed.notify_all()
-        return path
+
+
+class ProgressLine:
+    """Says every few seconds how far a slow fetch is; a fast one passes in silence."""
+
+    def __init__(self, report: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._report, self._clock = report, clock
+        self._next_at = clock() + PROGRESS_EVERY_S
+
+    def __call__(self, progress: Progress) -> None:
+        if self._clock() >= self._next_at:
+            self._next_at = self._clock() + PROGRESS_EVERY_S
+            self._report(f"fetching {progress.line()}")
