@@ -211,7 +211,7 @@ class Sources:
     def _nobody(self, what: str, seconds: float, reasons: dict[str, str]) -> UnavailableError:
         if self.stopped:
             return UnavailableError(f"Stopped while waiting for {what}.")
-        reasons = reasons or {url: "not asked before the time was over" for url in self.urls()}
+        reasons = reasons or dict.fromkeys(self.urls(), "not asked before the time was over")
         if not reasons:
             return UnavailableError(
                 f"No relay is known to fetch {what} from.", hint="Name one, or ask the coordinator."
