@@ -157,11 +157,13 @@ class PostgreSQL:
                     heard()
 
     def schema_version(self, connection: Connection) -> int:
-        connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version BIGINT PRIMARY KEY)")
+        if connection.execute("SELECT to_regclass('schema_version') AS found").fetchone()["found"] is None:
+            return 0
         row = connection.execute("SELECT MAX(version) AS version FROM schema_version").fetchone()
         return int(row["version"] or 0)
 
     def set_schema_version(self, connection: Connection, version: int) -> None:
+        connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version BIGINT PRIMARY KEY)")
         connection.execute("INSERT INTO schema_version VALUES (?)", (version,))
 
 
