@@ -1,9 +1,18 @@
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from shoal.files import TEMPORARY_PREFIX, digest_bytes, digest_file, is_digest, write_atomic
+from shoal.files import (
+    TEMPORARY_PREFIX,
+    digest_bytes,
+    digest_file,
+    is_digest,
+    remove_all_leftovers,
+    remove_leftovers,
+    write_atomic,
+)
 
 EMPTY = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
 
@@ -57,3 +66,25 @@ def test_temporary_files_are_hidden_and_beside_their_target(tmp_path: Path, monk
     write_atomic(tmp_path / "file", b"data")
     assert len(seen) == 1
     assert all(name.startswith(TEMPORARY_PREFIX) for name in seen[0])
+
+
+def dead_pid() -> int:
+    return int(subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout)
+
+
+def test_what_a_dead_writer_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    dead = tmp_path / f"{TEMPORARY_PREFIX}{dead_pid()}-abc"
+    living = tmp_path / f"{TEMPORARY_PREFIX}{os.getpid()}-abc"
+    others = [tmp_path / f"{TEMPORARY_PREFIX}step-00000004", tmp_path / "file"]
+    for path in (dead, living, *others):
+        path.write_bytes(b"x")
+    assert remove_leftovers(tmp_path, tmp_path / "missing") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {living.name, *(path.name for path in others)}
+
+
+def test_a_tree_of_ones_own_is_cleaned_of_everything_temporary(tmp_path: Path) -> None:
+    (tmp_path / "deep" / "down").mkdir(parents=True)
+    write_atomic(tmp_path / "deep" / "file", b"kept")
+    (tmp_path / "deep" / "down" / f"{TEMPORARY_PREFIX}abc").write_bytes(b"x")
+    assert remove_all_leftovers(tmp_path) == 1
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["file"]

@@ -6,7 +6,7 @@ from protocol.samples import descriptor, keypair
 from shoal.config import ShoalConfig, to_toml
 from shoal.errors import ConfigError, KeyFileError, SignatureError
 from shoal.protocol.assignment import SECRET_BYTES
-from shoal.rundir import ROLES, RunDirectory
+from shoal.rundir import ROLES, RunDirectory, load_run, located
 
 
 @pytest.fixture
@@ -69,4 +69,23 @@ def test_a_lost_secret_is_one_sentence(directory: RunDirectory) -> None:
 def test_the_run_file_is_the_configuration(directory: RunDirectory) -> None:
     directory.root.mkdir()
     directory.run_file.write_text(to_toml(ShoalConfig()))
-    assert directory.config() == ShoalConfig()
+    assert directory.config() == located(ShoalConfig(), directory.root)
+
+
+def test_a_directory_that_moved_is_where_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = RunDirectory(tmp_path / "old")
+    made.root.mkdir()
+    made.descriptor_file.write_bytes(descriptor().seal(keypair("run")).to_bytes())
+    made.run_file.write_text(to_toml(located(ShoalConfig(), made.root)))
+    made.root.rename(tmp_path / "new")
+    assert RunDirectory(tmp_path / "new").config().run.dir == tmp_path / "new"
+    assert load_run(tmp_path / "new" / "run.toml").run.dir == tmp_path / "new"
+    monkeypatch.chdir(tmp_path / "new")
+    assert load_run(Path("run.toml")).run.dir == tmp_path / "new"
+    monkeypatch.chdir("/")
+    assert RunDirectory(tmp_path / "new").config().run.dir == tmp_path / "new"
+
+
+def test_a_run_file_elsewhere_means_what_it_says(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('[run]\ndir = "runs/mine"\n')
+    assert load_run(tmp_path / "mine.toml").run.dir == Path("runs/mine")

@@ -15,20 +15,20 @@ from typing import Annotated
 import typer
 
 from shoal import __version__, data_commands
-from shoal.config import ShoalConfig, describe, load_config, reference_page, to_toml
+from shoal.config import ShoalConfig, describe, reference_page, to_toml
 from shoal.errors import ConfigError, IntegrityError, ShoalError
-from shoal.rundir import RunDirectory
+from shoal.run_commands import run_app
+from shoal.rundir import RunDirectory, load_run
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 ledger_app = typer.Typer(no_args_is_help=True, help="Look at the ledger of a run and re-check it.")
-run_app = typer.Typer(no_args_is_help=True, help="Look at a run from outside.")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(run_app, name="run")
 data_commands.register(app)
 
 HOPELESS = {
     *("config", "key_file", "port_taken", "banned", "protocol_version", "pinned_key", "numerics_class"),
-    *("model", "architecture", "role_key", "busy", "diverged"),
+    *("model", "architecture", "role_key", "busy", "diverged", "too_slow", "schema", "repeated_step"),
 }
 """Codes of errors that starting again cannot cure."""
 LOOK_DEADLINE_S = 5.0
@@ -57,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rest, settings = _split_settings(list(sys.argv[1:] if arguments is None else arguments))
     _settings[:] = settings
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else somebody said nohup
+        signal.signal(signal.SIGHUP, _terminate)
     try:
         app(rest, prog_name="shoal")
     except ShoalError as error:
@@ -111,7 +113,7 @@ def _before(
 
 
 def _config(run_file: Path | None, dry_run: bool = False) -> ShoalConfig:
-    config = load_config(run_file, _settings)
+    config = load_run(run_file, _settings)
     if dry_run:
         typer.echo(to_toml(config))
         raise SystemExit(0)
@@ -438,18 +440,6 @@ def verify(
     for line in verdict_lines(verdict):
         _report(line)
     raise SystemExit(0 if verdict.accepted else 1)
-
-
-@run_app.command("status")
-def run_status(url: Url) -> None:
-    """One look at a run."""
-    from rich.console import Console
-
-    from shoal.observe import render
-    from shoal.protocol import CoordinatorClient
-
-    with CoordinatorClient(url, None, deadline_s=LOOK_DEADLINE_S) as client:
-        Console().print(render(client.status(), client.history()))
 
 
 @ledger_app.command("export")

@@ -193,6 +193,12 @@ class CoordinatorConfig(Section):
     """The same for one address, checked before a request is read: a household or a data centre may hold many workers."""
     trusted_proxies: tuple[str, ...] = ("127.0.0.1",)
     """Addresses of proxies whose X-Forwarded-For is believed; of anybody else it is not looked at."""
+    keep_rollouts_steps: Positive = 64
+    """Rollout files stay this many steps after their batch was formed, and longer while the trainer may need them to resume."""
+    dispute_s: Positive = 86_400
+    """No rollout file is removed earlier after its verdict: it is the evidence if somebody objects."""
+    min_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20
+    """With less free disk space no work is given out or taken in, so that store and ledger can still be written."""
 
 
 class TrustConfig(Section):

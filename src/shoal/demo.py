@@ -40,7 +40,7 @@ RELAYS = 2
 CHEATS = ("stale", "rewards")
 LOCK_FILE = "supervisor.lock"
 WRITTEN_BY_A_RUN = (
-    *("run.toml", "descriptor.json", "keys", "origin", "coordinator", "trainer", "validator", "evaluator"),
+    *("run.toml", "descriptor.json", "keys", "origin", "coordinator", "trainer", "validator*", "evaluator*"),
     *("relay-*", "workers", "logs", "events", "create.lock", "summary.json", "report.html", "view.svg", "ledger.jsonl"),
 )
 INTERRUPTED = 130
@@ -108,6 +108,12 @@ def run_owner_roles(directory: RunDirectory, report: Callable[[str], None]) -> N
             LiveView(descriptor.run_id) as view,
         ):
             status, _ = Watch(config, supervisor, view, client).run()
+    if status.run_state == "drained":
+        report(
+            f"{descriptor.run_id} is drained at version {status.newest_version}."
+            f" Go on with `shoal run resume {directory.run_file}` and the same command."
+        )
+        return
     report(f"{descriptor.run_id} is finished: {status.newest_version} versions in {directory.root}")
 
 
@@ -222,6 +228,8 @@ class Watch:
             if notice := _beginning(status):
                 self.view.wait(notice)
             if any(evaluation.version >= self.config.run.steps for evaluation in history.evaluations):
+                return status, history
+            if status.run_state == "drained" and "trainer" not in self.supervisor.alive:
                 return status, history
             self._check_hope(status)
             self.sleep(LOOK_INTERVAL_S)

@@ -1,7 +1,8 @@
 """Bytes at rest: content digests and writes that are whole or absent.
 
 A digest is 64 hex digits of BLAKE3. `write_atomic` goes through a temporary file in the same directory, is synced and
-renamed, so a reader or a killed process never sees half a file.
+renamed, so a reader or a killed process never sees half a file. What a killed process left under a temporary name is removed by
+the next one that starts there.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ def is_digest(text: str) -> bool:
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f"{TEMPORARY_PREFIX}{os.getpid()}-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -44,3 +45,33 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def remove_leftovers(*directories: Path) -> int:
+    """Removes temporary files of writers that no longer live; directories may be shared by several processes."""
+    removed = 0
+    for directory in directories:
+        for path in directory.glob(f"{TEMPORARY_PREFIX}*"):
+            writer = path.name.removeprefix(TEMPORARY_PREFIX).partition("-")[0]
+            if writer.isdigit() and not _lives(int(writer)):
+                path.unlink(missing_ok=True)
+                removed += 1
+    return removed
+
+
+def remove_all_leftovers(root: Path) -> int:
+    """Removes every temporary file of a tree that this process uses alone."""
+    found = [path for path in root.rglob(f"{TEMPORARY_PREFIX}*") if path.is_file()]
+    for path in found:
+        path.unlink(missing_ok=True)
+    return len(found)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's
+    return True

@@ -4,17 +4,18 @@ The command line calls these in its own process; nothing here knows how it was s
 need them, so that relay and coordinator start in well under a second.
 """
 
+import json
 import logging
 import os
 import platform
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.errors import ConfigError, ShoalError
-from shoal.files import write_atomic
+from shoal.files import remove_all_leftovers, write_atomic
 from shoal.identity import Keypair
 from shoal.locks import BusyError, hold
 from shoal.metrics import Metrics
@@ -25,6 +26,7 @@ from shoal.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from shoal.broadcast import ServerLimits
+    from shoal.training.distributed import World
     from shoal.worker import Worker
 
 Report = Callable[[str], None]
@@ -32,6 +34,8 @@ JOIN_DEADLINE_S = 120.0
 LARGEST_CROWD = 64
 REPEAT_TROUBLE_S = 10.0
 RELAY_GONE_S = 30.0
+TAKE_OVER_S = 5.0
+"""A role whose predecessor was killed waits this long for the kernel to bury it."""
 
 
 class PinnedKeyError(ShoalError):
@@ -78,9 +82,18 @@ def coordinate(directory: RunDirectory, report: Report) -> None:
 
 def train(directory: RunDirectory, report: Report, *, threads: int) -> None:
     """Trains, publishes, and goes on serving the last versions until it is stopped."""
+    use_threads(threads)
+    from shoal.training.distributed import World
+
+    world = World.join(directory.config().training.device)
+    busy = f"Another trainer uses {directory.trainer}."
+    with hold(directory.trainer / "lock", busy, wait_s=TAKE_OVER_S) if world.rank == 0 else nullcontext():
+        _train(directory, world, report)
+
+
+def _train(directory: RunDirectory, world: "World", report: Report) -> None:
     import threading
 
-    use_threads(threads)
     from shoal.policy.models import resolve_model
     from shoal.runs import register_files
     from shoal.training import Trackers, Trainer
@@ -95,10 +108,11 @@ def train(directory: RunDirectory, report: Report, *, threads: int) -> None:
         temperature=config.rollouts.temperature,
         seed=config.run.seed,
         max_new_tokens=config.rollouts.max_new_tokens,
+        world=world,
     )
     client = CoordinatorClient.for_run(descriptor, directory.existing_key("trainer"), config.coordinator_url)
     client.deadline_s = JOIN_DEADLINE_S
-    if trainer.world.rank != 0:
+    if world.rank != 0:
         TrainerService(config, descriptor, trainer, client, None).run()
         return
     origin = build_origin(config, descriptor, directory.origin, directory.existing_key("run"))
@@ -109,9 +123,13 @@ def train(directory: RunDirectory, report: Report, *, threads: int) -> None:
         directory.trainer, config.training.trackers, run_name=descriptor.run_id, settings=config.model_dump(mode="json")
     )
     try:
-        TrainerService(
+        service = TrainerService(
             config, descriptor, trainer, client, origin, metrics=metrics, trackers=trackers, report=report
-        ).run()
+        )
+        finished = service.run()
+        if not finished:
+            report(f"the run is drained at version {trainer.step}; `shoal run resume` lets it go on")
+            return
         report("training is finished; still serving weights, stop with Ctrl-C")
         threading.Event().wait()
     finally:
@@ -134,6 +152,7 @@ def own_place(root: Path, kind: str) -> Iterator[Path]:
                 held.enter_context(hold(place / "lock", f"Another {kind} uses {place}."))
             except BusyError:
                 continue
+            remove_all_leftovers(place)
             yield place
             return
     raise BusyError(f"{LARGEST_CROWD} processes work as {kind} in {root}.", hint="Start more on other hosts.")
@@ -177,12 +196,17 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
 
 def evaluate(directory: RunDirectory, report: Report, *, threads: int) -> None:
     use_threads(threads)
+    with own_place(directory.root, "evaluator") as root:
+        _evaluate(directory, root, report)
+
+
+def _evaluate(directory: RunDirectory, root: Path, report: Report) -> None:
     from shoal.policy.joined import join_run
     from shoal.validation import Evaluator
 
     config, descriptor = directory.config(), directory.descriptor()
     report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")
-    run = join_run(descriptor, directory.root / "evaluator")
+    run = join_run(descriptor, root)
     client = CoordinatorClient.for_run(descriptor, directory.existing_key("evaluator"), config.coordinator_url)
     settings = config.evaluation
     report(f"measuring every {settings.every} versions of {descriptor.run_id}")
@@ -241,6 +265,7 @@ def relay(
             report(f"workers on other machines cannot reach {url}; say how they can with --public-url")
 
     with hold(root / "lock", f"Another relay uses {root}.", hint="Give this one its own directory with --dir."):
+        remove_all_leftovers(root)
         run_relay(
             host,
             port,
@@ -282,6 +307,7 @@ def work(
     if os.path.lexists(key_path):
         Keypair.load(key_path)  # a key that cannot be used is told before anybody is waited for
     with hold(root / "lock", f"Another worker uses {root}.", hint="Give this one its own directory with --dir."):
+        remove_all_leftovers(root)
         descriptor = joined_descriptor(url, run_key, root, report)
         keypair = Keypair.load_or_create(key_path)
         _explain(descriptor, report)
@@ -290,6 +316,7 @@ def work(
 
         metrics = SpokenTrouble(root / "events.jsonl", report, spoken=("relay_lied",))
         run = join_run(descriptor, root / "cache", metrics=metrics)
+        report(f"model: {describe_model(run.model_files / 'config.json')}")
         client = CoordinatorClient.for_run(descriptor, keypair, url)
         name = name or platform.node()[:60] or "worker"
         _worker_kind(cheat)(run, client, run.make_engine(engine), name=name, metrics=metrics, report=report).run()
@@ -342,10 +369,23 @@ def use_threads(threads: int) -> None:
 
 
 def _explain(descriptor: RunDescriptor, report: Report) -> None:
+    """What joining means, before anything is downloaded."""
     files = sum(reference.bytes for reference in descriptor.model_files.values())
     rollouts = descriptor.rollouts
     report(f"run {descriptor.run_id}, key {descriptor.run_key[:12]}…, protocol {descriptor.protocol}")
     report(
         f"will fetch {len(descriptor.model_files)} model files ({files / 1e3:.0f} kB) and the policy's weights, "
-        f"and generate {rollouts.tasks_per_slot} tasks × {rollouts.group_size} samples per slot; only outbound HTTP is used"
+        f"and keep {descriptor.async_level + 2} versions of them; only outbound HTTP is used"
     )
+    report(
+        f"tasks: {descriptor.task_count} of {descriptor.tasks.source}; per slot {rollouts.tasks_per_slot} tasks × "
+        f"{rollouts.group_size} samples of up to {rollouts.max_new_tokens} tokens at temperature {rollouts.temperature:g}"
+    )
+
+
+def describe_model(config_file: Path) -> str:
+    """The architecture that a config.json names; every figure only if it is there."""
+    fields = json.loads(config_file.read_bytes())
+    name = next(iter(fields.get("architectures") or []), fields.get("model_type", "unknown"))
+    sizes = {"num_hidden_layers": "layers", "hidden_size": "hidden", "vocab_size": "tokens in the vocabulary"}
+    return ", ".join([str(name), *(f"{fields[key]} {word}" for key, word in sizes.items() if key in fields)])

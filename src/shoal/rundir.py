@@ -1,10 +1,12 @@
 """Where the owner's side of a run lives on disk.
 
 One directory holds keys, the run secret, the descriptor, the origin's files, the store and the logs. Roles on one host
-share it; a role on another host needs only its own key, the run file and the address of the coordinator.
+share it; a role on another host needs only its own key, the run file and the address of the coordinator. The directory is
+where it is found: it may be used from any working directory, moved, and restored elsewhere.
 """
 
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 from blake3 import blake3
@@ -16,14 +18,16 @@ from shoal.identity import Keypair
 from shoal.protocol.assignment import SECRET_BYTES
 from shoal.protocol.descriptor import RunDescriptor, open_descriptor
 
+DESCRIPTOR_NAME = "descriptor.json"
 ROLES = ("coordinator", "trainer", "validator", "evaluator")
 
 
 class RunDirectory:
     def __init__(self, root: Path) -> None:
+        root = root.absolute()
         self.root = root
         self.run_file = root / "run.toml"
-        self.descriptor_file = root / "descriptor.json"
+        self.descriptor_file = root / DESCRIPTOR_NAME
         self.origin = root / "origin"
         self.store = root / "coordinator" / "store.db"
         self.submissions = root / "coordinator" / "submissions"
@@ -37,11 +41,14 @@ class RunDirectory:
     def is_initialised(self) -> bool:
         return self.descriptor_file.exists()
 
+    def key_file(self, role: str) -> Path:
+        return self._keys / f"{role}.key"
+
     def key(self, role: str) -> Keypair:
-        return Keypair.load_or_create(self._keys / f"{role}.key")
+        return Keypair.load_or_create(self.key_file(role))
 
     def existing_key(self, role: str) -> Keypair:
-        return Keypair.load(self._keys / f"{role}.key")
+        return Keypair.load(self.key_file(role))
 
     def role_keys(self) -> dict[str, str]:
         """Public key of each of the owner's roles → role."""
@@ -71,4 +78,17 @@ class RunDirectory:
         return open_descriptor(data)
 
     def config(self) -> ShoalConfig:
-        return load_config(self.run_file)
+        return located(load_config(self.run_file), self.root)
+
+
+def located(config: ShoalConfig, root: Path) -> ShoalConfig:
+    """The same run, in this directory."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"dir": root.absolute()})})
+
+
+def load_run(run_file: Path | None, settings: Sequence[str] = ()) -> ShoalConfig:
+    """The run of a run file. One that lies in a run directory means that directory, wherever it lay when it was written."""
+    config = load_config(run_file, settings)
+    if run_file is not None and (run_file.parent / DESCRIPTOR_NAME).exists():
+        return located(config, run_file.parent)
+    return config

@@ -10,12 +10,12 @@ from pathlib import Path
 from shoal.broadcast import Origin
 from shoal.config import ShoalConfig, ValidationConfig, to_toml
 from shoal.errors import ConfigError
-from shoal.files import write_atomic
+from shoal.files import remove_leftovers, write_atomic
 from shoal.locks import hold
 from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.protocol.signing import PROTOCOL_VERSION
-from shoal.rundir import ROLES, RunDirectory
+from shoal.rundir import ROLES, RunDirectory, located
 from shoal.tasks import CODEC_FILES, TaskSet, TextCodec, load_tasks
 
 CONFIG_FILE = "config.json"
@@ -27,11 +27,12 @@ LONGEST_PROMPTS = 256
 
 def initialise(config: ShoalConfig) -> RunDirectory:
     directory = RunDirectory(config.run.dir)
+    remove_leftovers(directory.root, directory.origin, directory.key_file("run").parent)
     if not directory.is_initialised:
         _create(directory, config)
     _check_same_run(directory.config(), config)
     _update_descriptor(directory, config)
-    write_atomic(directory.run_file, to_toml(config).encode())
+    write_atomic(directory.run_file, to_toml(located(config, directory.root)).encode())
     return directory
 
 
@@ -129,7 +130,7 @@ def _write(
         numerics_classes=numerics_classes,
         secret_commitment=secret_commitment(secret),
     )
-    write_atomic(directory.run_file, to_toml(config).encode())
+    write_atomic(directory.run_file, to_toml(located(config, directory.root)).encode())
     _publish_descriptor(directory, descriptor)
 
 

@@ -47,7 +47,7 @@ def test_a_heartbeat_brings_back_state_credit_and_relays(swarm: Swarm) -> None:
     (ann,) = swarm.join("ann")
     swarm.client("relay").announce_relay(api.RelayBody(url="http://relay:7400"))
     answer = ann.heartbeat(HEARTBEAT)
-    assert (answer.worker.state, answer.worker.activity, answer.run_state) == ("probation", "generating", "running")
+    assert (answer.worker.state, answer.worker.activity, answer.run_state) == ("registered", "generating", "running")
     assert answer.relay_urls == ["http://relay:7400"]
 
 
@@ -92,7 +92,7 @@ def test_a_restart_forgets_nobody(tmp_path: Path) -> None:
     clock.advance(3600)
     with running(tmp_path, small_config(), clock) as swarm:
         swarm.sweep()
-        assert swarm.state_of("ann") == "probation"
+        assert swarm.state_of("ann") == "registered"
         clock.advance(31)
         swarm.sweep()
         assert swarm.state_of("ann") == "gone"
@@ -214,16 +214,34 @@ def test_the_same_request_id_of_another_key_is_another_request(swarm: Swarm) -> 
 def test_a_slow_worker_gets_more_time_but_not_for_ever(swarm: Swarm) -> None:
     swarm.publish(0)
     swift, slow = swarm.join("swift", "slow")
-    slow.register(registration("slow", tokens_per_s=0.001))
+    slow.register(registration("slow", tokens_per_s=3.0))
     assert swarm.lease(swift).expires_at - swarm.clock() == 10
     assert swarm.lease(slow).expires_at - swarm.clock() == 60
+
+
+def test_a_machine_that_could_never_finish_a_slot_is_told_so(swarm: Swarm) -> None:
+    slow = swarm.client("slow")
+    with pytest.raises(RefusedError, match=r"a slot takes up to 80 s; leases of this run last 60 s") as refused:
+        slow.register(registration("slow", tokens_per_s=2.0))
+    assert (refused.value.code, refused.value.status) == ("too_slow", 422)
+    assert swarm.all("SELECT 1 FROM workers") == []
+
+
+def test_a_key_that_registered_is_on_probation_with_its_first_request_for_work(swarm: Swarm) -> None:
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    assert swarm.state_of("ann") == "registered"
+    ann.heartbeat(api.HeartbeatBody(activity="measuring"))
+    assert swarm.state_of("ann") == "registered"
+    swarm.ask(ann, 0)
+    assert swarm.state_of("ann") == "probation"
 
 
 @pytest.mark.parametrize("how", ["given back", "ran out", "disappeared"])
 def test_a_dropped_slot_goes_unchanged_to_a_different_key(swarm: Swarm, how: str) -> None:
     swarm.publish(0)
     ann, bob = swarm.join("ann", "bob")
-    ann.register(registration("ann", tokens_per_s=0.001))
+    ann.register(registration("ann", tokens_per_s=3.0))
     dropped = swarm.lease(ann)
     if how == "given back":
         ann.give_back(dropped.lease_id)

@@ -113,7 +113,7 @@ def test_a_clock_inside_the_window_is_accepted(swarm: Swarm) -> None:
 
 def test_a_wrong_local_clock_is_cured_by_one_more_try(swarm: Swarm) -> None:
     client = swarm.client("ann", clock=lambda: 5.0)
-    assert client.register(registration("ann")).state == "probation"
+    assert client.register(registration("ann")).state == "registered"
     assert client.server_time() == swarm.clock()
 
 

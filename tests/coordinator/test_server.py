@@ -9,7 +9,7 @@ from shoal.config import ShoalConfig, to_toml
 from shoal.coordinator.server import PortTakenError, bind, build_context
 from shoal.errors import ConfigError, KeyFileError
 from shoal.files import write_atomic
-from shoal.rundir import RunDirectory
+from shoal.rundir import RunDirectory, located
 
 
 def run_directory(root: Path, config: ShoalConfig) -> RunDirectory:
@@ -26,7 +26,7 @@ def test_a_run_directory_holds_all_that_the_coordinator_needs(tmp_path: Path) ->
     config = small_config(trust={"stake_tokens": 100_000})
     directory = run_directory(tmp_path, config)
     context = build_context(directory)
-    assert (context.config, context.secret) == (config, directory.secret())
+    assert (context.config, context.secret) == (located(config, directory.root), directory.secret())
     assert set(context.role_keys.values()) == set(ROLES)
     assert context.submissions.is_dir()
 

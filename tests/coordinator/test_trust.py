@@ -29,6 +29,18 @@ def run(record: TrustRecord, *events: TrustEvent) -> TrustRecord:
 @pytest.mark.parametrize(
     ("start", "event", "end"),
     [
+        (("registered", 0, 0), "asked", ("probation", 0, 0)),
+        (("registered", 0, 0), "silent", ("gone", 0, 0)),
+        (("registered", 0, 0), "returned", ("registered", 0, 0)),
+        (("registered", 0, 0), "unbanned", ("registered", 0, 0)),
+        (("registered", 0, 0), "proof", ("banned", 0, 0)),
+        (("registered", 0, 0), "anomaly", ("suspect", 0, 1)),
+        (("probation", 0, 0), "asked", ("probation", 0, 0)),
+        (("active", 9, 0), "asked", ("active", 9, 0)),
+        (("suspect", 1, 1), "asked", ("suspect", 1, 1)),
+        (("quarantined", 1, 3), "asked", ("quarantined", 1, 3)),
+        (("gone", 2, 0), "asked", ("gone", 2, 0)),
+        (("banned", 2, 0), "asked", ("banned", 2, 0)),
         (("probation", 0, 0), "clean_audit", ("probation", 1, 0)),
         (("probation", 2, 0), "clean_audit", ("active", 3, 0)),
         (("probation", 2, 0), "clean_pass", ("probation", 2, 0)),

@@ -65,7 +65,7 @@ def test_the_owner_and_a_stranger_finish_a_run_together(tmp_path: Path) -> None:
             assert up.wait(DEADLINE_S) == 0, (tmp_path / "up.log").read_text()[-2000:]
             stranger.wait(60)
     words = (tmp_path / "stranger.log").read_text()
-    assert "joined as stranger (probation)" in words
+    assert "joined as stranger (registered)" in words
     assert "credit" in words
     assert (tmp_path / "stranger" / "here" / "worker.key").is_file()
     assert "is finished: 2 versions" in (tmp_path / "up.log").read_text()

@@ -148,3 +148,13 @@ def test_checkpoint_of_another_model_is_refused(model_dir: Path, tmp_path: Path)
     LlamaForCausalLM(config).save_pretrained(other)
     with pytest.raises(CheckpointError, match="another model"):
         make_trainer(other, tmp_path).resume()
+
+
+def test_saving_before_the_first_update_does_not_change_it(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    saved, plain = (make_trainer(model_dir, tmp_path / name) for name in ("saved", "plain"))
+    saved.save()
+    for trainer in (saved, plain):
+        trainer.train_step(groups(0, groups=2))
+    weights = [b"".join(bytes(tensor.data) for tensor in trainer.wire_tensors()) for trainer in (saved, plain)]
+    assert weights[0] == weights[1]
+    saved.close()

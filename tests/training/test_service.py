@@ -16,7 +16,7 @@ from shoal.metrics import Metrics
 from shoal.protocol import api
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
 from shoal.training import DivergedError, Group, Trackers, Trainer
-from shoal.training.service import TrainerService
+from shoal.training.service import RepeatedStepError, TrainerService
 from worker.fakes import FakeCoordinator
 from worker.tiny_run import Reports
 
@@ -303,8 +303,9 @@ def test_other_bytes_under_a_published_number_are_refused(start: Start, coordina
             yield replace(tensor, data=bytes(memoryview(tensor.data).nbytes))
 
     service.trainer.wire_tensors = changed  # type: ignore[method-assign]
-    with pytest.raises(IntegrityError, match="other weights"):
+    with pytest.raises(RepeatedStepError, match=r"Version 0 is already published.*\[training\]") as refused:
         service.publish({})
+    assert refused.value.code == "repeated_step"
 
 
 def test_a_rank_without_an_origin_only_takes_part_in_gathering(start: Start, coordinator: FakeCoordinator) -> None:

@@ -266,3 +266,92 @@ def test_stop_ends_the_loop_after_the_slot_at_hand(contributor: Contributor) -> 
     contributor.engine.on_generate = lambda: next(calls)()
     contributor.worker.run()
     assert list(contributor.coordinator.submitted) == ["lease-3-0"]
+
+
+def away(times: int) -> Callable[[Callable[..., api.LeaseAnswer]], Callable[..., api.LeaseAnswer]]:
+    """A coordinator that cannot be reached the first few times."""
+    left = iter(range(times))
+
+    def wrap(call: Callable[..., api.LeaseAnswer]) -> Callable[..., api.LeaseAnswer]:
+        def ask(*arguments: object) -> api.LeaseAnswer:
+            if next(left, None) is not None:
+                raise UnavailableError("The coordinator did not answer for 60 s.", hint="Check the address.")
+            return call(*arguments)
+
+        return ask
+
+    return wrap
+
+
+def test_a_coordinator_that_is_away_is_waited_for_and_asked_the_same_again(contributor: Contributor) -> None:
+    contributor.coordinator.grant(make_lease(0))
+    contributor.coordinator.finish()
+    bodies: list[api.LeaseBody] = []
+    client = contributor.worker.client
+    lease = away(2)(client.lease)
+
+    def ask(body: api.LeaseBody) -> api.LeaseAnswer:
+        bodies.append(body)
+        return lease(body)
+
+    client.lease = ask  # type: ignore[method-assign]
+    contributor.worker.run()
+    assert list(contributor.coordinator.submitted) == ["lease-3-0"]
+    assert [body.request_id for body in bodies[:3]] == [bodies[0].request_id] * 3
+    assert (
+        contributor.reports.count("The coordinator did not answer for 60 s. Waiting for it, for up to 60 minutes.") == 2
+    )
+
+
+def test_a_coordinator_that_stays_away_is_given_up(contributor: Contributor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.worker.loop.OUTAGE_S", 0.0)
+    contributor.worker.client.lease = away(9)(contributor.worker.client.lease)  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError, match="did not answer"):
+        contributor.worker.run()
+    assert contributor.weights.closed
+
+
+def test_a_coordinator_that_forgot_the_worker_is_told_again(contributor: Contributor) -> None:
+    """As after a restored backup."""
+    contributor.coordinator.leases.append(Refuse("unknown_worker", "This key is not registered."))
+    contributor.coordinator.grant(make_lease(0))
+    contributor.coordinator.finish()
+    contributor.worker.run()
+    assert list(contributor.coordinator.submitted) == ["lease-3-0"]
+    assert len(contributor.coordinator.registered) >= 2
+    assert contributor.reports.some("registering again")
+
+
+def test_an_upload_is_sent_again_while_its_lease_lasts(contributor: Contributor) -> None:
+    contributor.coordinator.grant(make_lease(0))
+    contributor.coordinator.finish()
+    client = contributor.worker.client
+    client.submit = away(2)(client.submit)  # type: ignore[method-assign, arg-type, assignment]
+    contributor.worker.run()
+    assert list(contributor.coordinator.submitted) == ["lease-3-0"]
+    assert contributor.worker.totals.submissions == 1
+    assert contributor.reports.some("The work is kept and sent again while its lease lasts.")
+
+
+def test_an_upload_that_never_arrives_costs_one_submission_and_nothing_else(contributor: Contributor) -> None:
+    contributor.coordinator.grant(make_lease(0, expires_at=0.0), make_lease(1))
+    contributor.coordinator.finish()
+    client = contributor.worker.client
+    client.submit = away(1)(client.submit)  # type: ignore[method-assign, arg-type, assignment]
+    contributor.worker.run()
+    assert list(contributor.coordinator.submitted) == ["lease-3-1"]
+    assert contributor.reports.some("step 3 slot 0 could not be submitted")
+
+
+def test_the_machine_is_measured_and_told(contributor: Contributor) -> None:
+    contributor.coordinator.finish()
+    contributor.worker.run()
+    told = contributor.coordinator.registered[0]
+    assert told.tokens_per_s > 0
+    assert told.memory_bytes > 0
+    assert told.link_bytes_per_s > 0
+    assert contributor.reports.some("fetching version 0: 1.0 of 1.4 MB")
+    line = next(line for line in contributor.reports if line.startswith("this machine: "))
+    assert "tokens/s" in line
+    assert "GB of memory" in line
+    assert "MB/s from the relays" in line

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,11 +106,11 @@ def test_a_full_disk_is_told_and_survived(
     monkeypatch.setattr("shoal.worker.weights.RETRY_S", 0.001)
 
     class FullOnce(DiskWeights):
-        def fetch_version(self, version: int, manifest_digest: str, *, deadline_s: float = 600) -> Path:
+        def fetch_version(self, version: int, manifest_digest: str, **options: Any) -> Path:
             if not self.fetched:
                 self.fetched.append(-1)
                 raise OSError(28, "No space left on device")
-            return super().fetch_version(version, manifest_digest, deadline_s=deadline_s)
+            return super().fetch_version(version, manifest_digest, **options)
 
     reports = Reports()
     follower = follow(FullOnce({0: tmp_path}, [0]), report=reports)
@@ -136,7 +137,7 @@ def test_nothing_is_fetched_once_stop_has_returned(follow: Callable[..., WeightF
     ended: list[str] = []
 
     class Slow(DiskWeights):
-        def fetch_version(self, version: int, manifest_digest: str, *, deadline_s: float = 600) -> Path:
+        def fetch_version(self, version: int, manifest_digest: str, **options: Any) -> Path:
             fetching.set()
             while not self.closed:
                 pass

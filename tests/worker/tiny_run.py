@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from protocol.samples import NUMERICS_CLASS, RUN_SECRET, descriptor, keypair
 from shoal.broadcast import Head
 from shoal.broadcast.manifest import VersionEntry
+from shoal.broadcast.progress import OnProgress, Progress
 from shoal.config import RewardConfig, RolloutConfig, TasksConfig
 from shoal.errors import UnavailableError
 from shoal.policy import TorchEngine, bundled_directory
@@ -77,16 +78,20 @@ class DiskWeights:
             run_id="run-1", counter=len(self.published), expires_at=2e9, ledger_head="0" * 64, versions=tuple(entries)
         )
 
-    def fetch_newest(self, *, deadline_s: float = 600, on_progress: object = None) -> tuple[VersionEntry, Path]:
+    def fetch_newest(
+        self, *, deadline_s: float = 600, on_progress: OnProgress | None = None
+    ) -> tuple[VersionEntry, Path]:
         newest = self.head().versions[-1]
-        return newest, self.fetch_version(newest.version, newest.manifest_digest)
+        return newest, self.fetch_version(newest.version, newest.manifest_digest, on_progress=on_progress)
 
     def fetch_version(
-        self, version: int, manifest_digest: str, *, deadline_s: float = 600, on_progress: object = None
+        self, version: int, manifest_digest: str, *, deadline_s: float = 600, on_progress: OnProgress | None = None
     ) -> Path:
         if self.closed or manifest_digest != version_digest(version) or version not in self.versions:
             raise UnavailableError(f"No relay delivered version {version}.")
         self.fetched.append(version)
+        if on_progress is not None:
+            on_progress(Progress(version, 1_400_000, bytes_done=1_000_000))
         return self.versions[version]
 
     def close(self) -> None:

@@ -101,6 +101,8 @@ class Origin:
         self._lock = threading.RLock()
         self._staged: dict[int, Publication] = {}
         self._dropped_at: dict[str, float] = {}
+        self.files_collected = 0
+        """Shards and manifests of old versions that were removed since the start."""
         self.store.verify()
         self._head = self._read_head()
         self._files = {file.digest: file for file in self._head.files} if self._head else {}
@@ -273,7 +275,9 @@ class Origin:
         assert self._head is not None
         manifests = needed_manifests((entry.manifest_digest for entry in self._head.versions), self._manifest)
         keep = set(self._files)
-        prune(self.store, manifests, keep, self.readers, self._dropped_at, grace_s=self._grace_s, now=self._clock())
+        self.files_collected += prune(
+            self.store, manifests, keep, self.readers, self._dropped_at, grace_s=self._grace_s, now=self._clock()
+        )
 
 
 def tensor_entry(tensor: WireTensor) -> TensorEntry:

@@ -6,6 +6,7 @@ in the same transaction as the change. Uploads are streamed to disk and hashed o
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 from collections.abc import AsyncIterator, Callable
@@ -17,8 +18,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from shoal import __version__
-from shoal.coordinator import judging
+from shoal.coordinator import judging, retention
 from shoal.coordinator.context import Context
+from shoal.coordinator.control_routes import control_routes
 from shoal.coordinator.middleware import AddressLimit, BodyLimit, ServerTime
 from shoal.coordinator.owner_routes import owner_routes
 from shoal.coordinator.public_routes import public_routes
@@ -31,6 +33,7 @@ from shoal.protocol import api
 log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 1.0
+SWEEPS_PER_COLLECTION = 10
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": api.Refusal} for status in (400, 401, 403, 404, 405, 409, 413, 422, 426, 429, 503)
 }
@@ -49,6 +52,7 @@ def create_app(store: Store, context: Context, descriptor_bytes: bytes) -> FastA
     app.include_router(public_routes(service, descriptor_bytes))
     app.include_router(worker_routes(service))
     app.include_router(owner_routes(service))
+    app.include_router(control_routes(service))
     app.state.service = service
     return app
 
@@ -67,12 +71,32 @@ def _lifespan(service: Service) -> Callable[[FastAPI], contextlib.AbstractAsyncC
 
 
 async def _sweep_forever(service: Service) -> None:
-    while True:
+    for number in itertools.count():
         try:
             await service.maintain(lambda connection: judging.maintain(connection, service.context))
+            if number % SWEEPS_PER_COLLECTION == 0:
+                await collect_rollouts(service)
         except Exception:  # the swarm depends on the next sweep, whatever happened to this one
             log.exception("a sweep failed")
         await asyncio.sleep(SWEEP_INTERVAL_S)
+
+
+async def collect_rollouts(service: Service) -> int:
+    """Removes the rollout files that nothing needs any more; says how many, and when the disk has become too full."""
+    context = service.context
+    collected = await service.again(lambda connection: retention.collect(connection, context))
+    for submission_id in collected:
+        if context.bucket is not None:
+            await context.bucket.delete(submission_id)
+        else:
+            context.file_of(submission_id).unlink(missing_ok=True)
+    if collected:
+        context.metrics.event("rollouts_collected", files=len(collected))
+    if not context.has_space():
+        free = context.free_bytes(context.submissions)
+        context.metrics.event("disk_full", free_bytes=free, min_free_bytes=context.config.coordinator.min_free_bytes)
+        log.warning("the disk is full (%d bytes free): no work is given out or taken in until there is room", free)
+    return len(collected)
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:

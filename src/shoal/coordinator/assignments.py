@@ -10,7 +10,7 @@ from shoal.coordinator import batches, leases, slots, trust
 from shoal.coordinator.context import Context
 from shoal.coordinator.database import Connection, Row
 from shoal.coordinator.steps import current_step, run_state, step_counts
-from shoal.coordinator.workers import require_worker, save_trust, trust_record, welcome_back
+from shoal.coordinator.workers import asks_for_work, require_worker, save_trust, trust_record
 from shoal.errors import RefusedError
 from shoal.identity import verify_signature
 from shoal.protocol import api
@@ -21,13 +21,13 @@ LEASES_PER_KEY = 2
 """One being worked on, one being uploaded."""
 LEASE_POLLS_PER_S = 400
 """Idle workers of a large swarm ask less often, so that together they ask no more than this."""
-LIVE_STATES = ("probation", "active", "suspect", "quarantined")
+LIVE_STATES = ("registered", "probation", "active", "suspect", "quarantined")
 DROPPED = ("returned", "expired", "abandoned")
 PAGE = 16
 
 
 def lease(connection: Connection, context: Context, key: str, body: api.LeaseBody) -> api.LeaseAnswer:
-    worker = welcome_back(connection, context, key)
+    worker = asks_for_work(connection, context, key)
     expire_leases(connection, context)
     now = context.clock()
     known = connection.execute(
@@ -52,10 +52,13 @@ def lease(connection: Connection, context: Context, key: str, body: api.LeaseBod
 
     state = run_state(connection, context)
     if state != "running":
-        return refuse("finished" if state == "finished" else "paused", retry_after_s=2.0)
+        reasons = {"finished": "finished", "paused": "paused"}
+        return refuse(reasons.get(state, "draining"), retry_after_s=2.0)
     step = current_step(connection)
     if step >= context.config.run.steps:
         return refuse("no_work", retry_after_s=1.0)
+    if not context.has_space():
+        return refuse("disk_full", retry_after_s=5.0)
     level = context.config.training.async_level
     published = {
         row["version"]: row["manifest_digest"]

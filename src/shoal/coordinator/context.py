@@ -4,6 +4,7 @@ Presence lives in memory on purpose: a heartbeat per worker and few seconds must
 everybody counts as just seen, so that a short outage forgets nobody. Processes that share a database exchange it (`presence`).
 """
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from shoal.config import ShoalConfig
 from shoal.coordinator.buckets import Bucket
 from shoal.errors import RefusedError
 from shoal.identity import Keypair
+from shoal.metrics import Metrics
 from shoal.protocol import api
 from shoal.protocol.descriptor import RunDescriptor
 
@@ -49,6 +51,8 @@ class Context:
     clock: Callable[[], float] = time.time
     bucket: Bucket | None = None
     """Where rollouts are kept instead of `submissions`."""
+    free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
+    metrics: Metrics = field(default_factory=Metrics)
     presence: dict[str, Presence] = field(default_factory=dict)
     relays: dict[str, RelayPresence] = field(default_factory=dict)
     is_shared: bool = False
@@ -94,6 +98,23 @@ class Context:
 
     def file_of(self, submission_id: str) -> Path:
         return self.submissions / f"{submission_id}.parquet"
+
+    def has_space(self) -> bool:
+        """A disk that cannot be asked is found out by the upload, which says what is wrong with it."""
+        try:
+            return self.free_bytes(self.submissions) >= self.config.coordinator.min_free_bytes
+        except OSError:
+            return True
+
+    def require_space(self) -> None:
+        if not self.has_space():
+            hint = "The owner must free disk space; nothing is lost, your work can be uploaded until its lease ends."
+            raise RefusedError("disk_full", "The coordinator's disk is full.", hint=hint, status=503)
+
+    def require_owner(self, key: str) -> None:
+        if key != self.descriptor.run_key:
+            hint = "Sign with the run key, RUN/keys/run.key."
+            raise RefusedError("owner", "Only the run's owner may do this.", hint=hint, status=403)
 
     def require_role(self, key: str, role: str) -> None:
         if self.role_keys.get(key) != role:

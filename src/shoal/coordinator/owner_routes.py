@@ -67,8 +67,12 @@ def owner_routes(service: Service) -> APIRouter:
             if service.stopping or (left_s := deadline - clock()) <= 0:
                 break
             await until_changed(ticket, left_s)
-        waiting_for = await service.read(lambda connection: steps.missing(connection, context, step))
-        return api.BatchAnswer(waiting_for=waiting_for)
+
+        def what_is_missing(connection: Connection) -> api.BatchAnswer:
+            waiting_for = steps.missing(connection, context, step)
+            return api.BatchAnswer(waiting_for=waiting_for, run_state=steps.run_state(connection, context))
+
+        return await service.read(what_is_missing)
 
     @router.post("/v1/versions")
     async def publish(body: api.VersionBody, caller: Caller) -> api.VersionAnswer:

@@ -90,7 +90,14 @@ CREATE TABLE relays (key TEXT PRIMARY KEY, seen_at DOUBLE PRECISION NOT NULL, bo
 CREATE INDEX relays_by_time ON relays (seen_at);
 """
 
-MIGRATIONS: dict[int, str] = {2: FIRST, 3: AUDIT_DRAWS_AND_RETRIES, 4: TASK_STATISTICS, 6: TALLIES}
+RETENTION = """
+ALTER TABLE submissions ADD COLUMN collected_at DOUBLE PRECISION;
+CREATE INDEX submissions_by_collection ON submissions (collected_at, received_at);
+ALTER TABLE workers ADD COLUMN memory_bytes BIGINT NOT NULL DEFAULT 0;
+ALTER TABLE workers ADD COLUMN link_bytes_per_s DOUBLE PRECISION NOT NULL DEFAULT 0;
+"""
+
+MIGRATIONS: dict[int, str] = {2: FIRST, 3: AUDIT_DRAWS_AND_RETRIES, 4: TASK_STATISTICS, 6: TALLIES, 7: RETENTION}
 """By the schema version that each leads to, in order."""
 SCHEMA_VERSION = max(MIGRATIONS)
 

@@ -15,6 +15,7 @@ from shoal.coordinator.context import Context, Presence
 from shoal.coordinator.database import Connection, open_database
 from shoal.coordinator.store import Store
 from shoal.errors import ConfigError, ShoalError
+from shoal.metrics import Metrics
 from shoal.rundir import RunDirectory
 
 
@@ -65,6 +66,7 @@ def build_context(directory: RunDirectory) -> Context:
         role_keys=directory.role_keys(),
         submissions=directory.submissions,
         bucket=open_bucket(config.coordinator.bucket, config.coordinator.bucket_region, time.time),
+        metrics=Metrics(directory.events / "coordinator.jsonl"),
     )
     trust.LossRule.of(config).require()
     context.submissions.mkdir(parents=True, exist_ok=True)
@@ -117,10 +119,10 @@ def _require_own_store(connection: Connection, context: Context) -> None:
 
 
 def collect_leftovers(store: Store, context: Context) -> None:
-    """Removes uploads that a kill cut off before their transaction; not those that another process is just taking in."""
-    known = store.read(
-        lambda connection: {row["submission_id"] for row in connection.execute("SELECT submission_id FROM submissions")}
-    )
+    """Removes uploads that a kill cut off before their transaction, and collected ones whose removal it cut off; not those that
+    another process is just taking in."""
+    kept = "SELECT submission_id FROM submissions WHERE collected_at IS NULL"
+    known = store.read(lambda connection: {row["submission_id"] for row in connection.execute(kept)})
     for path in context.submissions.iterdir():
         if path.stem not in known and not (context.is_shared and _is_young(path, context)):
             path.unlink(missing_ok=True)

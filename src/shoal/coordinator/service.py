@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -154,10 +155,9 @@ async def stream_to_disk(request: Request, path: Path, limit: int) -> tuple[str,
             await asyncio.to_thread(os.fsync, file.fileno())
     except OSError as error:
         path.unlink(missing_ok=True)
-        hint = "The owner must free disk space; your work can be uploaded again."
-        raise RefusedError(
-            "storage", f"The upload cannot be stored: {error.strerror}.", hint=hint, status=503
-        ) from None
+        hint = "The owner must free disk space; nothing is lost, your work can be uploaded until its lease ends."
+        code = "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "storage"
+        raise RefusedError(code, f"The upload cannot be stored: {error.strerror}.", hint=hint, status=503) from None
     except BaseException:
         path.unlink(missing_ok=True)
         raise

@@ -24,11 +24,41 @@ def newest_version(connection: Connection) -> int:
     return -1 if row["newest"] is None else int(row["newest"])
 
 
-def run_state(connection: Connection, context: Context) -> str:
+def run_state(connection: Connection, context: Context) -> api.RunState:
+    """What the owner asked for, and whether that has come about."""
     if newest_version(connection) >= context.config.run.steps:
         return "finished"
+    wanted = wanted_state(connection)
+    return "drained" if wanted == "draining" and _is_drained(connection) else wanted
+
+
+def wanted_state(connection: Connection) -> api.OwnerState:
     row = connection.execute("SELECT value FROM meta WHERE name='run_state'").fetchone()
-    return str(row["value"]) if row else "running"
+    return row["value"] if row else "running"
+
+
+def oldest_checkpoint(connection: Connection) -> int:
+    """The step that the trainer may have to begin again from; it tells with every version."""
+    row = connection.execute("SELECT value FROM meta WHERE name='oldest_checkpoint'").fetchone()
+    return int(row["value"]) if row else 0
+
+
+def leases_outstanding(connection: Connection) -> int:
+    return int(connection.execute("SELECT COUNT(*) AS n FROM leases WHERE state='leased'").fetchone()["n"])
+
+
+def submissions_unjudged(connection: Connection) -> int:
+    row = connection.execute("SELECT COUNT(*) AS n FROM submissions WHERE state IN ('pending','claimed')").fetchone()
+    return int(row["n"])
+
+
+def _is_drained(connection: Connection) -> bool:
+    """Nothing is leased, unjudged, or in a batch that no version follows from yet."""
+    return (
+        newest_version(connection) == current_step(connection)
+        and not leases_outstanding(connection)
+        and not submissions_unjudged(connection)
+    )
 
 
 def step_counts(connection: Connection, context: Context, step: int) -> batches.StepCounts:
@@ -147,15 +177,19 @@ def missing(connection: Connection, context: Context, step: int) -> str:
     """Whom a batch that is not formed waits for."""
     counts = step_counts(connection, context, step)
     workers = sum(context.is_present(key) for key in list(context.presence))
+    state = run_state(connection, context)
+    note = "" if state == "running" else f"; the run is {state}"
     return (
         f"{counts.useful} of {context.config.training.groups_per_step} useful groups of step {step}"
-        f" ({counts.outstanding_groups} on their way, {workers} workers present)"
+        f" ({counts.outstanding_groups} on their way, {workers} workers present{note})"
     )
 
 
 def publish(connection: Connection, context: Context, key: str, body: api.VersionBody) -> str:
     """Records a version once; a number never gets other bytes. Returns the ledger head that the signed head must carry."""
     context.require_role(key, "trainer")
+    if body.oldest_checkpoint is not None:
+        _remember(connection, "oldest_checkpoint", str(body.oldest_checkpoint))
     known = connection.execute("SELECT * FROM versions WHERE version=?", (body.version,)).fetchone()
     if known is not None:
         if (known["manifest_digest"], known["weights_digest"]) != (body.manifest_digest, body.weights_digest):
@@ -180,6 +214,16 @@ def publish(connection: Connection, context: Context, key: str, body: api.Versio
         manifest=body.manifest_digest,
         weights=body.weights_digest,
     )
+
+
+def _remember(connection: Connection, name: str, value: str) -> None:
+    connection.execute(
+        "INSERT INTO meta VALUES (?,?) ON CONFLICT (name) DO UPDATE SET value=excluded.value", (name, value)
+    )
+
+
+def set_wanted_state(connection: Connection, state: api.OwnerState) -> None:
+    _remember(connection, "run_state", state)
 
 
 def record_evaluation(connection: Connection, context: Context, key: str, body: api.EvaluationBody) -> None:

@@ -1,6 +1,7 @@
 """How far a key is believed: pure rules over its record.
 
-Keys start on probation and are audited in full; clean audits make them active and let the audit rate fall like 1/n to a floor.
+A key that only registered has done nothing yet; with its first request for work it is on probation and audited in full. Clean
+audits make it active and let the audit rate fall like 1/n to a floor.
 An anomaly makes a key suspect; several quarantine it: its work is judged but not used until clean work leads out. A proof bans
 for good.
 """
@@ -15,7 +16,7 @@ from shoal.config import ShoalConfig, TrustConfig
 from shoal.errors import ConfigError
 from shoal.protocol.api import WorkerState
 
-TrustEvent = Literal["clean_audit", "clean_pass", "anomaly", "proof", "silent", "returned", "unbanned"]
+TrustEvent = Literal["asked", "clean_audit", "clean_pass", "anomaly", "proof", "silent", "returned", "unbanned"]
 
 ANOMALIES_TO_QUARANTINE = 3
 
@@ -39,6 +40,8 @@ def after(record: TrustRecord, event: TrustEvent, config: TrustConfig) -> TrustR
         return TrustRecord(state, 0, anomalies)
     if event == "clean_audit":
         return _after_clean_audit(record, config)
+    if event == "asked" and record.state == "registered":
+        return replace(record, state="probation")
     if event == "silent":
         return replace(record, state="gone")
     if event == "returned" and record.state == "gone":

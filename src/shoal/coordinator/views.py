@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 
-from shoal.coordinator import batches, ledger, tasks, trust
+from shoal.coordinator import batches, ledger, retention, tasks, trust
 from shoal.coordinator.context import Context
 from shoal.coordinator.database import Connection, Row
 from shoal.coordinator.steps import current_step, newest_version, run_state, step_counts
@@ -34,6 +34,8 @@ def worker_view(connection: Connection, context: Context, row: Row) -> api.Worke
         last_seen_s=round(context.clock() - presence.seen_at, 1) if presence else -1.0,
         activity=presence.activity if presence else "",
         tokens_per_s=row["tokens_per_s"],
+        memory_bytes=row["memory_bytes"],
+        link_bytes_per_s=row["link_bytes_per_s"],
         audit_rate=trust.audit_rate(trust_record(row), context.config.trust),
         banned_at_s=None if row["banned_at"] is None else row["banned_at"] - started_at(connection),
     )
@@ -97,6 +99,9 @@ def status(connection: Connection, context: Context) -> api.StatusView:
         age_histogram=age_histogram(connection),
         ledger_entries=entries,
         ledger_head=head,
+        rollouts_collected=retention.collected_count(connection),
+        disk_free_bytes=_free_bytes(context),
+        takes_work=context.has_space(),
     )
 
 
@@ -107,6 +112,13 @@ def _foremost_workers(connection: Connection) -> list[Row]:
         " ORDER BY registered_at",
         (SHOWN_WORKERS,),
     ).fetchall()
+
+
+def _free_bytes(context: Context) -> int | None:
+    try:
+        return context.free_bytes(context.submissions)
+    except OSError:
+        return None
 
 
 def _recent_verdicts(connection: Connection, begun: float) -> list[api.VerdictView]:

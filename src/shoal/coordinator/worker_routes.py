@@ -49,7 +49,11 @@ def worker_routes(service: Service) -> APIRouter:
             await service.write(caller, lambda connection: workers.welcome_back(connection, context, caller.key))
             view, state = await service.read(look)
         return api.HeartbeatAnswer(
-            server_time=context.clock(), worker=view, run_state=state, relay_urls=views.live_relay_urls(context)
+            server_time=context.clock(),
+            worker=view,
+            run_state=state,
+            relay_urls=views.live_relay_urls(context),
+            interval_s=context.config.coordinator.heartbeat_s,
         )
 
     @router.post("/v1/leases")
@@ -68,6 +72,7 @@ def worker_routes(service: Service) -> APIRouter:
         signature = request.headers.get(SUBMISSION_SIGNATURE_HEADER, "")
         try:
             caller = service.authenticate(request, claimed)
+            context.require_space()
             await service.read(
                 lambda connection: assignments.check_upload(
                     connection, context, caller.key, lease_id, claimed, signature

@@ -30,32 +30,57 @@ def register(connection: Connection, context: Context, key: str, body: api.Regis
         raise RefusedError(
             "role_key", "A key of the owner's roles cannot work.", hint="Use another key file.", status=403
         )
+    needed_s = context.slot_tokens / body.tokens_per_s
+    if needed_s > context.config.coordinator.lease_s:
+        raise RefusedError(
+            "too_slow",
+            f"At {body.tokens_per_s:.0f} tokens/s a slot takes up to {needed_s:.0f} s; "
+            f"leases of this run last {context.config.coordinator.lease_s} s.",
+            hint="Join from a faster machine, or a run with smaller slots.",
+            status=422,
+        )
     now = context.clock()
     row = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
     if row is None:
         connection.execute(
-            "INSERT INTO workers (key, name, engine, numerics_class, tokens_per_s, registered_at, state)"
-            " VALUES (?,?,?,?,?,?,'probation')",
-            (key, body.name, body.engine, body.numerics_class, body.tokens_per_s, now),
+            "INSERT INTO workers (key, name, engine, numerics_class, tokens_per_s, memory_bytes, link_bytes_per_s,"
+            " registered_at, state) VALUES (?,?,?,?,?,?,?,?,'registered')",
+            (key, *_facts(body), now),
         )
         ledger.append(connection, context.keypair, now, "registered", worker=key, numerics_class=body.numerics_class)
     else:
         require_worker(connection, key)
         connection.execute(
-            "UPDATE workers SET name=?, engine=?, numerics_class=?, tokens_per_s=? WHERE key=?",
-            (body.name, body.engine, body.numerics_class, body.tokens_per_s, key),
+            "UPDATE workers SET name=?, engine=?, numerics_class=?, tokens_per_s=?, memory_bytes=?, link_bytes_per_s=?"
+            " WHERE key=?",
+            (*_facts(body), key),
         )
     welcome_back(connection, context, key)
+
+
+def _facts(body: api.RegisterBody) -> tuple[object, ...]:
+    return (
+        *(body.name, body.engine, body.numerics_class),
+        *(body.tokens_per_s, body.memory_bytes, body.link_bytes_per_s),
+    )
 
 
 def welcome_back(connection: Connection, context: Context, key: str) -> Row:
     """Notes that the key lives; one that was given up returns to the state that it had earned."""
     row = require_worker(connection, key)
     context.seen(key)
-    if row["state"] != "gone":
-        return row
-    save_trust(connection, key, trust.after(trust_record(row), "returned", context.config.trust))
-    return require_worker(connection, key)
+    return _move(connection, context, row, "returned") if row["state"] == "gone" else row
+
+
+def asks_for_work(connection: Connection, context: Context, key: str) -> Row:
+    """As above, and a key that had only registered begins its probation."""
+    row = welcome_back(connection, context, key)
+    return _move(connection, context, row, "asked") if row["state"] == "registered" else row
+
+
+def _move(connection: Connection, context: Context, row: Row, event: trust.TrustEvent) -> Row:
+    save_trust(connection, row["key"], trust.after(trust_record(row), event, context.config.trust))
+    return require_worker(connection, row["key"])
 
 
 def trust_record(row: Row) -> trust.TrustRecord:

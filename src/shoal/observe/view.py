@@ -25,6 +25,7 @@ Tone = Literal["good", "bad", "warn", "info"]
 TONES: dict[Tone, str] = {"good": "green", "bad": "bold red", "warn": "yellow", "info": "default"}
 STATES = {
     "active": "green",
+    "registered": "cyan",
     "probation": "cyan",
     "suspect": "yellow",
     "quarantined": "magenta",

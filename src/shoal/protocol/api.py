@@ -18,7 +18,12 @@ ShortText = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f
 """Shown on terminals, so it holds no control characters."""
 Metric = Annotated[float, Field(allow_inf_nan=True)] | int | str | None
 """A figure of a training step. JSON has no NaN: one that is not a number travels as null."""
-WorkerState = Literal["probation", "active", "suspect", "quarantined", "gone", "banned"]
+WorkerState = Literal["registered", "probation", "active", "suspect", "quarantined", "gone", "banned"]
+
+
+OwnerState = Literal["running", "paused", "draining"]
+"""What the owner asks a run to be."""
+RunState = Literal["running", "paused", "draining", "drained", "finished"]
 
 
 class Body(BaseModel):
@@ -40,6 +45,10 @@ class RegisterBody(Body):
     engine: ShortText
     numerics_class: ShortText
     tokens_per_s: Annotated[float, Field(gt=0, lt=1e9)]
+    memory_bytes: Count = 0
+    """Of the whole machine; 0 if unknown."""
+    link_bytes_per_s: Annotated[float, Field(ge=0, lt=1e12)] = 0.0
+    """Measured while the first weights came in; 0 if they were already there."""
 
 
 class WorkerView(Answer):
@@ -54,6 +63,8 @@ class WorkerView(Answer):
     last_seen_s: float = 0.0
     activity: str = ""
     tokens_per_s: float = 0.0
+    memory_bytes: int = 0
+    link_bytes_per_s: float = 0.0
     audit_rate: float = 1.0
     banned_at_s: float | None = None
     """Seconds since the run began."""
@@ -93,7 +104,9 @@ class Lease(Answer):
 
 class LeaseAnswer(Answer):
     lease: Lease | None = None
-    reason: Literal["granted", "no_work", "need_weights", "waiting_for_trainer", "paused", "finished"] = "granted"
+    reason: Literal[
+        "granted", "no_work", "need_weights", "waiting_for_trainer", "paused", "draining", "disk_full", "finished"
+    ] = "granted"
     retry_after_s: float = 0.5
     wanted_version: int = 0
     wanted_manifest: str = ""
@@ -203,6 +216,7 @@ class BatchRecord(Answer):
 class BatchAnswer(Answer):
     batch: BatchRecord | None = None
     waiting_for: str = ""
+    run_state: str = "running"
 
 
 class VersionBody(Body):
@@ -212,11 +226,31 @@ class VersionBody(Body):
     bytes_total: Count
     report: dict[str, Metric] = {}
     """Metrics of the training step that made this version."""
+    oldest_checkpoint: Count | None = None
+    """Batches from this step on may be asked for again."""
 
 
 class VersionAnswer(Answer):
     ledger_head: str
     run_state: str
+
+
+class RunStateBody(Body):
+    state: OwnerState
+
+
+class RunStateAnswer(Answer):
+    run_state: RunState
+    step: int
+    newest_version: int
+    leases_outstanding: int
+    submissions_unjudged: int
+
+
+class BanBody(Body):
+    worker: PublicKey
+    reason: Annotated[ShortText, Field(min_length=1)]
+    """Stands in the ledger, for everybody to read."""
 
 
 class EvaluationBody(Body):
@@ -302,6 +336,11 @@ class StatusView(Answer):
     """Consumed groups by step − policy version."""
     ledger_entries: int
     ledger_head: str
+    rollouts_collected: int = 0
+    """Rollout files that the retention policy has removed."""
+    disk_free_bytes: int | None = None
+    takes_work: bool = True
+    """False while the coordinator's disk is too full."""
 
 
 class TaskStatistics(Answer):

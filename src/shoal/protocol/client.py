@@ -168,6 +168,17 @@ class CoordinatorClient:
     def report_evaluation(self, body: api.EvaluationBody) -> api.EvaluationAnswer:
         return self._post("/v1/evaluations", body, api.EvaluationAnswer)
 
+    # The owner
+
+    def set_run_state(self, body: api.RunStateBody) -> api.RunStateAnswer:
+        return self._post("/v1/run/state", body, api.RunStateAnswer)
+
+    def ban(self, body: api.BanBody) -> api.WorkerView:
+        return self._post("/v1/bans", body, api.WorkerView)
+
+    def unban(self, body: api.BanBody) -> api.WorkerView:
+        return self._post("/v1/bans/lift", body, api.WorkerView)
+
     # Everybody
 
     def status(self) -> api.StatusView:

@@ -65,7 +65,7 @@ class Checkpoints:
             temporary.mkdir(parents=True)
             write_atomic(temporary / "trainer.json", json.dumps({"step": step, **facts}, indent=2).encode())
         self._world.barrier()
-        weights, moments = get_state_dict(model, optimiser)
+        weights, moments = _state(model, optimiser)
         staged = async_save(
             {"model": weights, "optimiser": moments},
             checkpoint_id=temporary,
@@ -107,7 +107,7 @@ class Checkpoints:
             ) from None
         if self._world.is_main:
             self._remove_leftovers()
-        weights, moments = get_state_dict(model, optimiser)
+        weights, moments = _state(model, optimiser)
         state: dict[str, Any] = {"model": weights, "optimiser": moments}
         try:
             load_distributed(state, checkpoint_id=path, no_dist=self._world.size == 1)
@@ -133,6 +133,17 @@ class Checkpoints:
             doomed = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
             os.replace(path, doomed)
             shutil.rmtree(doomed)
+
+
+def _state(model: nn.Module, optimiser: Optimizer) -> tuple[dict[str, Any], Any]:
+    """Weights and moments by name. Torch gives a fresh optimiser its moments by an empty step, which must not count as one:
+    otherwise a run that is saved before its first update would train differently from one that is not."""
+    fresh = not optimiser.state
+    weights, moments = get_state_dict(model, optimiser)
+    if fresh:
+        for state in optimiser.state.values():
+            state["step"].zero_()
+    return weights, moments
 
 
 def _then(first: "Future[Any]", action: Callable[[], None]) -> "Future[None]":

@@ -4,6 +4,7 @@ The coordinator's batch records are the authority. A trainer that died resumes a
 batches bit for bit, so that it never publishes other bytes under a published number; origin and coordinator would refuse them.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from shoal.broadcast import Origin, OriginServer, Publication
 from shoal.config import ShoalConfig
-from shoal.errors import IntegrityError
+from shoal.errors import IntegrityError, RefusedError, ShoalError
 from shoal.identity import Keypair
 from shoal.metrics import Metrics
 from shoal.protocol import api
@@ -23,6 +24,34 @@ from shoal.training.trackers import Trackers
 from shoal.training.trainer import DivergedError, Trainer
 
 BATCH_WAIT_S = 20.0
+
+
+class DrainedError(ShoalError):
+    """The owner has drained the run: nothing is left to train on."""
+
+    code = "drained"
+
+
+class RepeatedStepError(ShoalError):
+    """A step that was trained again gave other weights than those that the swarm already has."""
+
+    code = "repeated_step"
+
+
+@contextlib.contextmanager
+def _explained(version: int) -> Iterator[None]:
+    """Says why other weights under a published number can come about, and what to do."""
+    try:
+        yield
+    except (IntegrityError, RefusedError) as error:
+        if isinstance(error, RefusedError) and error.code != "version_conflict":
+            raise
+        raise RepeatedStepError(
+            f"Version {version} is already published, and repeating its step gave other weights ({error.message})",
+            hint="A trainer that resumes repeats the steps since its last checkpoint, bit for bit. Undo what has changed "
+            "since (settings in [training], torch, threads, device) until it has passed the newest published version, "
+            "and change it then.",
+        ) from error
 
 
 class TrainerService:
@@ -47,8 +76,11 @@ class TrainerService:
         self.report = report
         self._clock = clock
 
-    def run(self) -> None:
-        """Trains until the last version is published and the last checkpoint is on disk."""
+    def run(self) -> bool:
+        """Trains until the last version is published, or the owner has drained the run; the last checkpoint is then on disk.
+
+        True if the run is finished.
+        """
         resumed = self.trainer.resume()
         self.report(f"resumed at step {self.trainer.step}" if resumed else "found no checkpoint, starting at step 0")
         figures: dict[str, Any] = {}
@@ -59,9 +91,13 @@ class TrainerService:
                 self.trainer.save()
             if self.trainer.step >= self.config.run.steps:
                 self.trainer.close()
-                return
+                return True
             try:
                 figures = self.step()
+            except DrainedError:
+                self.trainer.save()
+                self.trainer.close()
+                return False
             except DivergedError as error:
                 self.trainer.close()  # the last good checkpoint is whole on disk before anybody hears of the end
                 self.metrics.event("diverged", step=self.trainer.step, reason=error.message)
@@ -100,6 +136,8 @@ class TrainerService:
             answer = self.client.batch(step, BATCH_WAIT_S)
             if answer.batch is not None:
                 return answer.batch
+            if answer.run_state == "drained":
+                raise DrainedError(f"The run is drained; step {step} gets no batch.")
             self.report(f"step {step} waits for {answer.waiting_for}")
 
     def fetch_groups(self, batch: api.BatchRecord) -> Iterator[Group]:
@@ -127,32 +165,36 @@ class TrainerService:
             for _ in self.trainer.wire_tensors():
                 pass  # every rank takes part in gathering
             return
-        publication = self.origin.stage(self.trainer.step, self.trainer.wire_tensors())
-        figures["time_stage_s"] = self._clock() - started
-        figures["weights_bytes"] = publication.weights_bytes
-        report: dict[str, api.Metric] = {
-            name: value for name, value in figures.items() if isinstance(value, (int, float, str))
-        }
-        answer = self.client.publish(
-            api.VersionBody(
-                version=publication.version,
-                manifest_digest=publication.manifest_digest,
-                weights_digest=publication.weights_digest,
-                bytes_total=publication.bytes_total,
-                report=report,
+        with _explained(self.trainer.step):
+            publication = self.origin.stage(self.trainer.step, self.trainer.wire_tensors())
+            figures["time_stage_s"] = self._clock() - started
+            figures["weights_bytes"] = publication.weights_bytes
+            report: dict[str, api.Metric] = {
+                name: value for name, value in figures.items() if isinstance(value, (int, float, str))
+            }
+            answer = self.client.publish(
+                api.VersionBody(
+                    version=publication.version,
+                    manifest_digest=publication.manifest_digest,
+                    weights_digest=publication.weights_digest,
+                    bytes_total=publication.bytes_total,
+                    report=report,
+                    oldest_checkpoint=min(self.trainer.checkpoint_steps(), default=0),
+                )
             )
-        )
         self.origin.announce(ledger_head=answer.ledger_head)
         figures["time_announce_s"] = self._clock() - started - figures["time_stage_s"]
         self._say(publication, figures)
 
     def _say(self, publication: Publication, figures: dict[str, Any]) -> None:
+        assert self.origin is not None
         self.metrics.event(
             "published",
             version=publication.version,
             kind=publication.kind,
             bytes_total=publication.bytes_total,
             weights_bytes=publication.weights_bytes,
+            files_collected=self.origin.files_collected,
         )
         reward = figures.get("task_reward_mean")
         detail = f", task reward {reward:.3f}" if isinstance(reward, float) else ""

@@ -110,6 +110,10 @@ class Trainer:
         """Start writing a checkpoint of the current step; the directory appears when it is whole."""
         return self._checkpoints.save(self.step, self.policy.model, self._optimiser, {"updates": self.updates})
 
+    def checkpoint_steps(self) -> list[int]:
+        """Steps that can be resumed, oldest first."""
+        return self._checkpoints.steps()
+
     def resume(self) -> bool:
         """Continue from the newest checkpoint; False if there is none, and training starts at step 0."""
         self._checkpoints.finish()

@@ -1,7 +1,8 @@
 """The contributor's loop: lease → weights → generate → commit → submit.
 
 The worker chooses nothing: the lease names slot, seed and policy version, the descriptor everything else. One completion
-comes from exactly one version, so weights are swapped only between leases. Ctrl-C gives the slot back and leaves.
+comes from exactly one version, so weights are swapped only between leases. A coordinator that is away is waited for: it may be
+restarting, or this laptop was asleep. Ctrl-C gives the slot back and leaves.
 """
 
 import secrets
@@ -11,8 +12,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from shoal.errors import RefusedError, ShoalError
+from shoal.errors import RefusedError, ShoalError, UnavailableError
 from shoal.metrics import Metrics
 from shoal.policy.engine import Completion, Engine, GenerationRequest
 from shoal.policy.joined import JoinedRun
@@ -21,14 +23,18 @@ from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
 from shoal.tasks.workload import WorkItem
 from shoal.worker.heartbeat import Heartbeat
+from shoal.worker.machine import Machine, machine_memory
 from shoal.worker.progress import Progress
 from shoal.worker.weights import WeightFollower
 
 Report = Callable[[str], None]
+Answer = TypeVar("Answer")
 
 FIRST_WEIGHTS_S = 600.0
 PROBE_REQUESTS = 32
 LEAVE_DEADLINE_S = 2.0
+OUTAGE_S = 3600.0
+"""How long a coordinator may be away before the worker gives up."""
 LOST_WORK = {"lease_expired", "unknown_lease", "already_submitted"}
 """Refusals that cost one submission; any other ends the worker."""
 
@@ -88,6 +94,8 @@ class Worker:
         self._uploads = ThreadPoolExecutor(1, thread_name_prefix="upload")
         self._uploading: Future[None] | None = None
         self._stopping = threading.Event()
+        self._leaving = threading.Event()
+        self._machine = Machine(1.0)
         self._lease: api.Lease | None = None
 
     def stop(self) -> None:
@@ -152,17 +160,27 @@ class Worker:
         first = self.weights.wait_for_any(FIRST_WEIGHTS_S)
         self._swap(first.version, first.manifest_digest, first.path)
         self.report(f"has version {first.version} of the policy; measuring this machine")
-        speed = self._measure_speed()
-        view = self.client.register(
-            api.RegisterBody(
-                name=self.name,
-                engine=type(self.engine).__name__,
-                numerics_class=self.engine.numerics_class,
-                tokens_per_s=speed,
-            )
-        )
-        self.report(f"joined as {self.name} ({view.state}), {speed:,.0f} tokens/s, key {view.key[:12]}…")
+        self._machine = Machine(self._measure_speed(), self.weights.link_bytes_per_s, machine_memory())
+        self.report(f"this machine: {self._machine.line()}")
+        view = self._register()
+        self.report(f"joined as {self.name} ({view.state}), key {view.key[:12]}…")
         self.heartbeat.start()
+
+    def _register(self) -> api.WorkerView:
+        body = self._machine.registration(self.name, type(self.engine).__name__, self.engine.numerics_class)
+        return self._patiently(lambda: self.client.register(body))
+
+    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+        """Asks until there is an answer; a coordinator that is away for an hour will not come back."""
+        away_since: float | None = None
+        while True:
+            try:
+                return ask()
+            except UnavailableError as error:
+                away_since = away_since or time.monotonic()
+                if self._stopping.is_set() or time.monotonic() - away_since > OUTAGE_S:
+                    raise
+                self.report(f"{error.message} Waiting for it, for up to {OUTAGE_S / 60:.0f} minutes.")
 
     def _measure_speed(self) -> float:
         items = self.run_info.workload.items(secrets.token_bytes(32))[:PROBE_REQUESTS]
@@ -177,9 +195,15 @@ class Worker:
         return self.engine.generate(requests, temperature=rollouts.temperature)
 
     def _next_lease(self) -> api.LeaseAnswer | None:
-        answer = self.client.lease(
-            api.LeaseBody(request_id=secrets.token_hex(16), held_versions=self.weights.held()[-16:])
-        )
+        body = api.LeaseBody(request_id=secrets.token_hex(16), held_versions=self.weights.held()[-16:])
+        try:
+            answer = self._patiently(lambda: self.client.lease(body))
+        except RefusedError as refusal:
+            if refusal.code != "unknown_worker":
+                raise
+            self.report("the coordinator does not know this worker any more, registering again")
+            self._register()
+            return self._next_lease()
         if answer.reason == "finished":
             self.report("the run is finished, thank you")
             return None
@@ -190,6 +214,8 @@ class Worker:
             "need_weights": f"fetching version {answer.wanted_version}",
             "waiting_for_trainer": "waiting for the trainer",
             "paused": "the run is paused",
+            "draining": "the run is being drained, there is no new work",
+            "disk_full": "the coordinator's disk is full, waiting for its owner",
         }.get(answer.reason, "waiting for work")
         self._say(activity)
         self.progress.waiting(activity)
@@ -233,20 +259,37 @@ class Worker:
             numerics_class=self.engine.numerics_class,
         )
         data = write_rollouts(header, generated.rollouts)
+        if self._machine.note(generated.tokens, generated.seconds):
+            self._machine.adopt()
+            self._register()
         self._settle_upload()
         self._uploading = self._uploads.submit(self._upload, lease, generated, data)
 
     def _upload(self, lease: api.Lease, generated: Generated, data: bytes) -> None:
         try:
-            self.client.submit(lease.lease_id, data, by_bucket=lease.by_bucket)
+            self._send(lease, data)
         except RefusedError as refusal:
             if refusal.code not in LOST_WORK:
                 raise
             self.report(f"step {lease.step} slot {lease.slot} came too late: {refusal}")
             return
+        except UnavailableError as error:
+            self.report(f"step {lease.step} slot {lease.slot} could not be submitted: {error}")
+            return
         self.totals.submissions += 1
         self.progress.submitted(lease, len(generated.rollouts), generated.tokens, generated.seconds)
         self.metrics.event("submitted", step=lease.step, slot=lease.slot, size_bytes=len(data))
+
+    def _send(self, lease: api.Lease, data: bytes) -> None:
+        """Tries as long as the lease lasts: the coordinator may be restarting, or have a full disk."""
+        while True:
+            try:
+                self.client.submit(lease.lease_id, data, by_bucket=lease.by_bucket)
+                return
+            except UnavailableError as error:
+                if self._leaving.is_set() or self.client.server_time() >= lease.expires_at:
+                    raise
+                self.report(f"{error.message} The work is kept and sent again while its lease lasts.")
 
     def _settle_upload(self) -> None:
         if self._uploading is not None:
@@ -254,6 +297,7 @@ class Worker:
             self._uploading = None
 
     def _leave(self) -> None:
+        self._leaving.set()
         self.client.deadline_s = LEAVE_DEADLINE_S
         self._uploads.shutdown(wait=True)
         if self._lease is not None:

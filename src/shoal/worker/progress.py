@@ -7,6 +7,7 @@ from shoal.protocol import api
 
 PATIENCE_S = 5.0
 STANDING = {
+    "registered": "the coordinator knows this key; its first request for work begins the probation",
     "probation": "every submission is audited until enough of them were clean",
     "active": "only a sample of the submissions is audited from now on",
     "suspect": "an audit found something odd; clean work repairs it",

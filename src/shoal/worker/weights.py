@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.broadcast import Head, Progress, WeightClient
+from shoal.broadcast.progress import OnProgress
 from shoal.errors import ShoalError, UnavailableError
 from shoal.metrics import Metrics
 
@@ -44,6 +45,8 @@ class WeightFollower:
         self._versions: dict[int, HeldVersion] = {}
         self._changed = threading.Condition()
         self._stopping = threading.Event()
+        self.link_bytes_per_s = 0.0
+        """As fast as bytes came in lately; 0 before anything had to be fetched."""
         self._thread = threading.Thread(target=self._follow, name="weight-follower", daemon=True)
 
     def start(self) -> None:
@@ -111,15 +114,24 @@ class WeightFollower:
         """Fetch the newest version, or a newer one that appears meanwhile and costs less than the rest of this one."""
         if head.newest is not None and head.newest.version not in self._versions:
             started = time.monotonic()
-            newest, path = self._weights.fetch_newest(
-                deadline_s=FETCH_DEADLINE_S, on_progress=ProgressLine(self._report)
-            )
+            newest, path = self._weights.fetch_newest(deadline_s=FETCH_DEADLINE_S, on_progress=self._measured())
             self._fetched(newest.version, newest.manifest_digest, path, started)
+
+    def _measured(self) -> OnProgress:
+        """Tells how far a fetch is, and measures the link on the way."""
+        line = ProgressLine(self._report)
+
+        def note(progress: Progress) -> None:
+            if progress.bytes_done:
+                self.link_bytes_per_s = progress.bytes_s
+            line(progress)
+
+        return note
 
     def _fetch(self, version: int, manifest_digest: str, deadline_s: float) -> Path:
         started = time.monotonic()
         path = self._weights.fetch_version(
-            version, manifest_digest, deadline_s=deadline_s, on_progress=ProgressLine(self._report)
+            version, manifest_digest, deadline_s=deadline_s, on_progress=self._measured()
         )
         self._fetched(version, manifest_digest, path, started)
         return path

@@ -1,0 +1,358 @@
+"""One file from which a run continues: keys, descriptor, settings, the store, rollouts, weights and the newest checkpoint.
+
+A backup of a live run is consistent: checkpoint and head are taken first, then the store by SQLite's online backup; if a version
+was published in between, it is taken again. Checkpoint ≤ head = store, so the trainer repeats recorded batches and nothing else.
+Large files may be left out: the backup then names them by digest. It holds private keys: it is written for its owner's eyes only.
+"""
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import tarfile
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from shoal.broadcast.manifest import Head, Manifest, open_head, open_manifest, seal_head
+from shoal.broadcast.retention import needed_manifests
+from shoal.config import to_toml
+from shoal.coordinator import Store, ledger, steps
+from shoal.errors import ConfigError, IntegrityError, ShoalError, UnavailableError
+from shoal.files import TEMPORARY_PREFIX, digest_file, write_atomic
+from shoal.locks import hold
+from shoal.rundir import RunDirectory, located
+
+INDEX_NAME = "backup.json"
+TRIES = 8
+PAUSE_S = 0.5
+COUNTER_LEAP = 1 << 20
+"""Whoever has seen a newer head than the restored one must still take the next head for new."""
+LARGE = ("trainer/", "origin/shards/", "coordinator/submissions/")
+
+Report = Callable[[str], None]
+
+
+class BackupError(ShoalError):
+    """A backup that cannot be made or used."""
+
+    code = "backup"
+
+
+class _ChangedError(Exception):
+    """The run moved on while it was being copied."""
+
+
+class Index(BaseModel):
+    """What a backup holds, and what it only names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    format: Literal[1] = 1
+    run_id: str
+    made_at: float
+    step: int
+    newest_version: int
+    checkpoint: int | None
+    ledger_entries: int
+    ledger_head: str
+    files: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
+    """Path in the run directory → digest, of the files inside."""
+    left_out: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = {}
+
+
+def write_backup(
+    directory: RunDirectory,
+    output: Path,
+    report: Report,
+    *,
+    references_only: bool = False,
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Index:
+    """Writes the backup of a run, live or not; `references_only` leaves weights, rollouts and checkpoint out."""
+    if output.exists():
+        raise BackupError(f"{output} exists.", hint="Choose another name; backups are never overwritten.")
+    if directory.config().coordinator.store != "sqlite":
+        raise BackupError("The store of this run is a PostgreSQL database.", hint="Back it up with pg_dump.")
+    busy = f"Another backup of {directory.root} is being made."
+    with hold(directory.root / "backup.lock", busy), _staging(directory.root, "backup") as staging:
+        copy = _take_until_consistent(directory, staging, sleep)
+        index = _index(copy, clock(), references_only)
+        write_atomic(copy.root / INDEX_NAME, index.model_dump_json(indent=2).encode())
+        report(f"writing {len(index.files)} files of step {index.step}, version {index.newest_version}")
+        _write_tar(copy.root, [INDEX_NAME, *index.files], output)
+    return index
+
+
+def _take_until_consistent(directory: RunDirectory, staging: Path, sleep: Callable[[float], None]) -> RunDirectory:
+    for attempt in range(TRIES):
+        copy = RunDirectory(staging / str(attempt))
+        try:
+            _take(directory, copy)
+            return copy
+        except (_ChangedError, FileNotFoundError, shutil.Error):
+            shutil.rmtree(copy.root, ignore_errors=True)
+            sleep(PAUSE_S)
+    raise UnavailableError(
+        f"The run published versions faster than it could be copied, {TRIES} times in a row.",
+        hint="Pause it (`shoal run pause`) and try again.",
+    )
+
+
+def _take(run: RunDirectory, copy: RunDirectory) -> None:
+    """Links or copies everything, in the order that makes it consistent."""
+    for name in ("run.toml", "descriptor.json", "keys"):
+        _link(run.root / name, copy.root / name)
+    checkpoint = newest_checkpoint(run)
+    if checkpoint is not None:
+        path = _checkpoint_path(run, checkpoint)
+        _link(path, copy.root / path.relative_to(run.root))
+    _link(run.origin / "descriptor.json", copy.origin / "descriptor.json")
+    if (run.origin / "head.json").exists():
+        _link(run.origin / "head.json", copy.origin / "head.json")
+    head = _head(copy)
+    if head is not None:
+        _link_weights(run, copy, head)
+    if run.store.exists():
+        _copy_store(run.store, copy.store)
+        _check_and_link_rollouts(run, copy, head, checkpoint)
+
+
+def _check_and_link_rollouts(run: RunDirectory, copy: RunDirectory, head: Head | None, checkpoint: int | None) -> None:
+    with _open(copy.store) as connection:
+        newest = steps.newest_version(connection)
+        announced = head.newest.version if head is not None and head.newest is not None else -1
+        if newest != announced or (checkpoint or 0) > max(newest, 0):
+            raise _ChangedError
+        if run.config().coordinator.bucket:
+            return  # the rollouts are safe where they are
+        kept = connection.execute("SELECT submission_id FROM submissions WHERE collected_at IS NULL").fetchall()
+    for row in kept:
+        name = f"{row['submission_id']}.parquet"
+        _link(run.submissions / name, copy.submissions / name)
+
+
+def _link_weights(run: RunDirectory, copy: RunDirectory, head: Head) -> None:
+    run_key = run.descriptor().run_key
+
+    def load(digest: str) -> Manifest:
+        return open_manifest((run.origin / "manifests" / digest).read_bytes(), run_key)
+
+    manifests = needed_manifests((entry.manifest_digest for entry in head.versions), load)
+    shards = {shard.digest for manifest in manifests.values() for shard in manifest.shards}
+    for digest in manifests:
+        _link(run.origin / "manifests" / digest, copy.origin / "manifests" / digest)
+    for digest in shards | {file.digest for file in head.files}:
+        _link(run.origin / "shards" / digest, copy.origin / "shards" / digest)
+
+
+def newest_checkpoint(run: RunDirectory) -> int | None:
+    found = [int(path.name.removeprefix("step-")) for path in (run.trainer / "checkpoints").glob("step-*")]
+    return max(found, default=None)
+
+
+def _checkpoint_path(run: RunDirectory, step: int) -> Path:
+    return run.trainer / "checkpoints" / f"step-{step:08d}"
+
+
+def _head(run: RunDirectory) -> Head | None:
+    path = run.origin / "head.json"
+    return open_head(path.read_bytes(), run.descriptor().run_key) if path.exists() else None
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same bytes under another name; whole trees too. Files of a run are replaced, never rewritten."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, copy_function=_link_file)
+    else:
+        _link_file(source, target)
+
+
+def _link_file(source: Path | str, target: Path | str) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # not every file system knows links
+        shutil.copy2(source, target)
+
+
+def _copy_store(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        contextlib.closing(sqlite3.connect(source, timeout=30)) as live,
+        contextlib.closing(sqlite3.connect(target)) as copied,
+    ):
+        live.backup(copied)
+        copied.execute("PRAGMA journal_mode=DELETE")
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        yield connection
+
+
+def _index(copy: RunDirectory, made_at: float, references_only: bool) -> Index:
+    paths = sorted(path for path in copy.root.rglob("*") if path.is_file())
+    digests = {str(path.relative_to(copy.root)): digest_file(path) for path in paths}
+    left_out = {name: digest for name, digest in digests.items() if references_only and name.startswith(LARGE)}
+    entries, last, step, version = 0, ledger.GENESIS, 0, -1
+    if copy.store.exists():
+        with _open(copy.store) as connection:
+            entries, last = ledger.head(connection)
+            step, version = steps.current_step(connection), steps.newest_version(connection)
+    return Index(
+        run_id=copy.descriptor().run_id,
+        made_at=made_at,
+        step=step,
+        newest_version=version,
+        checkpoint=newest_checkpoint(copy),
+        ledger_entries=entries,
+        ledger_head=last,
+        files={name: digest for name, digest in digests.items() if name not in left_out},
+        left_out=left_out,
+    )
+
+
+def _write_tar(root: Path, names: Iterable[str], output: Path) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=output.parent)  # for the owner's eyes only
+    try:
+        with os.fdopen(handle, "wb") as file:
+            with tarfile.open(fileobj=file, mode="w") as archive:
+                for name in names:
+                    archive.add(root / name, name, recursive=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, output)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def restore_backup(
+    backup: Path,
+    report: Report,
+    *,
+    target: Path | None = None,
+    files: Path | None = None,
+    clock: Callable[[], float] = time.time,
+) -> RunDirectory:
+    """Makes a run directory from a backup; `files` is a run directory that has what the backup only names."""
+    with _opened(backup) as archive:
+        index = _read_index(archive, backup)
+        target = (target or _recorded_place(archive, backup)).absolute()
+        _check_empty(target)
+        with _staging(target.parent, f"restore-{target.name}") as staging:
+            copy = RunDirectory(staging / "run")
+            _extract(archive, index, copy.root, backup)
+            _add_left_out(index, copy.root, files)
+            _make_current(copy, target, index, clock())
+            os.replace(copy.root, target)
+    report(f"restored {index.run_id} at step {index.step}, version {index.newest_version}, in {target}")
+    return RunDirectory(target)
+
+
+@contextlib.contextmanager
+def _opened(backup: Path) -> Iterator[tarfile.TarFile]:
+    try:
+        with tarfile.open(backup, "r:") as archive:
+            yield archive
+    except FileNotFoundError as error:
+        if error.filename is not None and Path(error.filename) == backup.absolute():
+            raise BackupError(f"There is no backup {backup}.") from None
+        raise
+    except tarfile.TarError as error:
+        raise BackupError(f"{backup} is damaged or no backup of a run: {error}.") from None
+
+
+def _read_index(archive: tarfile.TarFile, backup: Path) -> Index:
+    try:
+        return Index.model_validate_json(_read_member(archive, INDEX_NAME))
+    except (KeyError, ValidationError):
+        raise BackupError(f"{backup} is damaged or no backup of a run.") from None
+
+
+def _read_member(archive: tarfile.TarFile, name: str) -> bytes:
+    member = archive.extractfile(name)
+    if member is None:
+        raise KeyError(name)
+    return member.read()
+
+
+def _recorded_place(archive: tarfile.TarFile, backup: Path) -> Path:
+    try:
+        return Path(tomllib.loads(_read_member(archive, "run.toml").decode())["run"]["dir"])
+    except (KeyError, ValueError):
+        raise BackupError(f"{backup} does not say where the run was.", hint="Name a place with --to.") from None
+
+
+def _extract(archive: tarfile.TarFile, index: Index, root: Path, backup: Path) -> None:
+    for name, digest in index.files.items():
+        try:
+            archive.extract(name, root, filter="data")
+        except KeyError:
+            raise BackupError(f"{backup} lacks {name}: it is truncated.") from None
+        if digest_file(root / name) != digest:
+            raise IntegrityError(f"{name} in {backup} is not what was backed up.", hint="Use another backup.")
+
+
+def _add_left_out(index: Index, root: Path, files: Path | None) -> None:
+    if index.left_out and files is None:
+        raise ConfigError(
+            f"This backup only names {len(index.left_out)} large files.",
+            hint="Name a directory that has them with --files, such as the old run directory or a mirror of it.",
+        )
+    for name, digest in index.left_out.items():
+        assert files is not None
+        source = files / name
+        if not source.is_file() or digest_file(source) != digest:
+            raise IntegrityError(f"{source} is missing or not the file that the backup names.")
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, root / name)
+
+
+def _check_empty(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise BackupError(f"{target} exists.", hint="A restore never overwrites; choose another place with --to.")
+
+
+def _make_current(copy: RunDirectory, target: Path, index: Index, now: float) -> None:
+    """The restored run says so in its ledger, and its next head is newer than any that was ever seen."""
+    write_atomic(copy.run_file, to_toml(located(copy.config(), target)).encode())
+    run_key = copy.existing_key("run")
+    head = _head(copy)
+    if head is not None:
+        leapt = head.model_copy(update={"counter": head.counter + COUNTER_LEAP})
+        write_atomic(copy.origin / "head.json", seal_head(leapt, run_key))
+    if copy.store.exists():
+        store = Store(copy.store)
+        keypair = copy.existing_key("coordinator")
+        store.write(
+            lambda connection: ledger.append(
+                connection, keypair, now, "restored", backup_made_at=index.made_at, entries=index.ledger_entries
+            )
+        )
+        store.close()
+
+
+@contextlib.contextmanager
+def _staging(parent: Path, purpose: str) -> Iterator[Path]:
+    """A directory on the same disk; what a killed command left there is removed first."""
+    parent.mkdir(parents=True, exist_ok=True)
+    prefix = f"{TEMPORARY_PREFIX}{purpose}-"
+    for leftover in parent.glob(f"{prefix}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    staging = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

@@ -1,0 +1,60 @@
+"""What may be forgotten: rollout files that nothing needs any more. Verdicts, groups, batches and the ledger stay for ever.
+
+A file is needed while its submission is unjudged, while a group of it may still enter a batch, while the trainer may have to
+repeat the batch that holds it, for the last few steps, and as evidence for as long as a verdict may be disputed. The database
+forgets first and the file goes after the commit: a kill in between leaves a file that the next start removes, never a record
+without its file.
+"""
+
+from dataclasses import dataclass
+
+from shoal.coordinator import steps
+from shoal.coordinator.context import Context
+from shoal.coordinator.database import Connection
+
+MOST_AT_ONCE = 256
+"""Per sweep, so that a sweep stays short."""
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """Everything before it may go."""
+
+    step: int
+    """Batches of earlier steps will not be trained on again, and groups of earlier steps enter no batch."""
+    judged_before: float
+
+
+def horizon(connection: Connection, context: Context) -> Horizon:
+    """The trainer repeats batches from its oldest checkpoint on; groups wait for a batch no longer than the asynchrony window."""
+    settings = context.config.coordinator
+    step = steps.current_step(connection)
+    window = step - context.config.training.async_level
+    oldest = min(step - settings.keep_rollouts_steps, window, steps.oldest_checkpoint(connection))
+    return Horizon(oldest, context.clock() - settings.dispute_s)
+
+
+def collect(connection: Connection, context: Context) -> list[str]:
+    """Marks submissions whose files may go; the caller removes them once this is on disk."""
+    before = horizon(connection, context)
+    if before.step <= 0:
+        return []
+    rows = connection.execute(
+        "SELECT submission_id FROM submissions JOIN leases USING (lease_id)"
+        " WHERE collected_at IS NULL AND submissions.state IN ('judged','set_aside','void')"
+        " AND COALESCE(judged_at, received_at) < ? AND leases.step < ? AND NOT EXISTS (SELECT 1 FROM groups"
+        " WHERE groups.submission_id=submissions.submission_id AND (groups.state='accepted' OR groups.batch_step >= ?))"
+        " ORDER BY received_at LIMIT ?",
+        (before.judged_before, before.step, before.step, MOST_AT_ONCE),
+    ).fetchall()
+    found = [str(row["submission_id"]) for row in rows]
+    now = context.clock()
+    connection.executemany(
+        "UPDATE submissions SET collected_at=? WHERE submission_id=?", [(now, submission) for submission in found]
+    )
+    return found
+
+
+def collected_count(connection: Connection) -> int:
+    row = connection.execute("SELECT COUNT(*) AS n FROM submissions WHERE collected_at IS NOT NULL").fetchone()
+    return int(row["n"])

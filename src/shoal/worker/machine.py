@@ -1,0 +1,66 @@
+"""What this machine can do, measured with the engine and the link that will do the work."""
+
+import os
+import resource
+import sys
+from dataclasses import dataclass
+
+from shoal.protocol import api
+
+DRIFT = 2.0
+"""A speed that is off by more than this is told to the coordinator, whose deadlines depend on it."""
+MEMORY_SHARE = 0.3
+"""How much the newest slot counts in the running mean of the speed."""
+
+
+def machine_memory() -> int:
+    """Bytes of memory; 0 where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 0
+
+
+def memory_in_use() -> int:
+    """Most bytes that this process ever held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@dataclass
+class Machine:
+    tokens_per_s: float
+    link_bytes_per_s: float = 0.0
+    """0: nothing had to be fetched."""
+    memory_bytes: int = 0
+    _now_tokens_per_s: float = 0.0
+
+    def note(self, tokens: int, seconds: float) -> bool:
+        """Takes the speed of one slot into account; true if the measured speed has left the one that was told."""
+        newest = tokens / max(seconds, 1e-6)
+        before = self._now_tokens_per_s or self.tokens_per_s
+        self._now_tokens_per_s = (1 - MEMORY_SHARE) * before + MEMORY_SHARE * newest
+        return not 1 / DRIFT <= self._now_tokens_per_s / self.tokens_per_s <= DRIFT
+
+    def adopt(self) -> None:
+        """The speed of late is the speed from now on."""
+        self.tokens_per_s = self._now_tokens_per_s or self.tokens_per_s
+
+    def registration(self, name: str, engine: str, numerics_class: str) -> api.RegisterBody:
+        return api.RegisterBody(
+            name=name,
+            engine=engine,
+            numerics_class=numerics_class,
+            tokens_per_s=self.tokens_per_s,
+            memory_bytes=self.memory_bytes,
+            link_bytes_per_s=self.link_bytes_per_s,
+        )
+
+    def line(self) -> str:
+        parts = [f"{self.tokens_per_s:,.0f} tokens/s", f"{os.cpu_count()} cores"]
+        if self.memory_bytes:
+            used = memory_in_use()
+            parts.append(f"{self.memory_bytes / 1e9:.1f} GB of memory ({used / 1e9:.1f} GB used)")
+        if self.link_bytes_per_s:
+            parts.append(f"{self.link_bytes_per_s / 1e6:.1f} MB/s from the relays")
+        return ", ".join(parts)

@@ -1,0 +1,234 @@
+"""Old rollout files go, needed ones stay; a full disk stops intake, loses nothing, and is recovered from."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.swarm import Swarm, registration, running, small_config
+from shoal.config import ShoalConfig
+from shoal.coordinator import app, retention
+from shoal.coordinator.database import Connection
+from shoal.coordinator.server import collect_leftovers
+from shoal.errors import UnavailableError
+from shoal.protocol import api
+from shoal.protocol.client import CoordinatorClient
+from shoal.protocol.verdicts import Reason
+
+DISPUTE_S = 1000.0
+
+
+def config(**training: object) -> ShoalConfig:
+    return small_config(
+        run={"steps": 30},
+        training={"async_level": 1, "groups_per_step": 2, **training},
+        coordinator={
+            "lease_s": 60,
+            "gone_after_s": 30,
+            "clock_window_s": 300,
+            "max_upload_bytes": 10_000,
+            "keep_rollouts_steps": 2,
+            "dispute_s": int(DISPUTE_S),
+        },
+    )
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    with running(tmp_path, config()) as swarm:
+        swarm.publish(0)
+        yield swarm
+
+
+def collect(swarm: Swarm) -> int:
+    portal = swarm.http.portal
+    assert portal is not None
+    return int(portal.call(app.collect_rollouts, swarm.app.state.service))
+
+
+def files(swarm: Swarm) -> set[str]:
+    return {path.stem for path in swarm.context.submissions.iterdir()}
+
+
+def publish(swarm: Swarm, version: int, oldest_checkpoint: int) -> None:
+    digest = f"{version:064x}"
+    swarm.client("trainer").publish(
+        api.VersionBody(
+            version=version,
+            manifest_digest=digest,
+            weights_digest=digest,
+            bytes_total=1,
+            oldest_checkpoint=oldest_checkpoint,
+        )
+    )
+
+
+def play(swarm: Swarm, worker: CoordinatorClient, steps: int, *, checkpoint_behind: int = 1) -> list[str]:
+    """Whole steps; returns the submission of each."""
+    made = []
+    for _ in range(steps):
+        _, submission_id = swarm.work(worker, *range(40))
+        swarm.accept()
+        version = worker.status().step
+        publish(swarm, version, max(0, version - checkpoint_behind))
+        made.append(submission_id)
+    return made
+
+
+def test_files_of_trained_batches_go_after_the_kept_steps_and_the_dispute_window(swarm: Swarm) -> None:
+    (ann,) = swarm.join("ann")
+    made = play(swarm, ann, 6)
+    assert collect(swarm) == 0
+    swarm.clock.advance(DISPUTE_S + 1)
+    assert collect(swarm) == 4
+    assert files(swarm) == set(made[4:])
+    assert collect(swarm) == 0
+    assert ann.status().rollouts_collected == 4
+    assert swarm.context.metrics.counters["rollouts_collected"] == 1
+    assert len(swarm.all("SELECT 1 FROM submissions WHERE verdict IS NOT NULL")) == 6
+
+
+def test_files_that_the_trainer_may_ask_for_again_stay(swarm: Swarm) -> None:
+    (ann,) = swarm.join("ann")
+    made = play(swarm, ann, 6, checkpoint_behind=5)
+    swarm.clock.advance(DISPUTE_S + 1)
+    assert collect(swarm) == 1
+    assert files(swarm) == set(made[1:])
+    trainer = swarm.client("trainer")
+    for step in range(1, 6):
+        batch = trainer.batch(step, wait_s=0).batch
+        assert batch is not None
+        for group in batch.groups:
+            assert trainer.submission_file(group.submission_id, group.digest)
+
+
+def test_a_trainer_that_never_wrote_a_checkpoint_needs_everything(swarm: Swarm) -> None:
+    (ann,) = swarm.join("ann")
+    play(swarm, ann, 5, checkpoint_behind=99)
+    swarm.clock.advance(DISPUTE_S + 1)
+    assert collect(swarm) == 0
+
+
+def test_unjudged_work_and_groups_that_still_wait_for_a_batch_stay(swarm: Swarm) -> None:
+    (ann,) = swarm.join("ann")
+    made = play(swarm, ann, 6)
+
+    def make_needed(connection: Connection) -> None:
+        connection.execute("UPDATE submissions SET state='claimed' WHERE submission_id=?", (made[0],))
+        connection.execute(
+            "UPDATE groups SET state='accepted', batch_step=NULL WHERE submission_id=? AND number=0", (made[1],)
+        )
+
+    swarm.write(make_needed)
+    swarm.clock.advance(DISPUTE_S + 1)
+    assert collect(swarm) == 2
+    assert files(swarm) == {made[0], made[1], made[4], made[5]}
+
+
+def test_evidence_against_a_cheater_goes_too_but_not_within_the_dispute_window(swarm: Swarm) -> None:
+    ann, eve = swarm.join("ann", "eve")
+    _, evidence = swarm.work(eve)
+    swarm.reject(Reason.REWARD)
+    play(swarm, ann, 5)
+    assert collect(swarm) == 0
+    swarm.clock.advance(DISPUTE_S + 1)
+    collect(swarm)
+    assert evidence not in files(swarm)
+
+
+def test_a_kill_between_record_and_removal_leaves_nothing_behind(swarm: Swarm) -> None:
+    (ann,) = swarm.join("ann")
+    play(swarm, ann, 6)
+    swarm.clock.advance(DISPUTE_S + 1)
+    gone = swarm.write(lambda connection: retention.collect(connection, swarm.context))
+    assert len(gone) == 4
+    assert set(gone) <= files(swarm)
+    collect_leftovers(swarm.store, swarm.context)
+    assert not set(gone) & files(swarm)
+    assert len(files(swarm)) == 2
+
+
+def test_a_full_disk_stops_intake_with_a_clear_refusal_and_recovers(swarm: Swarm) -> None:
+    (ann,) = swarm.join("ann")
+    lease = swarm.lease(ann)
+    floor = swarm.context.config.coordinator.min_free_bytes
+    swarm.context.free_bytes = lambda path: floor - 1
+    assert swarm.ask(ann, 0).reason == "disk_full"
+    with pytest.raises(UnavailableError, match=r"503: The coordinator's disk is full"):
+        ann.submit(lease.lease_id, b"rollouts")
+    assert files(swarm) == set()
+    status = ann.status()
+    assert (status.takes_work, status.disk_free_bytes) == (False, floor - 1)
+    collect(swarm)
+    assert swarm.context.metrics.counters["disk_full"] == 1
+
+    swarm.context.free_bytes = lambda path: floor
+    ann.submit(lease.lease_id, b"rollouts")
+    swarm.accept()
+    assert len(files(swarm)) == 1
+    assert ann.status().takes_work
+
+
+def test_an_upload_that_fills_the_disk_is_refused_and_leaves_no_file(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ann,) = swarm.join("ann")
+    lease = swarm.lease(ann)
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(UnavailableError, match=r"503: The upload cannot be stored: No space left"):
+            ann.submit(lease.lease_id, b"rollouts")
+    assert files(swarm) == set()
+    assert ann.submit(lease.lease_id, b"rollouts").state == "pending"
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "tiny"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only root may mount a tiny disk")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+def register_often(worker: CoordinatorClient) -> None:
+    """The database may still have a free page or two."""
+    for number in range(200):
+        worker.register(registration(f"name {number} " * 10))
+
+
+def test_a_disk_without_a_single_byte_loses_nothing(tiny_disk: Path) -> None:
+    settings = config()
+    coordinator = settings.coordinator.model_copy(update={"min_free_bytes": 0})
+    with running(tiny_disk / "run", settings.model_copy(update={"coordinator": coordinator})) as swarm:
+        swarm.publish(0)
+        (ann,) = swarm.join("ann")
+        play(swarm, ann, 2)
+        lease = swarm.lease(ann)
+        before, head = ann.status().step, ann.status().ledger_head
+        ballast = tiny_disk / "ballast"
+        fill(ballast)
+        with pytest.raises(UnavailableError, match="503: The store cannot be written"):
+            register_often(ann)
+        with pytest.raises(UnavailableError, match="503"):
+            ann.submit(lease.lease_id, bytes(9000))
+        ballast.unlink()
+        assert ann.submit(lease.lease_id, bytes(9000)).state == "pending"
+        swarm.accept()
+        assert (ann.status().step, before) == (3, 2)
+        assert head != ann.status().ledger_head

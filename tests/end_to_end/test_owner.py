@@ -1,0 +1,124 @@
+"""The owner steers a live run from another terminal, backs it up, drains it, and goes on from the backup elsewhere."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from end_to_end.swarm import DEADLINE_S, small_config
+from end_to_end.test_commands import shoal, status_of, wait_for_text
+from shoal.config import to_toml
+from shoal.protocol.api import StatusView
+from shoal.protocol.client import CoordinatorClient
+
+pytestmark = pytest.mark.slow
+
+
+def command(*arguments: object, expect: int = 0) -> str:
+    """One command, in a directory that has nothing to do with the run."""
+    result = subprocess.run(
+        [sys.executable, "-m", "shoal", *map(str, arguments)],
+        cwd="/",
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert result.returncode == expect, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stdout + result.stderr
+
+
+def status_when(url: str, what: str, holds: Callable[[StatusView], bool]) -> StatusView:
+    until = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until:
+        status = status_of(url)
+        if status is not None and holds(status):
+            return status
+        time.sleep(0.1)
+    raise AssertionError(f"{what} did not happen")
+
+
+def test_pause_ban_backup_drain_and_restore(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", steps=1000)
+    run_file = tmp_path / "mine.toml"
+    run_file.write_text(to_toml(config))
+    url = config.coordinator_url
+    with shoal(tmp_path / "up.log", "up", run_file) as up:
+        wait_for_text(tmp_path / "up.log", "contributors join with: shoal work")
+        with (
+            shoal(tmp_path / "ann.log", "work", url, "--dir", "here", "--name", "ann"),
+            shoal(tmp_path / "eve.log", "work", url, "--dir", "here", "--name", "eve") as eve,
+        ):
+            status_when(url, "version 2", lambda status: status.newest_version >= 2)
+
+            assert "paused at step" in command("run", "pause", run_file)
+            wait_for_text(tmp_path / "ann.log", "the run is paused")
+            paused = status_when(url, "quiet", lambda status: not status.submissions_pending)
+            assert paused.run_state == "paused"
+            assert "paused" in command("run", "status", url)
+
+            wait_for_text(tmp_path / "eve.log", "joined as eve")
+            assert "eve" in command("run", "ban", "eve", tmp_path / "run", "--reason", "will not say")
+            assert eve.wait(DEADLINE_S) == os.EX_CONFIG
+            assert "This key is banned: by the owner: will not say." in (tmp_path / "eve.log").read_text()
+            assert "on probation again" in command("run", "unban", "eve", run_file, "--reason", "said sorry")
+            command("run", "ban", "nobody-known", run_file, "--reason", "x", expect=os.EX_CONFIG)
+
+            assert "running" in command("run", "resume", url, "--key", tmp_path / "run" / "keys" / "run.key")
+            status_when(url, "more steps", lambda status: status.newest_version > paused.newest_version + 1)
+            backup = tmp_path / "backup.tar"
+            assert "keep it secret" in command("run", "backup", backup, run_file)
+            at_backup = status_when(url, "an answer", lambda status: True).newest_version
+
+            assert "drain" in command("run", "drain", run_file)
+            assert up.wait(DEADLINE_S) == 0, (tmp_path / "up.log").read_text()[-2000:]
+    assert "is drained at version" in (tmp_path / "up.log").read_text()
+    command("run", "restore", backup, expect=1)
+
+    restored = tmp_path / "elsewhere"
+    assert f"go on with: shoal up {restored}" in command("run", "restore", backup, "--to", restored)
+    go_on(tmp_path, url, restored, at_backup)
+
+
+def go_on(tmp_path: Path, url: str, restored: Path, at_backup: int) -> None:
+    with shoal(tmp_path / "again.log", "up", restored / "run.toml") as up:
+        wait_for_text(tmp_path / "again.log", "contributors join with: shoal work")
+        with shoal(tmp_path / "bob.log", "work", url, "--dir", "here", "--name", "bob"):
+            status_when(url, "steps after the backup", lambda status: status.newest_version >= at_backup + 2)
+            with CoordinatorClient(url, None, deadline_s=10.0) as client:
+                kinds = [json.loads(line)["kind"] for line in client.ledger_export().splitlines()[:-1]]
+        up.send_signal(signal.SIGINT)
+        assert up.wait(60) == 130
+    assert {"run_state", "ban", "unban", "restored"} <= set(kinds)
+
+
+def test_a_worker_that_was_suspended_goes_on_where_the_swarm_is_now(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", steps=1000)
+    quick = config.coordinator.model_copy(update={"lease_s": 10, "gone_after_s": 4})
+    config = config.model_copy(update={"coordinator": quick})
+    run_file = tmp_path / "mine.toml"
+    run_file.write_text(to_toml(config))
+    url, log = config.coordinator_url, tmp_path / "ann.log"
+    with shoal(tmp_path / "up.log", "up", run_file):
+        wait_for_text(tmp_path / "up.log", "contributors join with: shoal work")
+        with shoal(log, "work", url, "--dir", "here", "--name", "ann") as ann:
+            before = status_when(url, "work", lambda status: any(w.submissions_accepted for w in status.workers))
+            ann.send_signal(signal.SIGSTOP)
+            status_when(url, "silence", lambda status: status.workers[0].state == "gone")
+            ann.send_signal(signal.SIGCONT)
+            done = before.workers[0].submissions_accepted
+            after = status_when(
+                url, "work after the sleep", lambda status: status.workers[0].submissions_accepted > done + 1
+            )
+            assert after.workers[0].submissions_rejected == 0
+            assert after.workers[0].state in ("probation", "active")
+            assert ann.poll() is None
+    assert "Traceback" not in log.read_text()
