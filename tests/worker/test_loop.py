@@ -273,10 +273,10 @@ def away(times: int) -> Callable[[Callable[..., api.LeaseAnswer]], Callable[...,
     left = iter(range(times))
 
     def wrap(call: Callable[..., api.LeaseAnswer]) -> Callable[..., api.LeaseAnswer]:
-        def ask(*arguments: object) -> api.LeaseAnswer:
+        def ask(*arguments: object, **options: object) -> api.LeaseAnswer:
             if next(left, None) is not None:
                 raise UnavailableError("The coordinator did not answer for 60 s.", hint="Check the address.")
-            return call(*arguments)
+            return call(*arguments, **options)
 
         return ask
 
