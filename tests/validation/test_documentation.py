@@ -10,7 +10,8 @@ from shoal.protocol.verdicts import REASONS
 from shoal.validation import load_calibration
 
 PAGE = Path(__file__).parents[2] / "docs" / "verification.md"
-DETECTION = PAGE.parent / "results" / "detection.json"
+RESULTS = PAGE.parent / "results"
+DETECTION = RESULTS / "detection.json"
 
 
 def reason_table() -> str:
@@ -49,7 +50,23 @@ def detection_row(name: str, cheat: dict[str, Any], *, slow: bool) -> str:
     return f"| {kind} | {cheat['trials']} | {cheat['missed']} | `{cheat['stage']}` | {needed} | {until} | {worst} |"
 
 
-TABLES = {"reasons": reason_table, "residual": residual_table}
+def cost_table() -> str:
+    audit = json.loads((RESULTS / "audit_cost.json").read_text())
+    build = json.loads((RESULTS / "commitments.json").read_text())
+    rows = [
+        f"| full audit, CPU seconds of the validator ÷ worker | {audit['full_audit']} |",
+        f"| at the audit floor of 10 % | {audit['at_floor']} |",
+        f"| re-scoring of rewards, apart | {audit['rescoring']} |",
+        *(
+            f"| {what}, {width} wide: times as fast as `toploc` 0.1.6 | {build[f'{name}_speedup_{width}']:.1f} |"
+            for name, what in (("build", "building commitments"), ("verify", "verifying them"))
+            for width in (576, 5120)
+        ),
+    ]
+    return "\n".join(["| what | measured |", "|---|---|", *rows])
+
+
+TABLES = {"reasons": reason_table, "residual": residual_table, "costs": cost_table}
 
 
 def section(text: str, name: str) -> tuple[str, str, str]:
