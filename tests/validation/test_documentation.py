@@ -66,7 +66,7 @@ def cost_table() -> str:
     return "\n".join(["| what | measured |", "|---|---|", *rows])
 
 
-TABLES = {"reasons": reason_table, "residual": residual_table, "costs": cost_table}
+TABLES = {"reasons": reason_table, "residual": residual_table, "costs": cost_table, "detection": detection_table}
 
 
 def section(text: str, name: str) -> tuple[str, str, str]:
