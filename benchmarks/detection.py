@@ -144,7 +144,11 @@ def measure(arena: Arena, results: Results, options: argparse.Namespace) -> dict
             )
             arena.forget()
             say(f"{len(honest)} honest after {time.process_time() - started:.0f} CPU seconds")
-    return report(arena, honest, judged) | {"cpu_seconds": round(time.process_time() - started, 1)}
+    coarse = options.honest_bfloat16
+    return report(arena, honest, judged) | {
+        "honest_by_class": {"torch/float32/cpu": len(honest) - coarse, COARSE_CLASS: coarse},
+        "cpu_seconds": round(time.process_time() - started, 1),
+    }
 
 
 def judge(arena: Arena, name: str, slots: Sequence[int]) -> list[Judgement]:
