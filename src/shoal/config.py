@@ -74,7 +74,14 @@ class RolloutConfig(Section):
     """Hard limit of a completion."""
 
 
+TASK_PART = "task"
+MODEL_PART = "model:"
+"""Parts of the reward: the task's own verifier, and those that only the owner's side can compute."""
+
+
 class RewardConfig(Section):
+    parts: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """Weights of a reward of several parts, such as `{task = 0.9, format = 0.1}`; empty means the task's verifier alone."""
     target_lengths: tuple[Positive, ...] = ()
     """Thinking budgets, one drawn per task from the slot seed; empty switches the length term off."""
     length_alpha: Annotated[float, Field(ge=0)] = 0.0003
@@ -322,7 +329,9 @@ def to_toml(config: ShoalConfig) -> str:
 
 
 def _toml_value(value: object) -> str:
-    """JSON is TOML for these types, but for pairs of surrogates and the delete character."""
+    """JSON is TOML for these types, but for tables, pairs of surrogates and the delete character."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml_value(key)} = {_toml_value(inner)}" for key, inner in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

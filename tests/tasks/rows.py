@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-INTELLECT_2 = [
+INTELLECT_2: list[dict[str, Any]] = [
     {
         "problem_id": "nm_1",
         "task_type": "verifiable_math",
@@ -55,7 +55,7 @@ DEEPSCALER = [
     {"problem": "One and one?", "answer": "2", "solution": "…"},
     {"problem": "Root of 2?", "answer": "\\sqrt{2}", "solution": "…"},
 ]
-SYNTHETIC_1 = [
+SYNTHETIC_1: list[dict[str, Any]] = [
     {
         "problem_id": "vfc_1",
         "source": "apps",

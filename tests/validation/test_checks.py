@@ -262,7 +262,27 @@ def test_a_false_reward_of_a_tolerant_verifier_is_an_anomaly(
 
     tolerant = replace(verifiers.VERIFIERS["integer_answer"], exact=False)
     monkeypatch.setitem(verifiers.VERIFIERS, "integer_answer", tolerant)
-    assert reason_of(judge, honest.with_row(0, task_reward=0.5)).reason is Reason.REWARD_TOLERANT
+    one_off = honest.with_row(0, task_reward=0.5)
+    assert judge(one_off).rewards == judge(honest).rewards, "one differing verdict is nobody's fault"
+    many_off = one_off
+    for number in range(1, len(honest.rollouts)):
+        many_off = many_off.with_row(number, task_reward=0.5)
+    assert reason_of(judge, many_off).reason is Reason.REWARD_TOLERANT
+
+
+def test_a_verdict_that_a_limit_decided_is_held_against_nobody(
+    judge: Callable[[Submission], Checked], honest: Submission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shoal.tasks import Outcome, verifiers
+
+    hurried = replace(
+        verifiers.VERIFIERS["integer_answer"], check=lambda info, text: Outcome(0.0, "took too long", limited=True)
+    )
+    monkeypatch.setitem(verifiers.VERIFIERS, "integer_answer", hurried)
+    claimed = honest
+    for number in range(len(honest.rollouts)):
+        claimed = claimed.with_row(number, task_reward=1.0, reward=1.0)
+    assert {reward.task_reward for reward in judge(claimed).rewards} == {0.0}
 
 
 def test_an_audit_finds_nothing_in_honest_work(

@@ -39,7 +39,7 @@ REASONS: dict[Reason, tuple[Weight, str]] = {
     Reason.ASSIGNMENT: (Weight.PROOF, "tasks, prompts, targets or samples are not those that the slot seed gives"),
     Reason.BOUNDS: (Weight.PROOF, "a token, length, log-probability or reward lies outside its range"),
     Reason.REWARD: (Weight.PROOF, "a claimed reward differs from the one of an exact verifier"),
-    Reason.REWARD_TOLERANT: (Weight.ANOMALY, "a claimed reward differs from the one of a tolerant verifier"),
+    Reason.REWARD_TOLERANT: (Weight.ANOMALY, "many claimed rewards differ from those of a tolerant verifier"),
     Reason.TERMINATION: (Weight.PROOF, "a completion ends without an end token and below the limit"),
     Reason.SAMPLING: (Weight.PROOF, "a token is not the one that the seed draws from the policy"),
     Reason.SAMPLING_DRIFT: (Weight.ANOMALY, "more near-ties were lost than honest arithmetic loses"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field
 
 from shoal.tasks.tables import SCHEMA, Row, digest_table, make_table, open_table, write_table
@@ -63,6 +64,12 @@ class TaskSet:
     def __iter__(self) -> Iterator[Task]:
         for batch in self.table.to_batches():
             yield from map(_as_task, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+    def longest(self, count: int) -> list[Task]:
+        """The tasks with the longest prompts, by letters."""
+        lengths = pc.utf8_length(self.table.column("prompt"))
+        order = pc.select_k_unstable(pa.table({"length": lengths}), min(count, len(self)), [("length", "descending")])
+        return [self[index] for index in order.to_pylist()]
 
     @cached_property
     def digest(self) -> str:

@@ -17,7 +17,7 @@ from blake3 import blake3
 from shoal.config import TasksConfig
 from shoal.errors import ConfigError
 from shoal.files import digest_file
-from shoal.tasks import chain_sums
+from shoal.tasks import chain_sums, gym
 from shoal.tasks.columns import row_to_task
 from shoal.tasks.model import Task, TaskSet, TaskSets, as_row, canonical_json
 from shoal.tasks.rows import HUB_PREFIX, HubDataset, Rows, file_rows, hub_rows, local_files, pin
@@ -40,6 +40,8 @@ def load_tasks(config: TasksConfig, *, cache: Path | None = None) -> TaskSets:
     """Training and held-out tasks."""
     if config.source in GENERATORS:
         return GENERATORS[config.source](config.count or GENERATED_COUNT, config.heldout, config.seed)
+    if config.source.startswith(gym.PREFIX):
+        return gym.generate(config.source, config.count or GENERATED_COUNT, config.heldout, config.seed)
     return _cached(_dataset(config), config, (cache or CACHE).expanduser())
 
 
@@ -61,7 +63,7 @@ def pin_source(config: TasksConfig) -> TasksConfig:
 
 def is_local(config: TasksConfig) -> bool:
     """Whether the tasks lie on the owner's disk, so that others need to be sent them."""
-    return not config.source.startswith((HUB_PREFIX, "builtin:", "reasoning-gym:"))
+    return not config.source.startswith((HUB_PREFIX, gym.PREFIX, "builtin:"))
 
 
 @dataclass(frozen=True)

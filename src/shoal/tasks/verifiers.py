@@ -8,12 +8,12 @@ that a differing claim proves cheating; a verdict that a limit of time or memory
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from shoal.errors import ConfigError
-from shoal.tasks import checks
+from shoal.tasks import checks, constraints, gym, mathematics, programs
 from shoal.tasks.checks import Info, Outcome
 from shoal.tasks.model import Task
 
@@ -84,6 +84,40 @@ def _never(info: Info, text: str) -> Outcome:
 
 LEARNED = "reward_model"
 """Tasks without a verifiable answer, which the validator's reward model ranks."""
+
+
+class PartInfo(Info):
+    task_type: str
+    verification_info: Annotated[dict[str, Any], Field(default_factory=dict)]
+    weight: Annotated[float, Field(gt=0)] = 1.0
+
+    @model_validator(mode="after")
+    def _known(self) -> "PartInfo":
+        complaint = find_verifier(self.task_type).complaint(self.verification_info)
+        if complaint:
+            raise ValueError(complaint)
+        return self
+
+
+class MultiInfo(Info):
+    parts: Annotated[tuple[PartInfo, ...], Field(min_length=1)]
+
+
+def check_multi(info: MultiInfo, text: str) -> Outcome:
+    """The weighted mean of several verifiers on the same answer; exact where all of them are."""
+    total, whys, limited = 0.0, [], False
+    for part in info.parts:
+        found = find_verifier(part.task_type)
+        outcome = found.check(found.info.model_validate(part.verification_info), text)
+        total += part.weight * outcome.reward
+        whys.append(f"{part.task_type} {outcome.reward:g} ({outcome.why})")
+        limited = limited or outcome.limited or not found.exact
+    return Outcome(total / sum(part.weight for part in info.parts), "; ".join(whys), limited)
+
+
+_MATH = Verifier(mathematics.check_math, mathematics.MathInfo, exact=False, slow=True)
+_CODE = Verifier(programs.check_code, programs.CodeInfo, exact=False, slow=True, sandboxed=True)
+
 VERIFIERS: dict[str, Verifier] = {
     "integer_answer": Verifier(checks.check_integer, checks.IntegerInfo, exact=True),
     "exact_match": Verifier(checks.check_exact, checks.ExactInfo, exact=True),
@@ -92,6 +126,12 @@ VERIFIERS: dict[str, Verifier] = {
     LEARNED: Verifier(checks.check_learned, Info, exact=False),
     "json_output": Verifier(checks.check_json, checks.JsonInfo, exact=True),
     "code_output_prediction": Verifier(checks.check_json, checks.JsonInfo, exact=True),
+    "instruction_following": Verifier(constraints.check_constraints, constraints.ConstraintInfo, exact=True),
+    "verifiable_math": _MATH,
+    "verifiable_code": _CODE,
+    "prime_rl_code": _CODE,
+    gym.TASK_TYPE: Verifier(gym.check_gym, gym.GymInfo, exact=False, slow=True),
+    "multi": Verifier(check_multi, MultiInfo, exact=True, slow=True),
 }
 
 

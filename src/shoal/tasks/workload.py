@@ -7,15 +7,15 @@ two ever differed, honest work would be refused, so there is one implementation.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from shoal.config import MODEL_PART
 from shoal.errors import ConfigError
 from shoal.protocol.assignment import assign
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.rollouts import RolloutLimits
 from shoal.tasks.codec import TextCodec
 from shoal.tasks.model import Task, TaskSets
-from shoal.tasks.rewards import length_penalty
+from shoal.tasks.rewards import length_penalty, score_all
 from shoal.tasks.sources import load_tasks
-from shoal.tasks.verifiers import score
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ class Reward:
     total: float
     why: str
     exact: bool
+    """A claim that differs proves cheating."""
+    limited: bool = False
+    """A limit of time or memory decided, so an honest claim may differ."""
 
 
 class Workload:
@@ -90,9 +93,22 @@ class Workload:
         return tuple(tokens)
 
     def reward(self, task: Task, target_length: int, output_tokens: Sequence[int]) -> Reward:
-        verdict = score(task, self.codec.decode(output_tokens))
-        penalty = length_penalty(target_length, len(output_tokens), self.descriptor.reward.length_alpha)
-        return Reward(verdict.reward, penalty, verdict.reward - penalty, verdict.why, verdict.exact)
+        return self.rewards([(task, target_length, output_tokens)])[0]
+
+    def rewards(self, outputs: Sequence[tuple[Task, int, Sequence[int]]]) -> list[Reward]:
+        """What each (task, target length, output tokens) is worth; dear verifiers run side by side."""
+        settings = self.descriptor.reward
+        verdicts = score_all([(task, self.codec.decode(tokens)) for task, _, tokens in outputs], settings.parts)
+        penalties = [length_penalty(target, len(tokens), settings.length_alpha) for _, target, tokens in outputs]
+        return [
+            Reward(verdict.reward, penalty, verdict.reward - penalty, verdict.why, verdict.exact, verdict.limited)
+            for verdict, penalty in zip(verdicts, penalties, strict=True)
+        ]
+
+    @property
+    def is_claimable(self) -> bool:
+        """Whether a worker can compute the whole reward; learned parts stay on the owner's side."""
+        return not any(name.startswith(MODEL_PART) for name in self.descriptor.reward.parts)
 
     def chunk_count(self, output_tokens: int) -> int:
         return -(-output_tokens // self.descriptor.chunk_tokens)

@@ -21,6 +21,8 @@ from shoal.tasks.workload import Reward, WorkItem, Workload
 from shoal.validation.calibration import Limits
 
 REWARD_TOLERANCE = 1e-9
+TOLERATED_SHARE = 0.1
+"""Share of rows whose tolerant verifier may judge otherwise here than at the worker: the validator's reward counts anyway."""
 LOGPROB_ROUNDING = 1e-4
 """Engines that subtract a sum of exponentials round a sure token to a hair above zero."""
 
@@ -69,11 +71,7 @@ def check_claims(data: bytes, claim: api.Claim, workload: Workload, vocab_size: 
     _check_assignment(rollouts, items)
     for number, rollout in enumerate(rollouts):
         _check_bounds(number, rollout, workload, vocab_size)
-    rewards = [
-        _check_reward(number, rollout, item, workload)
-        for number, (rollout, item) in enumerate(zip(rollouts, items, strict=True))
-    ]
-    return Checked(header, rollouts, items, rewards)
+    return Checked(header, rollouts, items, _check_rewards(rollouts, items, workload))
 
 
 def _check_header(header: RolloutHeader, claim: api.Claim, workload: Workload) -> None:
@@ -142,16 +140,33 @@ def _check_termination(number: int, rollout: Rollout, eos_token_ids: Sequence[in
         raise RejectedError(Reason.TERMINATION, f"row {number} gives the wrong finish reason")
 
 
-def _check_reward(number: int, rollout: Rollout, item: WorkItem, workload: Workload) -> Reward:
-    reward = workload.reward(item.task, item.target_length, rollout.output_tokens)
+def _check_rewards(rollouts: Sequence[Rollout], items: Sequence[WorkItem], workload: Workload) -> list[Reward]:
+    """The validator's own rewards. A false claim is held against the worker only where an honest one could not differ."""
+    rewards = workload.rewards(
+        [(item.task, item.target_length, rollout.output_tokens) for rollout, item in zip(rollouts, items, strict=True)]
+    )
+    if not workload.is_claimable:
+        return rewards
+    differing = [number for number, reward in enumerate(rewards) if _differs(rollouts[number], reward)]
+    proofs = [number for number in differing if rewards[number].exact]
+    if proofs:
+        raise RejectedError(Reason.REWARD, _false_claim(proofs[0], rollouts, rewards))
+    doubtful = [number for number in differing if not rewards[number].limited]
+    if len(doubtful) > max(1, TOLERATED_SHARE * len(rollouts)):
+        detail = f"{_false_claim(doubtful[0], rollouts, rewards)}, and {len(doubtful) - 1} more rows are off"
+        raise RejectedError(Reason.REWARD_TOLERANT, detail)
+    return rewards
+
+
+def _differs(rollout: Rollout, reward: Reward) -> bool:
     claimed = (rollout.task_reward, rollout.length_penalty, rollout.reward)
     expected = (reward.task_reward, reward.length_penalty, reward.total)
-    if any(abs(a - b) > REWARD_TOLERANCE for a, b in zip(claimed, expected, strict=True)):
-        reason = Reason.REWARD if reward.exact else Reason.REWARD_TOLERANT
-        raise RejectedError(
-            reason, f"row {number} claims reward {rollout.reward:g}, it is worth {reward.total:g} ({reward.why})"
-        )
-    return reward
+    return any(abs(a - b) > REWARD_TOLERANCE for a, b in zip(claimed, expected, strict=True))
+
+
+def _false_claim(number: int, rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> str:
+    reward = rewards[number]
+    return f"row {number} claims reward {rollouts[number].reward:g}, it is worth {reward.total:g} ({reward.why})"
 
 
 def audit(

@@ -10,7 +10,7 @@ from pathlib import Path
 from shoal.policy.engine import Completion
 from shoal.protocol import api
 from shoal.protocol.rollouts import Rollout
-from shoal.tasks.workload import WorkItem
+from shoal.tasks.workload import Reward, WorkItem
 from shoal.worker.loop import Worker
 
 
@@ -25,8 +25,8 @@ class StaleCheater(Worker):
         self._first_path = self._first_path or path
         return self._first_path
 
-    def rollout(self, item: WorkItem, completion: Completion) -> Rollout:
-        honest = super().rollout(item, completion)
+    def rollout(self, item: WorkItem, completion: Completion, reward: Reward) -> Rollout:
+        honest = super().rollout(item, completion, reward)
         self._old_proofs = self._old_proofs or honest.proofs
         forged = [self._old_proofs[index % len(self._old_proofs)] for index in range(len(honest.proofs))]
         return replace(honest, proofs=forged)
@@ -35,8 +35,8 @@ class StaleCheater(Worker):
 class RewardCheater(Worker):
     """Saves the thinking: claims that every answer is right."""
 
-    def rollout(self, item: WorkItem, completion: Completion) -> Rollout:
-        honest = super().rollout(item, completion)
+    def rollout(self, item: WorkItem, completion: Completion, reward: Reward) -> Rollout:
+        honest = super().rollout(item, completion, reward)
         return replace(honest, task_reward=1.0, reward=1.0 - honest.length_penalty)
 
 

@@ -21,7 +21,7 @@ from shoal.policy.joined import JoinedRun
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
-from shoal.tasks.workload import WorkItem
+from shoal.tasks.workload import Reward, WorkItem
 from shoal.worker.heartbeat import Heartbeat
 from shoal.worker.machine import Machine, machine_memory
 from shoal.worker.progress import Progress
@@ -129,7 +129,10 @@ class Worker:
         completions = self._sample(items)
         self._last_batch = started, time.monotonic()
         seconds = self._last_batch[1] - started
-        rollouts = [self.rollout(item, completion) for item, completion in zip(items, completions, strict=True)]
+        rewards = self.run_info.workload.rewards(
+            [(item.task, item.target_length, done.tokens) for item, done in zip(items, completions, strict=True)]
+        )
+        rollouts = [self.rollout(*row) for row in zip(items, completions, rewards, strict=True)]
         generated = Generated(rollouts, seconds)
         self.totals.generate_s += seconds
         self.totals.tokens += generated.tokens
@@ -139,8 +142,7 @@ class Worker:
         left_s = max(1.0, lease.expires_at - self.client.server_time())
         return self.weights.path(lease.policy_version, lease.manifest_digest, deadline_s=left_s)
 
-    def rollout(self, item: WorkItem, completion: Completion) -> Rollout:
-        reward = self.run_info.workload.reward(item.task, item.target_length, completion.tokens)
+    def rollout(self, item: WorkItem, completion: Completion, reward: Reward) -> Rollout:
         return Rollout(
             task_id=item.task.problem_id,
             group=item.group,
