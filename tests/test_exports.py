@@ -49,8 +49,9 @@ PUBLIC = {
         read_rollouts secret_commitment slot_seed step_secret weight write_rollouts
     """,
     "shoal.tasks": """
-        CODEC_FILES LEARNED THINK_CLOSE THINK_OPEN Info MalformedTaskError Outcome Score Task TaskSet TaskSets TextCodec
-        Verifier is_exact length_penalty load_tasks register row_to_task score verifier
+        CODEC_FILES LEARNED THINK_CLOSE THINK_OPEN Info MalformedTaskError Outcome OwnVerifierError SandboxError
+        Score Task TaskSet TaskSets TextCodec Verifier check_requirements is_exact length_penalty load_tasks
+        register row_to_task score verifier
     """,
     "shoal.training": """
         ADVANTAGES CORRECTIONS LOSSES BatchError CheckpointError Checkpoints DivergedError ExportError Group

@@ -13,8 +13,8 @@ from shoal.policy import WeightsNotLoadedError
 from shoal.policy.engine import GenerationRequest
 from shoal.policy.joined import RelayList, join_run
 from shoal.protocol.descriptor import RunDescriptor
-from shoal.runs import CONFIG_FILE, _serve_files
-from shoal.tasks import CODEC_FILES, load_tasks
+from shoal.runs import CONFIG_FILE, _serve_files, _serve_tasks
+from shoal.tasks import CODEC_FILES, OwnVerifierError, SandboxError, Task, TaskSet, TaskSets, load_tasks
 from worker.tiny_run import save_policy
 
 TASKS = TasksConfig(count=12, heldout=4)
@@ -100,3 +100,65 @@ def test_runs_share_a_cache_without_mixing(run: RunDescriptor, tmp_path: Path, m
     joined = join_run(run, tmp_path / "cache")
     other = join_run(run.model_copy(update={"run_key": keypair("other").public}), tmp_path / "cache")
     assert joined.model_files != other.model_files
+
+
+def served(origin: Origin, run: RunDescriptor, tasks: TaskSets) -> RunDescriptor:
+    return run.model_copy(
+        update={
+            "tasks": TasksConfig(source="somewhere-else.jsonl"),
+            "task_set_digest": tasks.train.digest,
+            "task_count": len(tasks.train),
+            "task_files": _serve_tasks(origin, tasks.train),
+            "heldout_files": _serve_tasks(origin, tasks.heldout),
+        }
+    )
+
+
+def test_tasks_of_the_owners_disk_come_with_the_run(run: RunDescriptor, origin: Origin, tmp_path: Path) -> None:
+    tasks = load_tasks(TASKS)
+    joined = join_run(served(origin, run, tasks), tmp_path / "cache", heldout=True)
+    assert list(joined.workload.tasks.train) == list(tasks.train)
+    assert list(joined.workload.tasks.heldout) == list(tasks.heldout)
+    again = join_run(served(origin, run, tasks).model_copy(update={"relay_urls": ()}), tmp_path / "cache")
+    assert again.workload.tasks.train.digest == tasks.train.digest
+    assert len(again.workload.tasks.heldout) == 0, "who only works does not need them"
+
+
+def test_served_tasks_that_are_not_those_of_the_run_are_refused(
+    run: RunDescriptor, origin: Origin, tmp_path: Path
+) -> None:
+    other = served(origin, run, load_tasks(TASKS.model_copy(update={"seed": 9})))
+    with pytest.raises(ConfigError, match="not the one of the run"):
+        join_run(other.model_copy(update={"task_set_digest": run.task_set_digest}), tmp_path / "cache")
+
+
+CODE = Task(
+    problem_id="c",
+    source="t",
+    task_type="verifiable_code",
+    prompt="Say 1.",
+    verification_info={"test_cases": {"inputs": ["1"], "outputs": ["1"]}},
+)
+
+
+def test_a_machine_without_bubblewrap_is_refused_when_the_run_has_code_tasks(
+    run: RunDescriptor, origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.tasks.sandbox.sandbox_complaint", lambda: "bubblewrap is not installed")
+    tasks = TaskSets(train=TaskSet([CODE]), heldout=TaskSet([CODE]))
+    with pytest.raises(SandboxError, match="Install bubblewrap"):
+        join_run(served(origin, run, tasks), tmp_path / "cache")
+    inside = {"parts": [{"task_type": "verifiable_code", "verification_info": CODE.verification_info, "weight": 1.0}]}
+    hidden = CODE.model_copy(update={"task_type": "multi", "verification_info": inside})
+    with pytest.raises(SandboxError):
+        join_run(served(origin, run, TaskSets(TaskSet([hidden]), TaskSet())), tmp_path / "cache")
+    join_run(run, tmp_path / "other")
+
+
+def test_code_of_the_owner_is_imported_only_with_leave(run: RunDescriptor, origin: Origin, tmp_path: Path) -> None:
+    own = CODE.model_copy(update={"task_type": "tasks.own:says_one", "verification_info": {}})
+    asking = served(origin, run, TaskSets(train=TaskSet([own]), heldout=TaskSet()))
+    with pytest.raises(OwnVerifierError, match=r"--verifier tasks\.own:says_one"):
+        join_run(asking, tmp_path / "cache", own_verifiers=())
+    joined = join_run(asking, tmp_path / "cache", own_verifiers=("tasks.own:says_one",))
+    assert joined.workload.tasks.train[0].task_type == "tasks.own:says_one"

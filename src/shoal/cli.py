@@ -29,6 +29,7 @@ data_commands.register(app)
 HOPELESS = {
     *("config", "key_file", "port_taken", "banned", "protocol_version", "pinned_key", "numerics_class"),
     *("model", "architecture", "role_key", "busy", "diverged", "too_slow", "schema", "repeated_step"),
+    *("sandbox", "own_verifier", "malformed_task"),
 }
 """Codes of errors that starting again cannot cure."""
 LOOK_DEADLINE_S = 5.0
@@ -324,6 +325,9 @@ def work(
     name: Annotated[str, typer.Option(help="How you appear in the run's view.")] = "",
     threads: Threads = 0,
     engine: Annotated[str, typer.Option(help="`torch`, or `vllm` where it is installed.")] = "torch",
+    verifier: Annotated[
+        list[str] | None, typer.Option(help="Code of the run's owner that may be imported here, as module:function.")
+    ] = None,
     cheat: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Contribute: join a run with one command, on any machine."""
@@ -338,6 +342,7 @@ def work(
         name=name,
         threads=threads,
         engine=engine,
+        own_verifiers=verifier or (),
         cheat=cheat,
     )
 
@@ -421,6 +426,9 @@ def verify(
     ] = None,
     step_secret: Annotated[str, typer.Option(help="Secret of the file's step, if there is no --ledger.")] = "",
     calibration: Annotated[str, typer.Option(help="`bundled`, or the calibration file of the run.")] = "bundled",
+    tasks: Annotated[
+        Path | None, typer.Option(help="The tasks, if the owner served them: a worker's DIR/cache/tasks/*.arrow.")
+    ] = None,
 ) -> None:
     """Repeat the verdict on a rollout file offline, with an audit of every token."""
     from shoal.coordinator import verify_export
@@ -436,7 +444,7 @@ def verify(
         secret = known.step_secret
     else:
         secret = _secret_bytes(step_secret)
-    verdict = verify_file(data, policy, run, secret, calibration=calibration)
+    verdict = verify_file(data, policy, run, secret, calibration=calibration, tasks=tasks)
     for line in verdict_lines(verdict):
         _report(line)
     raise SystemExit(0 if verdict.accepted else 1)

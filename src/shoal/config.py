@@ -75,8 +75,7 @@ class RolloutConfig(Section):
 
 
 TASK_PART = "task"
-MODEL_PART = "model:"
-"""Parts of the reward: the task's own verifier, and those that only the owner's side can compute."""
+"""The part of the reward that the task's own verifier gives."""
 
 
 class RewardConfig(Section):

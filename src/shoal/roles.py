@@ -206,7 +206,7 @@ def _evaluate(directory: RunDirectory, root: Path, report: Report) -> None:
 
     config, descriptor = directory.config(), directory.descriptor()
     report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")
-    run = join_run(descriptor, root)
+    run = join_run(descriptor, root, heldout=True)
     client = CoordinatorClient.for_run(descriptor, directory.existing_key("evaluator"), config.coordinator_url)
     settings = config.evaluation
     report(f"measuring every {settings.every} versions of {descriptor.run_id}")
@@ -301,6 +301,7 @@ def work(
     name: str,
     threads: int,
     engine: str = "torch",
+    own_verifiers: Collection[str] = (),
     cheat: str | None = None,
 ) -> None:
     key_path = key_file or root / "worker.key"
@@ -315,7 +316,7 @@ def work(
         from shoal.policy.joined import join_run
 
         metrics = SpokenTrouble(root / "events.jsonl", report, spoken=("relay_lied",))
-        run = join_run(descriptor, root / "cache", metrics=metrics)
+        run = join_run(descriptor, root / "cache", metrics=metrics, own_verifiers=own_verifiers)
         report(f"model: {describe_model(run.model_files / 'config.json')}")
         client = CoordinatorClient.for_run(descriptor, keypair, url)
         name = name or platform.node()[:60] or "worker"
@@ -370,11 +371,11 @@ def use_threads(threads: int) -> None:
 
 def _explain(descriptor: RunDescriptor, report: Report) -> None:
     """What joining means, before anything is downloaded."""
-    files = sum(reference.bytes for reference in descriptor.model_files.values())
+    files = sum(reference.bytes for reference in (*descriptor.model_files.values(), *descriptor.task_files))
     rollouts = descriptor.rollouts
     report(f"run {descriptor.run_id}, key {descriptor.run_key[:12]}…, protocol {descriptor.protocol}")
     report(
-        f"will fetch {len(descriptor.model_files)} model files ({files / 1e3:.0f} kB) and the policy's weights, "
+        f"will fetch {len(descriptor.model_files)} model files and the tasks ({files / 1e3:.0f} kB) and the policy's weights, "
         f"and keep {descriptor.async_level + 2} versions of them; only outbound HTTP is used"
     )
     report(

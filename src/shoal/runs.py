@@ -8,7 +8,7 @@ are then signed anew; the rest may change freely. Whatever can be refused is ref
 from pathlib import Path
 
 from shoal.broadcast import Origin
-from shoal.config import ShoalConfig, ValidationConfig, to_toml
+from shoal.config import ShoalConfig, TasksConfig, ValidationConfig, to_toml
 from shoal.errors import ConfigError
 from shoal.files import remove_leftovers, write_atomic
 from shoal.locks import hold
@@ -16,7 +16,10 @@ from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.protocol.signing import PROTOCOL_VERSION
 from shoal.rundir import ROLES, RunDirectory, located
-from shoal.tasks import CODEC_FILES, TaskSet, TextCodec, load_tasks
+from shoal.tasks import CODEC_FILES, TaskSet, TaskSets, TextCodec, load_tasks
+from shoal.tasks.parcels import pack
+from shoal.tasks.rewards import check_parts
+from shoal.tasks.sources import is_local, pin_source
 
 CONFIG_FILE = "config.json"
 FIXED_SETTINGS = ("model", "tasks", "rollouts", "reward")
@@ -58,14 +61,16 @@ def _create(directory: RunDirectory, config: ShoalConfig) -> None:
 
     model_directory = resolve_model(config.model.path)
     codec = TextCodec.from_directory(model_directory)
-    tasks = load_tasks(config.tasks).train
-    _check_prompts(tasks, codec, config)
+    config_tasks = pin_source(config.tasks)
+    tasks = load_tasks(config.tasks if is_local(config.tasks) else config_tasks)
+    _check_prompts(tasks.train, codec, config)
+    _check_parts(tasks.train, config)
     numerics_classes = _numerics_classes(config.validation, model_directory)
     busy = f"Another process has been making the run in {directory.root} for {CREATE_DEADLINE_S:.0f} s."
     with hold(directory.root / "create.lock", busy, wait_s=CREATE_DEADLINE_S):
         if not directory.is_initialised:
             _compile_proofs()
-            _write(directory, config, model_directory, tasks, numerics_classes)
+            _write(directory, config, model_directory, tasks, config_tasks, numerics_classes)
 
 
 def _numerics_classes(config: ValidationConfig, model_directory: Path) -> tuple[str, ...]:
@@ -99,7 +104,8 @@ def _write(
     directory: RunDirectory,
     config: ShoalConfig,
     model_directory: Path,
-    tasks: TaskSet,
+    tasks: TaskSets,
+    task_source: TasksConfig,
     numerics_classes: tuple[str, ...],
 ) -> None:
     """The descriptor comes last: a directory without one is made again, with the keys that are already there."""
@@ -119,9 +125,11 @@ def _write(
         coordinator_url=config.coordinator_url,
         relay_urls=(config.origin_url,),
         model_files=_serve_files(origin, model_directory),
-        tasks=config.tasks,
-        task_set_digest=tasks.digest,
-        task_count=len(tasks),
+        tasks=task_source,
+        task_set_digest=tasks.train.digest,
+        task_count=len(tasks.train),
+        task_files=_serve_tasks(origin, tasks.train) if is_local(config.tasks) else (),
+        heldout_files=_serve_tasks(origin, tasks.heldout) if is_local(config.tasks) else (),
         rollouts=config.rollouts,
         reward=config.reward,
         async_level=config.training.async_level,
@@ -166,9 +174,8 @@ def _admitted(directory: RunDirectory, old: RunDescriptor, config: ShoalConfig) 
 
 
 def _check_prompts(tasks: TaskSet, codec: TextCodec, config: ShoalConfig) -> None:
-    longest = sorted(tasks, key=lambda task: -len(task.prompt))[:LONGEST_PROMPTS]
     target_length = max(config.reward.target_lengths, default=0)
-    for task in longest:
+    for task in tasks.longest(LONGEST_PROMPTS):
         tokens = codec.prompt_tokens(
             task,
             target_length,
@@ -183,6 +190,17 @@ def _check_prompts(tasks: TaskSet, codec: TextCodec, config: ShoalConfig) -> Non
             )
 
 
+def _check_parts(tasks: TaskSet, config: ShoalConfig) -> None:
+    if config.reward.parts:
+        for task in tasks:
+            check_parts(task, config.reward.parts)
+
+
+def _serve_tasks(origin: Origin, tasks: TaskSet) -> tuple[FileReference, ...]:
+    """Tasks of the owner's disk go to whoever joins like any other file."""
+    return tuple(FileReference(digest=origin.add_file(piece), bytes=len(piece)) for piece in pack(tasks))
+
+
 def _serve_files(origin: Origin, model_directory: Path) -> dict[str, FileReference]:
     references = {}
     for name in (CONFIG_FILE, *CODEC_FILES):
@@ -195,5 +213,5 @@ def _serve_files(origin: Origin, model_directory: Path) -> dict[str, FileReferen
 
 def register_files(origin: Origin, descriptor: RunDescriptor, root: Path) -> None:
     """Keeps the base files among those that the origin serves and relays mirror."""
-    for reference in descriptor.model_files.values():
+    for reference in (*descriptor.model_files.values(), *descriptor.task_files, *descriptor.heldout_files):
         origin.add_file((root / "shards" / reference.digest).read_bytes())

@@ -4,22 +4,24 @@ Nothing is taken on trust: files come from relays by digest, versions are verifi
 list of places to look.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.broadcast import WeightClient
 from shoal.errors import ConfigError
-from shoal.files import write_atomic
+from shoal.files import digest_bytes, write_atomic
 from shoal.metrics import Metrics
 from shoal.policy.engine import Engine
 from shoal.policy.torch_engine import TorchEngine
-from shoal.protocol.descriptor import RunDescriptor
-from shoal.tasks import CODEC_FILES
+from shoal.protocol.descriptor import FileReference, RunDescriptor
+from shoal.tasks import CODEC_FILES, TaskSet, TaskSets, check_requirements
+from shoal.tasks.parcels import unpack
 from shoal.tasks.workload import Workload
 
 MAX_MODEL_FILE_BYTES = 64 << 20
 FILE_DEADLINE_S = 60.0
+PIECE_DEADLINE_S = 600.0
 
 
 class RelayList:
@@ -70,9 +72,19 @@ def make_engine(kind: str, model_files: Path, eos_token_ids: Sequence[int]) -> E
 
 
 def join_run(
-    descriptor: RunDescriptor, cache_dir: Path, *, keep_versions: int | None = None, metrics: Metrics | None = None
+    descriptor: RunDescriptor,
+    cache_dir: Path,
+    *,
+    keep_versions: int | None = None,
+    metrics: Metrics | None = None,
+    heldout: bool = False,
+    own_verifiers: Collection[str] | None = None,
 ) -> JoinedRun:
-    """Fetches what the descriptor names into the cache; a second join of the same run fetches nothing."""
+    """Fetches what the descriptor names into the cache; a second join of the same run fetches nothing.
+
+    A machine that cannot judge the run's tasks is refused here. `heldout` also fetches what training never sees;
+    `own_verifiers` are those that may be imported (None: any that the owner names).
+    """
     relays = RelayList(descriptor)
     weights = WeightClient(
         descriptor.run_key,
@@ -88,8 +100,31 @@ def join_run(
         )
         for name, reference in descriptor.model_files.items()
     }
-    workload = Workload.build(descriptor, {name: files[name] for name in CODEC_FILES if name in files})
+    tasks = _fetch_tasks(descriptor, weights, cache_dir / "tasks", heldout=heldout)
+    workload = Workload.build(descriptor, {name: files[name] for name in CODEC_FILES if name in files}, tasks)
+    check_requirements(workload.tasks.train, descriptor.reward, own_verifiers=own_verifiers)
     model_files = cache_dir / "model" / descriptor.run_key[:16]
     for name, data in files.items():
         write_atomic(model_files / name, data)
     return JoinedRun(descriptor, workload, weights, relays, model_files)
+
+
+def _fetch_tasks(descriptor: RunDescriptor, weights: WeightClient, folder: Path, *, heldout: bool) -> TaskSets | None:
+    """The tasks that the owner serves; None if the descriptor says where everybody finds them."""
+    if not descriptor.task_files:
+        return None
+    return TaskSets(
+        train=_fetch_set(descriptor.task_files, weights, folder),
+        heldout=_fetch_set(descriptor.heldout_files, weights, folder) if heldout else TaskSet(),
+    )
+
+
+def _fetch_set(files: Sequence[FileReference], weights: WeightClient, folder: Path) -> TaskSet:
+    path = folder / f"{digest_bytes(''.join(file.digest for file in files).encode())}.arrow"
+    if path.exists():
+        return TaskSet.open(path)
+    pieces = (
+        weights.fetch_file(file.digest, max_bytes=min(file.bytes, MAX_MODEL_FILE_BYTES), deadline_s=PIECE_DEADLINE_S)
+        for file in files
+    )
+    return unpack(pieces, path)

@@ -44,6 +44,10 @@ class RunDescriptor(BaseModel):
     tasks: TasksConfig
     task_set_digest: str
     task_count: int
+    task_files: tuple[FileReference, ...] = ()
+    """The training tasks, packed and cut into pieces that are served like shards; none where the source is public."""
+    heldout_files: tuple[FileReference, ...] = ()
+    """The held-out tasks, likewise."""
     rollouts: RolloutConfig
     reward: RewardConfig
     async_level: int

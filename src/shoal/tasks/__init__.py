@@ -5,7 +5,9 @@ from shoal.tasks.checks import Info, Outcome
 from shoal.tasks.codec import CODEC_FILES, TextCodec
 from shoal.tasks.columns import MalformedTaskError, row_to_task
 from shoal.tasks.model import Task, TaskSet, TaskSets
+from shoal.tasks.requirements import OwnVerifierError, check_requirements
 from shoal.tasks.rewards import length_penalty
+from shoal.tasks.sandbox import SandboxError
 from shoal.tasks.sources import load_tasks
 from shoal.tasks.verifiers import LEARNED, Score, Verifier, is_exact, register, score, verifier
 
@@ -17,12 +19,15 @@ __all__ = [
     "Info",
     "MalformedTaskError",
     "Outcome",
+    "OwnVerifierError",
+    "SandboxError",
     "Score",
     "Task",
     "TaskSet",
     "TaskSets",
     "TextCodec",
     "Verifier",
+    "check_requirements",
     "is_exact",
     "length_penalty",
     "load_tasks",

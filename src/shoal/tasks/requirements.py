@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pyarrow.compute as pc
 
-from shoal.config import MODEL_PART, TASK_PART, RewardConfig
+from shoal.config import TASK_PART, RewardConfig
 from shoal.errors import ShoalError
 from shoal.tasks import gym
 from shoal.tasks.model import TaskSet
@@ -38,8 +38,7 @@ def check_requirements(tasks: TaskSet, reward: RewardConfig, *, own_verifiers: C
 
 def judged_types(tasks: TaskSet, reward: RewardConfig) -> set[str]:
     """Every verifier that the run uses, those inside `multi` tasks and other parts of the reward included."""
-    parts = {name for name in reward.parts if name != TASK_PART and not name.startswith(MODEL_PART)}
-    types = set(tasks.task_types) | parts
+    types = {*tasks.task_types, *reward.parts} - {TASK_PART}
     if "multi" in types:
         several = TaskSet.of_table(tasks.table.filter(pc.equal(tasks.table.column("task_type"), "multi")))
         types |= {part["task_type"] for task in several for part in task.verification_info["parts"]}

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from os import cpu_count
 
-from shoal.config import MODEL_PART, TASK_PART
+from shoal.config import TASK_PART
 from shoal.errors import ConfigError
 from shoal.tasks.model import Task
-from shoal.tasks.verifiers import VERIFIERS, Score, find_verifier, score
+from shoal.tasks.verifiers import Score, find_verifier, score
 
 
 def length_penalty(target_length: int, length: int, alpha: float) -> float:
@@ -25,21 +25,17 @@ def task_score(task: Task, text: str, parts: Mapping[str, float]) -> Score:
     if not parts:
         return score(task, text)
     scores = {name: _part(task, text, name) for name in parts}
-    known = {name: found for name, found in scores.items() if found is not None}
     return Score(
-        reward=sum(parts[name] * found.reward for name, found in known.items()),
-        why="; ".join(f"{name} {found.reward:g} ({found.why})" for name, found in known.items()),
-        exact=len(known) == len(parts) and all(found.exact for found in known.values()),
-        limited=any(found.limited for found in known.values()),
+        reward=sum(parts[name] * found.reward for name, found in scores.items()),
+        why="; ".join(f"{name} {found.reward:g} ({found.why})" for name, found in scores.items()),
+        exact=all(found.exact for found in scores.values()),
+        limited=any(found.limited for found in scores.values()),
     )
 
 
-def _part(task: Task, text: str, name: str) -> Score | None:
-    """None for a learned part that only the owner's side can compute."""
+def _part(task: Task, text: str, name: str) -> Score:
     if name == TASK_PART:
         return score(task, text)
-    if name.startswith(MODEL_PART) and name not in VERIFIERS:
-        return None
     return score(task.model_copy(update={"task_type": name, "verification_info": task.metadata.get(name, {})}), text)
 
 
@@ -58,8 +54,6 @@ def _threads() -> ThreadPoolExecutor:
 def check_parts(task: Task, parts: Mapping[str, float]) -> None:
     """Refuses parts that nobody knows or that this task has no information for."""
     for name in parts:
-        if name == TASK_PART or name.startswith(MODEL_PART):
-            continue
-        complaint = find_verifier(name).complaint(task.metadata.get(name, {}))
+        complaint = "" if name == TASK_PART else find_verifier(name).complaint(task.metadata.get(name, {}))
         if complaint:
             raise ConfigError(f"reward.parts names {name}, but {task.problem_id} has in its metadata: {complaint}.")

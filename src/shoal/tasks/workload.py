@@ -7,7 +7,6 @@ two ever differed, honest work would be refused, so there is one implementation.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.config import MODEL_PART
 from shoal.errors import ConfigError
 from shoal.protocol.assignment import assign
 from shoal.protocol.descriptor import RunDescriptor
@@ -52,8 +51,9 @@ class Workload:
         self.descriptor, self.codec, self.tasks = descriptor, codec, tasks
 
     @classmethod
-    def build(cls, descriptor: RunDescriptor, files: Mapping[str, bytes]) -> "Workload":
-        return cls(descriptor, TextCodec.from_files(files), load_tasks(descriptor.tasks))
+    def build(cls, descriptor: RunDescriptor, files: Mapping[str, bytes], tasks: TaskSets | None = None) -> "Workload":
+        """From the tokenizer's files and the tasks that were fetched; without any, those that the source gives here."""
+        return cls(descriptor, TextCodec.from_files(files), tasks or load_tasks(descriptor.tasks))
 
     def items(self, slot_seed: bytes) -> list[WorkItem]:
         """Every sample of a slot, group by group."""
@@ -104,11 +104,6 @@ class Workload:
             Reward(verdict.reward, penalty, verdict.reward - penalty, verdict.why, verdict.exact, verdict.limited)
             for verdict, penalty in zip(verdicts, penalties, strict=True)
         ]
-
-    @property
-    def is_claimable(self) -> bool:
-        """Whether a worker can compute the whole reward; learned parts stay on the owner's side."""
-        return not any(name.startswith(MODEL_PART) for name in self.descriptor.reward.parts)
 
     def chunk_count(self, output_tokens: int) -> int:
         return -(-output_tokens // self.descriptor.chunk_tokens)

@@ -145,8 +145,6 @@ def _check_rewards(rollouts: Sequence[Rollout], items: Sequence[WorkItem], workl
     rewards = workload.rewards(
         [(item.task, item.target_length, rollout.output_tokens) for rollout, item in zip(rollouts, items, strict=True)]
     )
-    if not workload.is_claimable:
-        return rewards
     differing = [number for number, reward in enumerate(rewards) if _differs(rollouts[number], reward)]
     proofs = [number for number in differing if rewards[number].exact]
     if proofs:

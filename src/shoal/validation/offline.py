@@ -16,10 +16,10 @@ from shoal.files import digest_bytes
 from shoal.policy.torch_engine import TorchEngine
 from shoal.protocol import api
 from shoal.protocol.assignment import SECRET_BYTES, slot_seed
-from shoal.protocol.descriptor import open_descriptor
+from shoal.protocol.descriptor import RunDescriptor, open_descriptor
 from shoal.protocol.rollouts import RolloutFileError, RolloutHeader, read_rollouts
 from shoal.protocol.verdicts import Reason
-from shoal.tasks import TextCodec, load_tasks
+from shoal.tasks import TaskSet, TaskSets, TextCodec, load_tasks
 from shoal.tasks.workload import Workload
 from shoal.validation.calibration import load_calibration
 from shoal.validation.checks import Finding, RejectedError, audit, check_claims
@@ -70,13 +70,19 @@ def recorded(entries: Sequence[Entry], digest: str) -> Recorded:
 
 
 def verify_file(
-    data: bytes, policy: Path, descriptor: bytes, step_secret: bytes, *, calibration: str = "bundled"
+    data: bytes,
+    policy: Path,
+    descriptor: bytes,
+    step_secret: bytes,
+    *,
+    calibration: str = "bundled",
+    tasks: Path | None = None,
 ) -> OfflineVerdict:
     """The verdict of a full audit of these bytes with the policy in this directory."""
     if len(step_secret) != SECRET_BYTES:
         raise ConfigError(f"A step's secret has {SECRET_BYTES} bytes.", hint="It is in the ledger's batch entry.")
     run = open_descriptor(descriptor)
-    workload = Workload(run, TextCodec.from_directory(policy), load_tasks(run.tasks))
+    workload = Workload(run, TextCodec.from_directory(policy), _tasks(run, tasks))
     digest = digest_bytes(data)
     try:
         header, _ = read_rollouts(data, workload.limits)
@@ -93,6 +99,17 @@ def verify_file(
         return OfflineVerdict(digest, header, [finding], api.AuditFigures())
     findings, figures = audit(checked, engine, limits, run.rollouts.temperature)
     return OfflineVerdict(digest, header, findings, figures)
+
+
+def _tasks(run: RunDescriptor, path: Path | None) -> TaskSets:
+    """From a file of tasks that somebody who joined has in the cache, or from the source that the descriptor names."""
+    if path is not None:
+        return TaskSets(train=TaskSet.open(path), heldout=TaskSet())
+    if run.task_files:
+        raise ConfigError(
+            "The owner of the run serves its tasks.", hint="Give the file that a worker keeps in its cache."
+        )
+    return load_tasks(run.tasks)
 
 
 def _claim(header: RolloutHeader, digest: str, step_secret: bytes) -> api.Claim:
