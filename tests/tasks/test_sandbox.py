@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from shoal.tasks import sandbox
+from shoal.tasks.programs import CodeTest, run_tests
 from shoal.tasks.sandbox import LIMITS, Job, Ran, Sandbox, SandboxError, require_sandbox, sandbox_complaint
 from shoal.tasks.sandbox_pool import SandboxPool
 from tasks.escapes import QUIET_ATTEMPTS
@@ -110,16 +111,19 @@ def test_a_later_job_finds_nothing_of_an_earlier_one() -> None:
 
 def test_the_expected_outputs_are_nowhere_inside() -> None:
     hunt = """
-        import gc, sys
+        import gc, os, sys
+        marker = 'mackerel'[:4] + 'EREL'
         frame, seen = sys._getframe(), []
         while frame:
             seen.append(repr(frame.f_locals) + repr(frame.f_globals))
             frame = frame.f_back
         seen += [repr(thing) for thing in gc.get_objects() if isinstance(thing, (dict, list, tuple)) and len(thing) < 1000]
-        print('inputs' in ''.join(seen), 'expected' in ''.join(seen))
+        seen += [name for _, _, names in os.walk('/tmp') for name in names] + [input()]
+        print('mackEREL' if any(marker in text for text in seen if 'marker' not in text) else 'nothing')
     """
-    (result,) = run(hunt)
-    assert result.produced == b"True False\n"
+    test = CodeTest(kind="stdin_stdout", input="go", output="mackEREL\n")
+    result = run_tests(textwrap.dedent(hunt).replace("print('mackEREL'", "print(marker"), [test])
+    assert result.why == "test 1 of 1: wrote nothing, expected mackEREL"
 
 
 def test_a_program_that_patches_the_runner_harms_only_itself() -> None:
@@ -179,7 +183,7 @@ def test_ordinary_users_have_a_sandbox_too(tmp_path: Path) -> None:
     script = (
         "from shoal.tasks.sandbox import *\nimport os\nassert os.getuid() == 1000\n"
         "assert not sandbox_complaint(), sandbox_complaint()\n"
-        "with Sandbox() as s:\n    print(list(s.run(Job('import os\\nprint(os.getuid())\\nos.fork()', ['']))))\n"
+        "with Sandbox() as s:\n    print(list(s.run(Job('import os\\nprint(os.getuid(), flush=True)\\nos.fork()', ['']))))\n"
     )
     command = [unshare, "--user", "--map-user=1000", "--map-group=1000", sys.executable, "-c", script]
     done = subprocess.run(
