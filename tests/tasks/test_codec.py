@@ -117,3 +117,36 @@ def test_hostile_or_refusing_templates_end_in_a_config_error(template: bytes) ->
     codec = TextCodec.from_files(bundled_files() | {"chat_template.jinja": template})
     with pytest.raises(ConfigError, match="chat template"):
         codec.prompt_tokens(TASK, 0, system_prompt="", length_instruction=INSTRUCTION)
+
+
+CHATML = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are helpful<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""In the manner of SmolLM2 and Qwen: a system turn of its own, line breaks inside the marks."""
+
+
+@pytest.mark.parametrize(
+    ("system_prompt", "target", "expected"),
+    [
+        (
+            "",
+            0,
+            "<|im_start|>system\nYou are helpful<|im_end|>\n<|im_start|>user\nCompute 47+38-19.<|im_end|>\n"
+            "<|im_start|>assistant\n<think>",
+        ),
+        (
+            "Be kind.",
+            2000,
+            "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nCompute 47+38-19. Think for 2000 tokens before "
+            "giving a response.<|im_end|>\n<|im_start|>assistant\n<think>",
+        ),
+    ],
+)
+def test_exact_tokens_of_a_chat_in_another_template(system_prompt: str, target: int, expected: str) -> None:
+    codec = TextCodec.from_files(bundled_files() | {"chat_template.jinja": CHATML.encode()})
+    tokens = codec.prompt_tokens(TASK, target, system_prompt=system_prompt, length_instruction=INSTRUCTION)
+    assert tokens == codec.encode(expected)
+    assert codec.decode(tokens) == expected
