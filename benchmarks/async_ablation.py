@@ -3,11 +3,11 @@
     python benchmarks/async_ablation.py [--levels 0 1 2 4] [--seeds 5] [--batches 40] [--runs build/async_ablation]
 
 One process stands for the swarm: step s trains on groups that version s−k (not younger) generated, the worst case inside the
-bound. Everything but the step size is the demo's recipe: bundled policy, online filter with its cap, engine, trainer. At the demo's
-own step, four times the default here, lag costs. Every run trains on exactly batches × groups × 8 samples: steps with fewer useful
-groups count for less, and the last batch is cut. `final_reward` is the mean task reward at temperature 1 on held-out problems,
-averaged over the last three evaluations. Each finished run is a file in `--runs`, so an interrupted benchmark goes on where it
-was; `--at-most N` stops after N more runs. `--correction` takes a lag correction instead of the recipe's none.
+bound. Everything but the step size is the demo's recipe: bundled policy, online filter with its cap, engine, trainer. At four
+times the default step, which is twice the demo's, lag costs. Every run trains on exactly batches × groups × 8 samples: steps
+with fewer useful groups count for less, and the last batch is cut. `final_reward` is the mean task reward at temperature 1 on
+held-out problems, averaged over the last three evaluations. Each finished run is a file in `--runs`, so an interrupted benchmark
+goes on where it was; `--at-most N` stops after N more runs. `--correction` takes a lag correction instead of the recipe's none.
 """
 
 import argparse
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=16, help="Useful groups in a batch.")
     parser.add_argument("--heldout", type=int, default=256, help="Held-out problems of one evaluation.")
     parser.add_argument("--correction", default="none", choices=sorted(CORRECTIONS))
-    parser.add_argument("--learning-rate", type=float, default=5e-5, help="The demo itself uses 2e-4.")
+    parser.add_argument("--learning-rate", type=float, default=5e-5, help="The demo itself uses 1e-4.")
     parser.add_argument("--runs", type=Path, default=ROOT / "build" / "async_ablation")
     parser.add_argument("--at-most", type=int, default=-1, help="Train at most this many missing runs.")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs" / "images" / "async_ablation.png")
