@@ -48,6 +48,8 @@ LOOK_INTERVAL_S = 0.5
 LOOK_DEADLINE_S = 1.0
 FINISH_DEADLINE_S = 120.0
 """How long the last evaluation may take once the last version is published."""
+FAREWELL_S = 5.0
+"""Long enough for every worker that is waiting for a lease, or uploading, to hear that the run is over."""
 
 
 def demo_config(
@@ -108,6 +110,8 @@ def run_owner_roles(directory: RunDirectory, report: Callable[[str], None]) -> N
             LiveView(descriptor.run_id) as view,
         ):
             status, _ = Watch(config, supervisor, view, client).run()
+            report(f"telling the workers that the run is over, for {FAREWELL_S:.0f} s")
+            time.sleep(FAREWELL_S)
     if status.run_state == "drained":
         report(
             f"{descriptor.run_id} is drained at version {status.newest_version}."
