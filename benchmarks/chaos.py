@@ -57,6 +57,7 @@ def figures(outcome: Outcome) -> dict[str, object]:
     return {
         "kills": outcome.kills,
         "steps": outcome.plan.steps,
+        "versions_while_killing": outcome.last_version - outcome.first_version,
         "killed": dict(sorted(outcome.killed.items())),
         "requests": sum(outcome.faults.values()) - outcome.faults["server_away"],
         "faults": faults,

@@ -115,7 +115,7 @@ def _train(directory: RunDirectory, world: "World", report: Report) -> None:
     if world.rank != 0:
         TrainerService(config, descriptor, trainer, client, None).run()
         return
-    origin = build_origin(config, descriptor, directory.origin, directory.existing_key("run"))
+    origin = build_origin(config, descriptor, directory.origin, directory.existing_key("run"), client.server_time)
     register_files(origin, descriptor, directory.origin)
     server = serve(origin, config, metrics)
     report(f"origin at {server.url}")
@@ -175,10 +175,10 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     if not config.validation.foreign_calibration:
         calibration.require_model(ModelIdentity(architecture=descriptor.model_files["config.json"].digest))
     report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")
-    run = join_run(descriptor, place, keep_versions=descriptor.async_level + 3)
+    client = CoordinatorClient.for_run(descriptor, directory.existing_key("validator"), config.coordinator_url)
+    run = join_run(descriptor, place, keep_versions=descriptor.async_level + 3, clock=client.server_time)
     engine = run.make_engine()
     assert isinstance(engine, TorchEngine)
-    client = CoordinatorClient.for_run(descriptor, directory.existing_key("validator"), config.coordinator_url)
     metrics = Metrics(directory.events / f"{place.name}.jsonl")
     report(f"judging for {descriptor.run_id}")
     learned = make_judge(config.validation, descriptor, run.workload.tasks.train)
@@ -206,8 +206,8 @@ def _evaluate(directory: RunDirectory, root: Path, report: Report) -> None:
 
     config, descriptor = directory.config(), directory.descriptor()
     report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")
-    run = join_run(descriptor, root, heldout=True)
     client = CoordinatorClient.for_run(descriptor, directory.existing_key("evaluator"), config.coordinator_url)
+    run = join_run(descriptor, root, heldout=True, clock=client.server_time)
     settings = config.evaluation
     report(f"measuring every {settings.every} versions of {descriptor.run_id}")
     Evaluator(
@@ -239,11 +239,12 @@ def relay(
 
     metrics = SpokenTrouble(root / "events.jsonl", report)
     neighbours = Neighbours(upstreams, peers)
-    announce = None
+    announce, clock = None, time.time
     if coordinator is not None:
         descriptor = joined_descriptor(coordinator, run_key, root, report)
         run_key = descriptor.run_key
         client = CoordinatorClient.for_run(descriptor, Keypair.load_or_create(root / "relay.key"), coordinator)
+        clock = client.server_time
 
         def announce(url: str) -> None:
             answer = client.announce_relay(
@@ -280,6 +281,7 @@ def relay(
             metrics=metrics,
             limits=limits,
             max_download_bytes_s=max_download_bytes_s,
+            clock=clock,
         )
 
 
@@ -316,9 +318,12 @@ def work(
         from shoal.policy.joined import join_run
 
         metrics = SpokenTrouble(root / "events.jsonl", report, spoken=("relay_lied",))
-        run = join_run(descriptor, root / "cache", metrics=metrics, own_verifiers=own_verifiers)
-        report(f"model: {describe_model(run.model_files / 'config.json')}")
         client = CoordinatorClient.for_run(descriptor, keypair, url)
+        client.relays()  # any answer brings the server's time, by which a head has expired or not
+        run = join_run(
+            descriptor, root / "cache", metrics=metrics, own_verifiers=own_verifiers, clock=client.server_time
+        )
+        report(f"model: {describe_model(run.model_files / 'config.json')}")
         name = name or platform.node()[:60] or "worker"
         _worker_kind(cheat)(run, client, run.make_engine(engine), name=name, metrics=metrics, report=report).run()
 

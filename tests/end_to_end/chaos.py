@@ -47,6 +47,9 @@ WEIGHTS = {
 PATIENT = RestartPolicy(first_pause_s=0.3, last_pause_s=3.0, max_fast_failures=1000)
 """An owner and contributors who start again whatever was killed."""
 APPEAR_DEADLINE_S = 25.0
+LARGEST_LEAD = 0.15
+"""Kills may be ahead of the steps by this share, in bursts that leave nobody time to start; then they wait for work to be done."""
+CATCH_UP_S = 20.0
 LOOK_INTERVAL_S = 0.1
 
 Say = Callable[[str], None]
@@ -70,6 +73,9 @@ class Outcome:
     """What the processes used as their directory for temporary files."""
     mark: str
     killed: Counter[str] = field(default_factory=Counter)
+    first_version: int = 0
+    last_version: int = 0
+    """The newest when the kills began and when they ended."""
     restarts: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     wall_s: float = 0.0
@@ -162,33 +168,43 @@ class Storm:
     supervisor: Supervisor
     client: CoordinatorClient
     say: Say
-    _done: float = 0.0
+    _heard: int = 0
 
     def rage(self) -> None:
         plan = self.outcome.plan
         dice = random.Random(plan.seed)
         until = time.monotonic() + plan.deadline_s
         self._until(until, lambda status: status.newest_version >= 0)
+        self.outcome.first_version = self._version()
         for number in range(plan.kills):
             target = dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
             self._pause(dice.uniform(0, 2 * plan.mean_pause_s), number / plan.kills)
+            if time.monotonic() >= until:
+                break
             self._kill(target)
+        self.outcome.last_version = self._version()
         self.say(f"all {self.outcome.kills} kills are done")
         self.outcome.finished = self._until(until, lambda status: False, ended=True)
 
     def _pause(self, seconds: float, share: float) -> None:
-        """Cut short when the swarm is so fast that it would finish before the last kill."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and self._progress() <= share:
+        """Cut short when the swarm is so fast that it would finish before the last kill, drawn out when it gets nothing done."""
+        now = time.monotonic()
+        while (lead := share - self._progress()) >= 0 and time.monotonic() < now + seconds + (
+            CATCH_UP_S if lead > LARGEST_LEAD else 0
+        ):
             self._look()
             time.sleep(LOOK_INTERVAL_S)
 
     def _progress(self) -> float:
-        """Share of the steps that are done, as last heard."""
+        """Share of the steps that are done."""
+        return self._version() / (self.outcome.plan.steps - 1)
+
+    def _version(self) -> int:
+        """The newest, as last heard."""
         status = self._status()
         if status is not None:
-            self._done = status.newest_version / (self.outcome.plan.steps - 1)
-        return self._done
+            self._heard = status.newest_version
+        return self._heard
 
     def _until(self, until: float, holds: Callable[[StatusView], bool], *, ended: bool = False) -> bool:
         """Waits for a state of the run, or for the end of `shoal up`, which comes with the last version."""

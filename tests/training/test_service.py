@@ -15,7 +15,7 @@ from shoal.files import digest_bytes
 from shoal.metrics import Metrics
 from shoal.protocol import api
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
-from shoal.training import DivergedError, Group, Trackers, Trainer
+from shoal.training import DivergedError, Group, Trackers, Trainer, World
 from shoal.training.service import RepeatedStepError, TrainerService
 from worker.fakes import FakeCoordinator
 from worker.tiny_run import Reports
@@ -98,6 +98,11 @@ def config(tmp_path: Path) -> ShoalConfig:
 
 
 Start = Callable[..., TrainerService]
+
+
+class HeardByAnother(World):
+    def any(self, holds: bool) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -260,6 +265,24 @@ def test_while_the_batch_is_not_formed_it_says_what_is_missing(start: Start, coo
     service.client.batch = batch  # type: ignore[method-assign]
     assert service.wait_for_batch(0).step == 0
     assert reports == ["step 0 waits for 3 of 8 useful groups"]
+
+
+def test_a_drained_run_ends_the_trainer_with_a_checkpoint(start: Start, coordinator: FakeCoordinator) -> None:
+    service = start()
+    record_batch(coordinator, 0)
+    coordinator.batches[1] = api.BatchAnswer(run_state="drained")
+    assert not service.run()
+    assert service.trainer.checkpoint_steps()[-1] == 1
+
+
+def test_a_run_is_drained_only_if_every_rank_was_told_so(start: Start, coordinator: FakeCoordinator) -> None:
+    """The owner resumed after this rank was told: another rank has a batch, so this one asks again."""
+    service = start()
+    record_batch(coordinator, 0)
+    answers = iter([api.BatchAnswer(run_state="drained"), coordinator.batches[0]])
+    service.client.batch = lambda step, wait_s=20.0: next(answers)  # type: ignore[method-assign]
+    service.trainer.world = HeardByAnother()
+    assert service.wait_for_batch(0).step == 0
 
 
 def test_a_killed_trainer_repeats_its_steps_bit_for_bit(start: Start, coordinator: FakeCoordinator) -> None:

@@ -27,7 +27,7 @@ class Baselines:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._spare = directory / "spare.tmp"
+        self._spare = directory / "spare.raw"
         self._sound: set[str] = set()
         directory.mkdir(parents=True, exist_ok=True)
 

@@ -299,6 +299,7 @@ def run_relay(
     metrics: Metrics | None = None,
     limits: ServerLimits | None = None,
     max_download_bytes_s: float = 0,
+    clock: Callable[[], float] = time.time,
 ) -> None:
     """Run a relay until SIGINT or SIGTERM. `announce` is called every ten seconds and `on_ready` once, with its address."""
     relay = Relay(
@@ -314,6 +315,7 @@ def run_relay(
         metrics=metrics,
         limits=limits,
         max_download_bytes_s=max_download_bytes_s,
+        clock=clock,
     )
     stopped = threading.Event()
     with contextlib.suppress(ValueError):  # signals belong to the main thread; elsewhere the caller ends the process

@@ -4,6 +4,7 @@ Nothing is taken on trust: files come from relays by digest, versions are verifi
 list of places to look.
 """
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,11 +80,12 @@ def join_run(
     metrics: Metrics | None = None,
     heldout: bool = False,
     own_verifiers: Collection[str] | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> JoinedRun:
     """Fetches what the descriptor names into the cache; a second join of the same run fetches nothing.
 
     A machine that cannot judge the run's tasks is refused here. `heldout` also fetches what training never sees;
-    `own_verifiers` are those that may be imported (None: any that the owner names).
+    `own_verifiers` are those that may be imported (None: any that the owner names). `clock` says when a head has expired.
     """
     relays = RelayList(descriptor)
     weights = WeightClient(
@@ -93,6 +95,7 @@ def join_run(
         run_id=descriptor.run_id,
         keep_versions=keep_versions or descriptor.async_level + 2,
         metrics=metrics,
+        clock=clock,
     )
     files = {
         name: weights.fetch_file(

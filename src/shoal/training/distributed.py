@@ -50,6 +50,9 @@ class World:
     def max(self, values: Tensor) -> Tensor:
         return self._reduce(values, dist.ReduceOp.MAX)
 
+    def any(self, holds: bool) -> bool:
+        return bool(self.max(torch.tensor(int(holds))))
+
     def share(self, thing: Thing | None) -> Thing:
         """What rank 0 holds, on every rank."""
         box: list[Any] = [thing]

@@ -131,13 +131,23 @@ class TrainerService:
             self.trackers.log(int(figures["step"]), figures)
 
     def wait_for_batch(self, step: int) -> api.BatchRecord:
-        """The durable batch of a step. Waits as long as the run lives; says every few seconds what is missing."""
+        """The durable batch of a step. Waits as long as the run lives; says every few seconds what is missing.
+
+        Every rank asks for itself, and the owner may change his mind between two answers: drained is what all were told.
+        """
+        batch = self._hear(step)
+        if not self.trainer.world.any(batch is not None):
+            raise DrainedError(f"The run is drained; step {step} gets no batch.")
+        while batch is None:
+            batch = self._hear(step)
+        return batch
+
+    def _hear(self, step: int) -> api.BatchRecord | None:
+        """The batch, or None if the run is drained."""
         while True:
             answer = self.client.batch(step, BATCH_WAIT_S)
-            if answer.batch is not None:
+            if answer.batch is not None or answer.run_state == "drained":
                 return answer.batch
-            if answer.run_state == "drained":
-                raise DrainedError(f"The run is drained; step {step} gets no batch.")
             self.report(f"step {step} waits for {answer.waiting_for}")
 
     def fetch_groups(self, batch: api.BatchRecord) -> Iterator[Group]:
@@ -222,7 +232,14 @@ def _is_history(origin: Origin, version: int) -> bool:
     return bool(versions) and version < versions[0].version
 
 
-def build_origin(config: ShoalConfig, descriptor: RunDescriptor, root: Path, run_key: Keypair) -> Origin:
+def build_origin(
+    config: ShoalConfig,
+    descriptor: RunDescriptor,
+    root: Path,
+    run_key: Keypair,
+    clock: Callable[[], float] = time.time,
+) -> Origin:
+    """`clock` says when a head expires; the coordinator's, so that everybody means the same time."""
     keep = config.broadcast.keep_versions + config.training.async_level
     return Origin(
         root,
@@ -233,6 +250,7 @@ def build_origin(config: ShoalConfig, descriptor: RunDescriptor, root: Path, run
         head_ttl_s=config.broadcast.head_ttl_s,
         anchor_every=config.broadcast.anchor_every,
         delta_from_bytes=config.broadcast.delta_from_bytes,
+        clock=clock,
     )
 
 
