@@ -12,7 +12,6 @@ goes on where it was; `--at-most N` stops after N more runs. `--correction` take
 
 import argparse
 import json
-import math
 import os
 import platform
 import statistics
@@ -25,6 +24,7 @@ from typing import Any
 import torch
 
 from shoal.config import ShoalConfig, load_config
+from shoal.evaluation import mean_error
 from shoal.files import write_atomic
 from shoal.training import CORRECTIONS
 from shoal.training.simulation import Simulation
@@ -35,8 +35,6 @@ EVALUATE_EVERY = 4
 LAST_EVALUATIONS = 3
 STEPS_PER_BATCH = 4
 """Steps after which a run that finds no useful groups is given up, per planned batch."""
-T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-"""Student's t for a 95 % interval, by number of seeds."""
 
 
 @dataclass
@@ -115,13 +113,6 @@ def _say(curve: Curve) -> None:
     )
 
 
-def interval(values: Sequence[float]) -> float:
-    """Half width of the 95 % confidence interval of the mean."""
-    if len(values) < 2:
-        return 0.0
-    return float(T_95.get(len(values), 2.0) * statistics.stdev(values) / math.sqrt(len(values)))
-
-
 def plot(curves: Sequence[Curve], path: Path) -> None:
     from matplotlib.figure import Figure
 
@@ -131,7 +122,7 @@ def plot(curves: Sequence[Curve], path: Path) -> None:
         chosen = [curve for curve in curves if curve.level == level]
         samples = [count for count, _ in chosen[0].heldout]
         columns = list(zip(*([value for _, value in curve.heldout] for curve in chosen), strict=True))
-        means, errors = [statistics.fmean(column) for column in columns], [interval(column) for column in columns]
+        means, errors = [statistics.fmean(column) for column in columns], [mean_error(column) for column in columns]
         axes.plot(samples, means, label=f"async {level}")
         lower = [mean - error for mean, error in zip(means, errors, strict=True)]
         upper = [mean + error for mean, error in zip(means, errors, strict=True)]
@@ -157,9 +148,9 @@ def summarise(curves: Sequence[Curve]) -> dict[str, Any]:
 
     return {
         "final_reward": {str(level): round(mean, 4) for level, mean in means.items()},
-        "confidence_95": {str(level): round(interval(list(finals[level].values())), 4) for level in levels},
+        "confidence_95": {str(level): round(mean_error(list(finals[level].values())), 4) for level in levels},
         "delta_2_vs_0": round(statistics.fmean(paired), 4) if paired else None,
-        "delta_2_vs_0_confidence_95": round(interval(paired), 4),
+        "delta_2_vs_0_confidence_95": round(mean_error(paired), 4),
         "start_reward": round(statistics.fmean(curve.heldout[0][1] for curve in curves), 4),
         "trained_samples": sorted({curve.trained_samples for curve in curves}),
         "steps_mean": by_level(lambda curve: curve.steps, statistics.fmean),

@@ -11,7 +11,6 @@ interrupted goes on where it was.
 
 import argparse
 import json
-import math
 import os
 import platform
 import random
@@ -23,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 
 from shoal.config import ShoalConfig, load_config
 from shoal.curation.band import Band, solve_rates
-from shoal.evaluation.respondent import AskSettings, Respondent
+from shoal.evaluation import AskSettings, Respondent, mean_error
 from shoal.files import write_atomic
 from shoal.tasks import THINK_CLOSE, Task, TaskSet, TaskSets, load_tasks, verifier
 from shoal.training.samples import Group
@@ -38,8 +38,6 @@ ARMS = {"both": (True, True), "none": (False, False), "offline": (True, False), 
 CURATION_SAMPLES = 8
 EVALUATE_EVERY = 512
 LAST_EVALUATIONS = 3
-T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 10: 2.26}
-"""Student's t for a 95 % interval, by number of seeds."""
 
 
 @verifier(exact=True)
@@ -107,6 +105,7 @@ def curated(simulation: Simulation, tasks: TaskSet, count: int) -> TaskSet:
 
 def run(config: ShoalConfig, arm: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     offline, online = ARMS[arm]
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         simulation = CountedSimulation(config, seed, Path(scratch))
         simulation.online = online
@@ -122,6 +121,7 @@ def run(config: ShoalConfig, arm: str, seed: int, arguments: argparse.Namespace)
         "charged": charged,
         "curve": curve,
         "steps": simulation.trainer.step,
+        "seconds": time.monotonic() - started,
     }
 
 
@@ -143,10 +143,14 @@ def learn(simulation: CountedSimulation, arguments: argparse.Namespace) -> Itera
 def all_runs(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Seed by seed, so that an interrupted benchmark still compares like with like."""
     torch.set_num_threads(1)
-    config = load_config(ROOT / "configs" / "demo.toml", [f"--training.groups_per_step={arguments.groups}"])
+    config = load_config(
+        ROOT / "configs" / "demo.toml",
+        [f"--training.groups_per_step={arguments.groups}", f"--training.learning_rate={arguments.learning_rate}"],
+    )
+    plan = plan_digest(config, arguments)
     for seed in range(arguments.seeds):
         for arm in arguments.arms:
-            path = arguments.runs / f"{arm}-{seed}-{arguments.samples}.json"
+            path = arguments.runs / f"{arm}-{seed}-{plan}.json"
             if not path.exists():
                 write_atomic(path, json.dumps(run(config, arm, seed, arguments)).encode())
             result = json.loads(path.read_bytes())
@@ -154,18 +158,20 @@ def all_runs(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield result
 
 
+def plan_digest(config: ShoalConfig, arguments: argparse.Namespace) -> str:
+    """What a run depends on besides arm and seed: runs of other settings are never mixed in."""
+    settings = {
+        name: config.model_dump(mode="json")[name] for name in ("model", "tasks", "rollouts", "reward", "training")
+    }
+    settings |= {name: getattr(arguments, name) for name in ("samples", "candidates", "heldout")}
+    return blake3(json.dumps(settings, sort_keys=True).encode()).hexdigest(8)
+
+
 def final_reward(result: dict[str, Any], *, charge: bool = False) -> float:
     """Mean of the last evaluations; with `charge`, of those within the budget that curation left."""
     last = result["curve"][-1][0] - (result["charged"] if charge else 0)
     values = [value for samples, value in result["curve"] if samples <= last]
     return statistics.fmean(values[-LAST_EVALUATIONS:])
-
-
-def interval(values: Sequence[float]) -> float:
-    """Half width of the 95 % confidence interval of the mean."""
-    if len(values) < 2:
-        return 0.0
-    return float(T_95.get(len(values), 2.0) * statistics.stdev(values) / math.sqrt(len(values)))
 
 
 LABELS = {
@@ -186,7 +192,7 @@ def plot(runs: Sequence[dict[str, Any]], path: Path) -> None:
         curves = [run["curve"] for run in runs if run["arm"] == arm]
         grid = np.linspace(0, min(curve[-1][0] for curve in curves), 40)
         rows = np.array([np.interp(grid, *np.array(curve).T) for curve in curves])
-        means, errors = rows.mean(axis=0), np.array([interval(list(column)) for column in rows.T])
+        means, errors = rows.mean(axis=0), np.array([mean_error(list(column)) for column in rows.T])
         axes.plot(grid, means, label=LABELS[arm])
         axes.fill_between(grid, means - errors, means + errors, alpha=0.15)
     axes.set(
@@ -205,12 +211,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=4096, help="completions that each run generates")
     parser.add_argument("--groups", type=int, default=16, help="groups of a training batch")
+    parser.add_argument("--learning-rate", type=float, default=2e-4, help="Twice the demo's: no rollout is old here.")
     parser.add_argument("--candidates", type=int, default=256, help="tasks that the offline filter looks at")
     parser.add_argument("--heldout", type=int, default=256)
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "filtering")
+    parser.add_argument("--runs", type=Path, default=ROOT / "build" / "filtering")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs" / "images" / "filtering.png")
     arguments = parser.parse_args()
-    started = time.monotonic()
     runs = list(all_runs(arguments))
     finals = {arm: [final_reward(run) for run in runs if run["arm"] == arm] for arm in arguments.arms}
     charged = {arm: [final_reward(run, charge=True) for run in runs if run["arm"] == arm] for arm in arguments.arms}
@@ -221,16 +227,17 @@ def main() -> None:
                 "benchmark": "filtering",
                 "filtered_final_reward": round(statistics.fmean(finals["both"]), 4) if "both" in finals else None,
                 "unfiltered_final_reward": round(statistics.fmean(finals["none"]), 4) if "none" in finals else None,
-                "seed_error": round(max(interval(values) for values in finals.values()), 4),
+                "seed_error": round(max(mean_error(values) for values in finals.values()), 4),
                 "start_reward": round(statistics.fmean(run["curve"][0][1] for run in runs), 4),
                 "final_reward": {arm: round(statistics.fmean(values), 4) for arm, values in finals.items()},
                 "final_reward_charged": {arm: round(statistics.fmean(values), 4) for arm, values in charged.items()},
-                "confidence_95": {arm: round(interval(values), 4) for arm, values in finals.items()},
+                "confidence_95": {arm: round(mean_error(values), 4) for arm, values in finals.items()},
                 "steps": {arm: [run["steps"] for run in runs if run["arm"] == arm] for arm in arguments.arms},
                 "generated_samples": arguments.samples,
                 "curation_samples": CURATION_SAMPLES * arguments.candidates,
+                "learning_rate": arguments.learning_rate,
                 "seeds": arguments.seeds,
-                "wall_s": round(time.monotonic() - started, 1),
+                "wall_s": round(sum(run["seconds"] for run in runs), 1),
                 "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
             }
         )

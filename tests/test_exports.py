@@ -24,7 +24,7 @@ PUBLIC = {
     "shoal.evaluation": """
         Answer AnswersError AskSettings Comparison ComparisonError Estimate Figures Journal Post Question
         Respondent ask_all compare_answers comparison_json comparison_table estimate figures_by_category
-        figures_json figures_of figures_table make_crew pass_at_k read_answers write_answers
+        figures_json figures_of figures_table make_crew mean_error pass_at_k read_answers write_answers
     """,
     "shoal.inspection": """
         Filter InspectionError Margins Record Recording add_margins as_json explain open_recording render_record
@@ -49,9 +49,9 @@ PUBLIC = {
         read_rollouts secret_commitment slot_seed step_secret weight write_rollouts
     """,
     "shoal.tasks": """
-        CODEC_FILES LEARNED THINK_CLOSE THINK_OPEN Info MalformedTaskError Outcome OwnVerifierError SandboxError
-        Score Task TaskSet TaskSets TextCodec Verifier check_requirements is_exact length_penalty load_tasks
-        register row_to_task score verifier
+        CODEC_FILES THINK_CLOSE THINK_OPEN Info MalformedTaskError Outcome OwnVerifierError SandboxError
+        Score Task TaskSet TaskSets TextCodec Verifier check_requirements is_exact is_learned length_penalty load_tasks
+        register row_to_task score score_all verifiable verifier
     """,
     "shoal.training": """
         ADVANTAGES CORRECTIONS LOSSES BatchError CheckpointError Checkpoints DivergedError ExportError Group

@@ -80,7 +80,8 @@ TASK_PART = "task"
 
 class RewardConfig(Section):
     parts: dict[str, Annotated[float, Field(gt=0)]] = {}
-    """Weights of a reward of several parts, such as `{task = 0.9, format = 0.1}`; empty means the task's verifier alone."""
+    """Weights of a reward of several parts, such as `{task = 0.9, format = 0.1}`; empty means the task's verifier alone.
+    `"reward_model:NAME"` is a part that the validator's reward model of that name gives."""
     target_lengths: tuple[Positive, ...] = ()
     """Thinking budgets, one drawn per task from the slot seed; empty switches the length term off."""
     length_alpha: Annotated[float, Field(ge=0)] = 0.0003
@@ -231,10 +232,9 @@ class ValidationConfig(Section):
     """Accept a calibration that was made for another model: its limits may wrong the honest or let forgeries pass."""
     claim_s: Positive = 60
     """A submission that a validator took and did not judge by then goes to another one."""
-    reward_model: str = ""
-    """A learned judge made by `shoal reward-model train`; the validator ranks each group with it. Empty switches it off."""
-    reward_model_weight: Annotated[float, Field(ge=0)] = 0.1
-    """What a completion gains that surely wins against its group; below the task reward, which stays the truth."""
+    reward_models: dict[str, str] = {}
+    """Directories of learned judges, such as `{polite = "judges/polite"}`, made by `shoal reward-model train`. The validator
+    ranks each group with those that `reward.parts` or tasks name, as `reward_model:polite`."""
     max_tries: Positive = 3
     """Crashes over one submission before it is set aside without penalty."""
 

@@ -15,7 +15,7 @@ import typer
 from shoal.config import TasksConfig
 from shoal.errors import ConfigError
 from shoal.files import write_atomic
-from shoal.tasks import Task, load_tasks
+from shoal.tasks import Task, load_tasks, verifiable
 from shoal.tasks.sources import tasks_to_measure
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def evaluate_policy(
     from shoal.evaluation.asking import ask_all, plan_of
     from shoal.files import digest_bytes
 
-    chosen = _limited(tasks_to_measure(TasksConfig(source=tasks)), limit)
+    chosen = _limited(_measurable(tasks_to_measure(TasksConfig(source=tasks))), limit)
     settings = _settings(samples, temperature, max_new_tokens, target_lengths, system_prompt, seed, by)
     results: dict[str, Any] = {"tasks": tasks, "samples": samples}
     given = []
@@ -159,7 +159,7 @@ def curate_tasks(
     post, crew = _crew(model, engine, settings, processes, ray, gpus, threads)
     unseen = [task for source in evaluation or [] for task in tasks_to_measure(TasksConfig(source=source))]
     curate(
-        _limited(_training_tasks(tasks), limit),
+        _limited(_measurable(_training_tasks(tasks)), limit),
         unseen,
         post,
         crew,
@@ -281,7 +281,9 @@ def train_reward(
         on_step=_fit_progress([]),
     )
     report(f"held-out pair accuracy {accuracy}")
-    report(f"wrote {out}; use it with --validation.reward_model {out}")
+    report(f"wrote {out}; in a run file:")
+    report(f'  [reward]      parts = {{task = 1.0, "reward_model:{out.name}" = 0.1}}')
+    report(f'  [validation]  reward_models = {{"{out.name}" = "{out}"}}')
 
 
 def _settings(
@@ -321,6 +323,14 @@ def _training_tasks(source: str) -> list[Task]:
     config = TasksConfig(source=source)
     generated = source.startswith(("builtin:", "reasoning-gym:"))
     return list(load_tasks(config).train) if generated else tasks_to_measure(config)
+
+
+def _measurable(tasks: list[Task]) -> list[Task]:
+    """Tells how many tasks are left out because only a reward model could judge them."""
+    found = verifiable(tasks)
+    if left_out := len(tasks) - len(found):
+        report(f"{left_out} tasks are left to reward models, whose rankings measure no policy")
+    return found
 
 
 def _limited(tasks: list[Task], limit: int | None) -> list[Task]:

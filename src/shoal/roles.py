@@ -181,7 +181,7 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     assert isinstance(engine, TorchEngine)
     metrics = Metrics(directory.events / f"{place.name}.jsonl")
     report(f"judging for {descriptor.run_id}")
-    learned = make_judge(config.validation, descriptor, run.workload.tasks.train)
+    learned = make_judge(config.validation.reward_models, descriptor, run.workload.tasks.train)
     Validator(
         run,
         client,

@@ -10,13 +10,14 @@ from pathlib import Path
 from shoal.broadcast import Origin
 from shoal.config import ShoalConfig, TasksConfig, ValidationConfig, to_toml
 from shoal.errors import ConfigError
-from shoal.files import remove_leftovers, write_atomic
+from shoal.files import digest_file, remove_leftovers, write_atomic
 from shoal.locks import hold
 from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.protocol.signing import PROTOCOL_VERSION
 from shoal.rundir import ROLES, RunDirectory, located
 from shoal.tasks import CODEC_FILES, TaskSet, TaskSets, TextCodec, load_tasks
+from shoal.tasks.learned import check_named
 from shoal.tasks.parcels import pack
 from shoal.tasks.rewards import check_parts
 from shoal.tasks.sources import is_local, pin_source
@@ -64,13 +65,22 @@ def _create(directory: RunDirectory, config: ShoalConfig) -> None:
     config_tasks = pin_source(config.tasks)
     tasks = load_tasks(config.tasks if is_local(config.tasks) else config_tasks)
     _check_prompts(tasks.train, codec, config)
-    _check_parts(tasks.train, config)
+    check_parts(tasks.train, config.reward.parts)
+    _check_reward_models(tasks.train, config, model_directory)
     numerics_classes = _numerics_classes(config.validation, model_directory)
     busy = f"Another process has been making the run in {directory.root} for {CREATE_DEADLINE_S:.0f} s."
     with hold(directory.root / "create.lock", busy, wait_s=CREATE_DEADLINE_S):
         if not directory.is_initialised:
             _compile_proofs()
             _write(directory, config, model_directory, tasks, config_tasks, numerics_classes)
+
+
+def _check_reward_models(tasks: TaskSet, config: ShoalConfig, model_directory: Path) -> None:
+    from shoal.policy.reward_model import TOKENIZER_FILE, find_reward_model
+
+    check_named(config.reward.parts, tasks, config.validation.reward_models)
+    for path in config.validation.reward_models.values():
+        find_reward_model(path, digest_file(model_directory / TOKENIZER_FILE))
 
 
 def _numerics_classes(config: ValidationConfig, model_directory: Path) -> tuple[str, ...]:
@@ -188,12 +198,6 @@ def _check_prompts(tasks: TaskSet, codec: TextCodec, config: ShoalConfig) -> Non
                 f"rollouts.max_prompt_tokens allows {config.rollouts.max_prompt_tokens}.",
                 hint=f"Raise it to {len(tokens)} or more, or choose other tasks.",
             )
-
-
-def _check_parts(tasks: TaskSet, config: ShoalConfig) -> None:
-    if config.reward.parts:
-        for task in tasks:
-            check_parts(task, config.reward.parts)
 
 
 def _serve_tasks(origin: Origin, tasks: TaskSet) -> tuple[FileReference, ...]:

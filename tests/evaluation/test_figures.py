@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from evaluation.samples import answer
-from shoal.evaluation.figures import estimate, figures_by_category, figures_of, pass_at_k, usual_ks
+from shoal.evaluation.figures import estimate, figures_by_category, figures_of, mean_error, pass_at_k, usual_ks
 
 
 @pytest.mark.parametrize(("samples", "solved", "k"), [(8, 3, 1), (8, 3, 4), (6, 6, 2), (6, 0, 6), (5, 2, 5)])
@@ -65,3 +65,10 @@ def test_usual_ks_are_powers_of_two_and_the_last() -> None:
     assert usual_ks(1) == [1]
     assert usual_ks(6) == [1, 2, 4, 6]
     assert usual_ks(8) == [1, 2, 4, 8]
+
+
+def test_the_error_over_seeds_is_students() -> None:
+    assert mean_error([0.4]) == 0.0
+    assert mean_error([0.0, 1.0]) == pytest.approx(12.706 * 0.5, rel=1e-3)
+    # 12 values 0 … 11: s = 3.6056, t(11) = 2.201
+    assert mean_error(list(range(12))) == pytest.approx(2.201 * 3.6056 / 12**0.5, rel=1e-3)

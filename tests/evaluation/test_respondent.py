@@ -1,11 +1,16 @@
 """What an answer depends on: the policy, the problem and the seed; not the company it is asked in."""
 
+import os
+import threading
 from pathlib import Path
+
+import pytest
 
 from shoal.config import TasksConfig
 from shoal.evaluation import AskSettings, Respondent
 from shoal.evaluation.respondent import category_of, draw, policy_digest
-from shoal.tasks import Task, load_tasks, score
+from shoal.tasks import Info, Outcome, Task, Verifier, load_tasks, score
+from shoal.tasks.verifiers import VERIFIERS
 
 TASKS = list(load_tasks(TasksConfig(count=1, heldout=4)).heldout)
 SETTINGS = AskSettings(samples=3, max_new_tokens=12, target_lengths=(16, 32))
@@ -28,6 +33,23 @@ def test_every_answer_is_judged_and_says_why(tiny_policy: Path) -> None:
         assert one.completion == respondent.codec.decode(one.output_tokens)
         assert one.target_length in (16, 32)
         assert 1 <= len(one.output_tokens) <= 12
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core judges one answer at a time")
+def test_verifiers_that_wait_for_other_processes_judge_side_by_side(
+    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting = threading.Barrier(2)
+
+    def check_together(info: Info, text: str) -> Outcome:
+        meeting.wait(timeout=60)
+        return Outcome(1.0, "met")
+
+    monkeypatch.setitem(VERIFIERS, "meeting", Verifier(check_together, Info, exact=True, slow=True))
+    task = Task(problem_id="1", source="s", task_type="meeting", prompt="?", verification_info={})
+    settings = AskSettings(samples=2, max_new_tokens=2)
+    answers = Respondent.load(str(tiny_policy), "torch", settings).answer([task])
+    assert [one.why for one in answers] == ["met", "met"]
 
 
 def test_samples_of_a_problem_differ_and_another_seed_gives_others(tiny_policy: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shoal.errors import ConfigError
-from shoal.tasks import Score, Task, is_exact, score
+from shoal.tasks import Score, Task, TaskSet, is_exact, score
 from shoal.tasks.rewards import check_parts, score_all, task_score
 from shoal.tasks.verifiers import VERIFIERS, find_verifier
 
@@ -113,13 +113,24 @@ def test_one_tolerant_part_makes_the_whole_tolerant() -> None:
 def test_the_reward_of_a_run_may_have_parts() -> None:
     task = task_of("integer_answer", {"answer": 7}, metadata={"format": {"tags": ["b"]}})
     parts = {"task": 0.9, "format": 0.1}
-    check_parts(task, parts)
+    check_parts(TaskSet([task]), parts)
     assert task_score(task, "</think>7", parts).reward == pytest.approx(0.9)
     assert task_score(task, "</think><b>7</b>", parts).reward == pytest.approx(0.1)
     assert task_score(task, "</think>7", parts).exact
     assert [found.reward for found in score_all([(task, "</think>7"), (task, "7")], {})] == [1.0, 0.0]
-    with pytest.raises(ConfigError, match="exact_match"):
-        check_parts(task, {"exact_match": 1.0})
+
+
+def test_parts_that_nobody_knows_or_that_a_task_cannot_have_are_refused_by_name() -> None:
+    task = task_of("integer_answer", {"answer": 7}, metadata={"format": {"tags": ["b"]}})
+    with pytest.raises(ConfigError, match=r"names exact_match, but task 1 \(.*\) has in its metadata: .*answer"):
+        check_parts(TaskSet([with_answer(task), task]), {"exact_match": 1.0})
+    with pytest.raises(ConfigError, match=r"reward.parts names polite: There is no verifier"):
+        check_parts(TaskSet([task]), {"task": 0.9, "polite": 0.1})
+    check_parts(TaskSet([task]), {"task": 0.9, "reward_model:polite": 0.1})
+
+
+def with_answer(task: Task) -> Task:
+    return task.model_copy(update={"metadata": {"exact_match": {"answer": "7"}}})
 
 
 def test_an_own_verifier_is_named_by_module_and_function() -> None:

@@ -6,8 +6,8 @@ or always solved cost samples, give no signal, and show that the band of the cur
 
 from shoal.coordinator.database import Connection
 from shoal.protocol import api
+from shoal.protocol.verdicts import SOLVED
 
-SOLVED = 1.0 - 1e-9
 NEVER, ALWAYS = "never", "always"
 _BUCKET = "CASE WHEN solved=0 THEN -1 WHEN solved=samples THEN 10 ELSE (10*solved)/samples END"
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from shoal.curation.overlap import NearDuplicates, words
 from shoal.errors import ConfigError
-from shoal.evaluation.answers import SOLVED
+from shoal.protocol.verdicts import SOLVED
 from shoal.tasks import THINK_CLOSE, THINK_OPEN, Task, TextCodec, score
 
 COMPLETION, TARGET = "completion", "target_length"

@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 
 from shoal.errors import ShoalError
 from shoal.files import write_atomic
+from shoal.protocol.verdicts import SOLVED
 
-SOLVED = 1.0 - 1e-9
-"""A task reward from here on counts as solved."""
 _TYPES: dict[str, Any] = {
     "problem_id": pa.string(),
     "category": pa.string(),

@@ -6,12 +6,14 @@ The problems are the sample, not the answers: answers to one problem are alike, 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, pvariance
+from statistics import fmean, pvariance, stdev
 
 from shoal.evaluation.answers import Answer, by_problem
 
 Z_95 = 1.959964
 OVERALL = "all"
+T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+"""Student's t for a 95 % interval by degrees of freedom."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,15 @@ def estimate(values: Sequence[float]) -> Estimate:
     centre = (mean + Z_95**2 / (2 * tosses)) / (1 + Z_95**2 / tosses)
     half = Z_95 / (1 + Z_95**2 / tosses) * math.sqrt(mean * (1 - mean) / tosses + Z_95**2 / (4 * tosses**2))
     return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def mean_error(values: Sequence[float]) -> float:
+    """Half width of the 95 % interval of the mean of independent runs; 0 for a single one."""
+    freedom = len(values) - 1
+    if freedom < 1:
+        return 0.0
+    many = Z_95 + (Z_95**3 + Z_95) / (4 * freedom) + (5 * Z_95**5 + 16 * Z_95**3 + 3 * Z_95) / (96 * freedom**2)
+    return T_95.get(freedom, many) * stdev(values) / math.sqrt(len(values))
 
 
 def usual_ks(samples: int) -> list[int]:

@@ -15,7 +15,7 @@ from shoal.evaluation.answers import Answer
 from shoal.files import digest_file
 from shoal.policy import Completion, Engine, GenerationRequest, resolve_model
 from shoal.policy.joined import make_engine
-from shoal.tasks import Task, TextCodec, score
+from shoal.tasks import Score, Task, TextCodec, score_all
 
 DEFAULT_CATEGORY_KEYS = ("category", "domain", "subject", "difficulty")
 
@@ -80,14 +80,17 @@ class Respondent:
             for question, sample in asked
         ]
         made = self.engine.generate(requests, temperature=settings.temperature, on_progress=on_progress)
+        texts = [self.codec.decode(completion.tokens) for completion in made]
+        verdicts = score_all([(question.task, text) for (question, _), text in zip(asked, texts, strict=True)])
         return [
-            self._judge(question, sample, request.seed, completion)
-            for (question, sample), request, completion in zip(asked, requests, made, strict=True)
+            self._answer(*asked[number], requests[number].seed, made[number], texts[number], verdicts[number])
+            for number in range(len(asked))
         ]
 
-    def _judge(self, question: Question, sample: int, seed: int, completion: Completion) -> Answer:
-        task, text = question.task, self.codec.decode(completion.tokens)
-        verdict = score(task, text)
+    def _answer(
+        self, question: Question, sample: int, seed: int, completion: Completion, text: str, verdict: Score
+    ) -> Answer:
+        task = question.task
         return Answer(
             problem_id=task.problem_id,
             category=category_of(task, self.settings.category),

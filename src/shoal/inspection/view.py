@@ -16,6 +16,7 @@ from shoal.inspection.records import Record
 from shoal.observe.words import REPLACEMENT, plural
 
 STATE_STYLES = {"consumed": "green", "accepted": "green", "rejected": "red", "withdrawn": "red"}
+ROUNDING = 1e-9
 
 
 def render_record(record: Record, *, max_characters: int = 2000) -> RenderableType:
@@ -56,8 +57,11 @@ def _facts(record: Record) -> list[tuple[str, Text]]:
 
 
 def _reward(record: Record) -> Text:
-    penalty = record.task_reward - record.reward
-    terms = f" = {record.task_reward:g} − {penalty:.4g} for its length" if abs(penalty) > 1e-9 else ""
+    penalty = record.rollout.length_penalty
+    learned = record.reward - record.task_reward + penalty if record.judged else 0.0
+    terms = f" − {penalty:.4g} for its length" if penalty else ""
+    terms += f" + {learned:.4g} from reward models" if abs(learned) > ROUNDING else ""
+    terms = f" = {record.task_reward:g}{terms}" if terms else ""
     source = "" if record.judged else "  (the worker's claim)"
     text = Text(f"{record.reward:.4g}{terms}{source}", style="green" if record.task_reward > 0 else "yellow")
     return text.append(f"  {_clean(record.why)}", style="default") if record.why else text

@@ -21,11 +21,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 class RewardModel:
     def __init__(self, path: str, *, device: str = "cpu", max_tokens: int = MAX_TOKENS) -> None:
-        directory = resolve_model(path)
-        if read_config(directory).num_labels != 1:
-            raise ModelError(f"{directory} is no reward model.", hint="`shoal reward-model train` makes one.")
-        self.model = build_classifier(directory).to(device).eval()
-        self.tokenizer_digest = digest_file(directory / TOKENIZER_FILE)
+        self.model = build_classifier(find_reward_model(path)).to(device).eval()
         self._device, self._max_tokens = torch.device(device), max_tokens
 
     @torch.inference_mode()
@@ -41,6 +37,19 @@ class RewardModel:
     def rank(self, prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> list[float]:
         """For each completion of a group its mean chance to win against another one; 0.5 for a group of one."""
         return win_chances(self.scores([[*prompt, *completion] for completion in completions]))
+
+
+def find_reward_model(path: str, tokenizer_digest: str | None = None) -> Path:
+    """Its directory; refuses what is no reward model, and one that would read other tokens than the policy writes."""
+    directory = resolve_model(path)
+    if read_config(directory).num_labels != 1:
+        raise ModelError(f"{directory} is no reward model.", hint="`shoal reward-model train` makes one.")
+    if tokenizer_digest is not None and digest_file(directory / TOKENIZER_FILE) != tokenizer_digest:
+        raise ModelError(
+            f"The reward model {path} reads other tokens than the policy writes.",
+            hint="Train it from a policy with the run's tokenizer: shoal reward-model train --model …",
+        )
+    return directory
 
 
 def win_chances(scores: Sequence[float]) -> list[float]:

@@ -6,6 +6,9 @@ trust falls and audits rise. A *fault* is nobody's: the work is tried again or e
 
 from enum import StrEnum
 
+SOLVED = 1.0 - 1e-9
+"""A task reward from here on counts as solved."""
+
 
 class Weight(StrEnum):
     PROOF = "proof"

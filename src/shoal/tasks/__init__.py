@@ -4,16 +4,16 @@ from shoal.tasks.answers import THINK_CLOSE, THINK_OPEN
 from shoal.tasks.checks import Info, Outcome
 from shoal.tasks.codec import CODEC_FILES, TextCodec
 from shoal.tasks.columns import MalformedTaskError, row_to_task
+from shoal.tasks.learned import is_learned, verifiable
 from shoal.tasks.model import Task, TaskSet, TaskSets
 from shoal.tasks.requirements import OwnVerifierError, check_requirements
-from shoal.tasks.rewards import length_penalty
+from shoal.tasks.rewards import length_penalty, score_all
 from shoal.tasks.sandbox import SandboxError
 from shoal.tasks.sources import load_tasks
-from shoal.tasks.verifiers import LEARNED, Score, Verifier, is_exact, register, score, verifier
+from shoal.tasks.verifiers import Score, Verifier, is_exact, register, score, verifier
 
 __all__ = [
     "CODEC_FILES",
-    "LEARNED",
     "THINK_CLOSE",
     "THINK_OPEN",
     "Info",
@@ -29,10 +29,13 @@ __all__ = [
     "Verifier",
     "check_requirements",
     "is_exact",
+    "is_learned",
     "length_penalty",
     "load_tasks",
     "register",
     "row_to_task",
     "score",
+    "score_all",
+    "verifiable",
     "verifier",
 ]

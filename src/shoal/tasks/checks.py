@@ -15,6 +15,7 @@ from shoal.tasks.answers import NEVER_CLOSED, answer_part, final_answer, last_bo
 _INTEGER = re.compile(r"[+-]?[0-9]{1,32}")
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?[.:)]?")
 _SHOWN = 80
+LEFT_TO_MODEL = "left to the reward model of the validator"
 
 
 class Outcome(NamedTuple):
@@ -92,7 +93,7 @@ def check_choice(info: ChoiceInfo, text: str) -> Outcome:
 
 def check_learned(info: Info, text: str) -> Outcome:
     """0 for everybody: only the validator holds the reward model, and puts its ranking in place of this."""
-    return Outcome(0.0, "left to the reward model of the validator")
+    return Outcome(0.0, LEFT_TO_MODEL)
 
 
 class FormatInfo(Info):

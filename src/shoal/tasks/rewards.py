@@ -11,8 +11,10 @@ from os import cpu_count
 
 from shoal.config import TASK_PART
 from shoal.errors import ConfigError
-from shoal.tasks.model import Task
-from shoal.tasks.verifiers import Score, find_verifier, score
+from shoal.tasks.checks import LEFT_TO_MODEL
+from shoal.tasks.learned import is_learned
+from shoal.tasks.model import Task, TaskSet
+from shoal.tasks.verifiers import Score, Verifier, find_verifier, score
 
 
 def length_penalty(target_length: int, length: int, alpha: float) -> float:
@@ -21,14 +23,14 @@ def length_penalty(target_length: int, length: int, alpha: float) -> float:
 
 
 def task_score(task: Task, text: str, parts: Mapping[str, float]) -> Score:
-    """The weighted sum of the parts. A part other than the task itself finds what it needs in the task's metadata."""
+    """The weighted sum of the parts that can be verified; another one than the task finds its information in the metadata."""
     if not parts:
         return score(task, text)
-    scores = {name: _part(task, text, name) for name in parts}
+    scores = {name: _part(task, text, name) for name in parts if not is_learned(name)}
     return Score(
         reward=sum(parts[name] * found.reward for name, found in scores.items()),
-        why="; ".join(f"{name} {found.reward:g} ({found.why})" for name, found in scores.items()),
-        exact=all(found.exact for found in scores.values()),
+        why="; ".join(f"{name} {found.reward:g} ({found.why})" for name, found in scores.items()) or LEFT_TO_MODEL,
+        exact=bool(scores) and all(found.exact for found in scores.values()),
         limited=any(found.limited for found in scores.values()),
     )
 
@@ -39,9 +41,11 @@ def _part(task: Task, text: str, name: str) -> Score:
     return score(task.model_copy(update={"task_type": name, "verification_info": task.metadata.get(name, {})}), text)
 
 
-def score_all(pairs: Sequence[tuple[Task, str]], parts: Mapping[str, float]) -> list[Score]:
-    """Every completion of a slot; verifiers that wait for other processes run side by side."""
-    if not any(find_verifier(task.task_type).slow for task, _ in pairs):
+def score_all(pairs: Sequence[tuple[Task, str]], parts: Mapping[str, float] | None = None) -> list[Score]:
+    """Every (task, completion), in order; verifiers that wait for other processes run side by side."""
+    parts = parts or {}
+    names = {task.task_type for task, _ in pairs} | parts.keys() - {TASK_PART}
+    if not any(find_verifier(name).slow for name in names):
         return [task_score(task, text, parts) for task, text in pairs]
     return list(_threads().map(lambda pair: task_score(pair[0], pair[1], parts), pairs))
 
@@ -51,9 +55,18 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(cpu_count() or 1, thread_name_prefix="scoring")
 
 
-def check_parts(task: Task, parts: Mapping[str, float]) -> None:
-    """Refuses parts that nobody knows or that this task has no information for."""
-    for name in parts:
-        complaint = "" if name == TASK_PART else find_verifier(name).complaint(task.metadata.get(name, {}))
-        if complaint:
-            raise ConfigError(f"reward.parts names {name}, but {task.problem_id} has in its metadata: {complaint}.")
+def check_parts(tasks: TaskSet, parts: Mapping[str, float]) -> None:
+    """Refuses parts that nobody knows or that some task has no information for."""
+    verifiers = {name: _part_verifier(name) for name in parts if name != TASK_PART}
+    for number, task in enumerate(tasks if verifiers else ()):
+        for name, found in verifiers.items():
+            if complaint := found.complaint(task.metadata.get(name, {})):
+                place = f"task {number} ({task.problem_id})"
+                raise ConfigError(f"reward.parts names {name}, but {place} has in its metadata: {complaint}.")
+
+
+def _part_verifier(name: str) -> Verifier:
+    try:
+        return find_verifier(name)
+    except ConfigError as error:
+        raise ConfigError(f"reward.parts names {name}: {error.message}", hint=error.hint) from None

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from shoal.errors import ConfigError
 from shoal.tasks import checks, constraints, gym, mathematics, programs
 from shoal.tasks.checks import Info, Outcome
+from shoal.tasks.learned import PREFIX, is_learned
 from shoal.tasks.model import Task
 
 
@@ -82,10 +83,6 @@ def _never(info: Info, text: str) -> Outcome:
     raise AssertionError("own verifiers judge whole tasks")
 
 
-LEARNED = "reward_model"
-"""Tasks without a verifiable answer, which the validator's reward model ranks."""
-
-
 class PartInfo(Info):
     task_type: str
     verification_info: Annotated[dict[str, Any], Field(default_factory=dict)]
@@ -93,6 +90,8 @@ class PartInfo(Info):
 
     @model_validator(mode="after")
     def _known(self) -> "PartInfo":
+        if is_learned(self.task_type):
+            raise ValueError(f"{self.task_type} ranks whole groups: name it in reward.parts")
         complaint = find_verifier(self.task_type).complaint(self.verification_info)
         if complaint:
             raise ValueError(complaint)
@@ -116,6 +115,7 @@ def check_multi(info: MultiInfo, text: str) -> Outcome:
 
 
 _MATH = Verifier(mathematics.check_math, mathematics.MathInfo, exact=False, slow=True)
+_LEARNED = Verifier(checks.check_learned, Info, exact=False)
 _CODE = Verifier(programs.check_code, programs.CodeInfo, exact=False, slow=True, sandboxed=True)
 
 VERIFIERS: dict[str, Verifier] = {
@@ -123,7 +123,6 @@ VERIFIERS: dict[str, Verifier] = {
     "exact_match": Verifier(checks.check_exact, checks.ExactInfo, exact=True),
     "multiple_choice": Verifier(checks.check_choice, checks.ChoiceInfo, exact=True),
     "format": Verifier(checks.check_format, checks.FormatInfo, exact=True),
-    LEARNED: Verifier(checks.check_learned, Info, exact=False),
     "json_output": Verifier(checks.check_json, checks.JsonInfo, exact=True),
     "code_output_prediction": Verifier(checks.check_json, checks.JsonInfo, exact=True),
     "instruction_following": Verifier(constraints.check_constraints, constraints.ConstraintInfo, exact=True),
@@ -152,17 +151,20 @@ def is_exact(task_type: str) -> bool:
 
 
 def is_own(task_type: str) -> bool:
-    return ":" in task_type
+    return ":" in task_type and not is_learned(task_type)
 
 
 def find_verifier(task_type: str) -> Verifier:
     if task_type in VERIFIERS:
         return VERIFIERS[task_type]
+    if is_learned(task_type):
+        return _LEARNED
     if is_own(task_type):
         return _import(task_type)
     known = ", ".join(sorted(VERIFIERS))
     raise ConfigError(
-        f"There is no verifier for task type {task_type!r}.", hint=f"Known: {known}, or your own as module:function."
+        f"There is no verifier for task type {task_type!r}.",
+        hint=f"Known: {known}, {PREFIX}NAME, or your own as module:function.",
     )
 
 

@@ -14,6 +14,7 @@ from shoal.policy.engine import Engine
 from shoal.policy.joined import JoinedRun
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
+from shoal.tasks import is_learned
 
 LONG_POLL_S = 5.0
 RETRY_S = 1.0
@@ -33,6 +34,7 @@ class Evaluator:
     ) -> None:
         self.run_info, self.client, self.engine = run, client, engine
         self.every, self.samples, self.steps, self.report = every, samples, steps, report
+        self.tasks = [task for task in run.workload.tasks.heldout if not is_learned(task.task_type)]
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -40,6 +42,9 @@ class Evaluator:
 
     def run(self) -> None:
         """Evaluates until the final version has been measured."""
+        if not self.tasks:
+            self.report("nothing to measure: only reward models could judge the held-out tasks")
+            return
         done = {view.version for view in self.client.history().evaluations}
         counter: int | None = None
         while not self._stopping.is_set() and self.steps not in done:
@@ -85,7 +90,7 @@ class Evaluator:
             seed=f"evaluation {version}",
         )
         questions = []
-        for index, task in enumerate(workload.tasks.heldout):
+        for index, task in enumerate(self.tasks):
             target = targets[index % len(targets)]
             questions.append(Question(task, target, workload.prompt_tokens(task, target)))
         return figures_of(Respondent(self.engine, workload.codec, settings).answer_questions(questions))

@@ -1,63 +1,61 @@
-"""The reward model at work: adds its ranking to the rewards of a submission whose claims hold.
+"""Reward models at work: add their rankings to the rewards of a submission whose claims hold.
 
-Only the validator does this. Workers neither have the model nor claim its part, so nothing that it says can be held against them,
-and a run stays as verifiable as before. Tasks with a verifier of their own keep it and gain weight × ranking in the total; whether
-their group is useful is still decided by the verifier. Tasks of type `reward_model` are judged by the ranking alone.
+Only the validator does this. Workers neither have the models nor claim their parts, so nothing that a model says can be held
+against them, and a run stays as verifiable as before. A task with a verifier of its own gains weight × ranking in the total;
+whether its group is useful is still decided by the verifier. A task of type `reward_model:NAME` has the ranking as its reward.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from shoal.config import ValidationConfig
-from shoal.errors import ConfigError
-from shoal.policy.reward_model import RewardModel
+import torch
+
+from shoal.policy.reward_model import TOKENIZER_FILE, RewardModel, find_reward_model
 from shoal.protocol.descriptor import RunDescriptor
-from shoal.tasks import LEARNED, TaskSet
+from shoal.tasks import TaskSet
+from shoal.tasks.learned import PREFIX, LearnedPart, check_named, learned_parts
 from shoal.tasks.workload import Reward
 from shoal.validation.checks import Checked
 
-TOKENIZER_FILE = "tokenizer.json"
-
 
 class LearnedJudge:
-    def __init__(self, model: RewardModel, weight: float) -> None:
-        self.model, self.weight = model, weight
+    def __init__(self, models: Mapping[str, RewardModel], parts: Mapping[str, float]) -> None:
+        """`parts` are those of the run's reward; every model that they or a task names is there."""
+        self.models, self.parts = models, parts
 
     def amend(self, checked: Checked) -> Checked:
-        """The same submission with the reward model's part in its rewards."""
+        """The same submission with the parts of the reward models in its rewards."""
         rewards = list(checked.rewards)
         for numbers in checked.rows_by_group().values():
-            chances = self.model.rank(
-                checked.items[numbers[0]].prompt_tokens, [checked.rollouts[number].output_tokens for number in numbers]
-            )
-            for number, chance in zip(numbers, chances, strict=True):
-                rewards[number] = self._amended(rewards[number], chance, checked.items[number].task.task_type)
+            item = checked.items[numbers[0]]
+            completions = [checked.rollouts[number].output_tokens for number in numbers]
+            for part in learned_parts(item.task.task_type, self.parts):
+                chances = self.models[part.name].rank(item.prompt_tokens, completions)
+                for number, chance in zip(numbers, chances, strict=True):
+                    rewards[number] = _amended(rewards[number], part, chance)
         return replace(checked, rewards=rewards)
 
-    def _amended(self, reward: Reward, chance: float, task_type: str) -> Reward:
-        why = f"{reward.why}; the reward model gives it a chance of {chance:.2f} against its group"
-        if task_type == LEARNED:
-            return replace(
-                reward,
-                task_reward=chance,
-                total=chance - reward.length_penalty,
-                why=why.partition("; ")[2],
-                exact=False,
-            )
-        return replace(reward, total=reward.total + self.weight * chance, why=why)
+
+def _amended(reward: Reward, part: LearnedPart, chance: float) -> Reward:
+    gain = part.weight * chance
+    return replace(
+        reward,
+        task_reward=reward.task_reward + (gain if part.is_task else 0.0),
+        total=reward.total + gain,
+        why=f"{reward.why}; {PREFIX}{part.name} gives it a chance of {chance:.2f} against its group",
+        exact=reward.exact and not part.is_task,
+    )
 
 
-def make_judge(config: ValidationConfig, descriptor: RunDescriptor, tasks: TaskSet) -> LearnedJudge | None:
-    """The judge that the settings name; a run whose tasks need one is not validated without."""
-    if not config.reward_model:
-        if LEARNED in set(tasks.table.column("task_type").unique().to_pylist()):
-            raise ConfigError(
-                f"Tasks of type {LEARNED} need a reward model.", hint="Name it with validation.reward_model."
-            )
+def make_judge(models: Mapping[str, str], descriptor: RunDescriptor, tasks: TaskSet) -> LearnedJudge | None:
+    """The judge of the run's reward models, by name and directory; refuses names that do not fit the run."""
+    check_named(descriptor.reward.parts, tasks, models)
+    if not models:
         return None
-    model = RewardModel(config.reward_model)
-    if model.tokenizer_digest != descriptor.model_files[TOKENIZER_FILE].digest:
-        raise ConfigError(
-            f"The reward model {config.reward_model} reads other tokens than the policy writes.",
-            hint="Train it from a policy with the run's tokenizer: shoal reward-model train --model …",
-        )
-    return LearnedJudge(model, config.reward_model_weight)
+    loaded = {name: _load(path, descriptor) for name, path in models.items()}
+    return LearnedJudge(loaded, descriptor.reward.parts)
+
+
+def _load(path: str, descriptor: RunDescriptor) -> RewardModel:
+    directory = find_reward_model(path, descriptor.model_files[TOKENIZER_FILE].digest)
+    return RewardModel(str(directory), device="cuda" if torch.cuda.is_available() else "cpu")
