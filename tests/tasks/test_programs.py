@@ -1,5 +1,6 @@
 """Code tasks end to end: extraction, sandbox, comparison out here."""
 
+import re
 from typing import Any
 
 import pytest
@@ -54,15 +55,29 @@ def test_a_script_that_writes_every_output_earns_one(program: str) -> None:
         ("class Yes:\n    def __eq__(s, o): return True\ndef double(x): return Yes()", "not JSON"),
         ("import builtins, json\njson.dumps = lambda v: 'true'\ndef double(x): return 1", "returned true"),
         ("import os\nos.write(3, b'4')\ndef double(x): return 4", "returned 44"),
-        ("def double(x):\n    while True: pass", "took more than"),
-        ("def double(x): return 'a' * 10**9", "out of memory"),
     ],
 )
 def test_every_other_function_earns_nothing_and_says_why(program: str, why: str) -> None:
     result = judge(DOUBLE, program)
     assert result.reward == 0.0
     assert why in result.why
-    assert result.limited == ("took more" in why or "memory" in why)
+    assert not result.limited
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        # On a busy machine the clock may decide before the processor time does.
+        ("def double(x):\n    while True: pass", "took more than|did not end in time"),
+        ("def double(x): return 'a' * 10**9", "out of memory"),
+    ],
+)
+def test_a_limit_ends_in_nothing_and_is_told_as_such(program: str, why: str) -> None:
+    result = judge(DOUBLE, program)
+    assert result.reward == 0.0
+    assert re.search(why, result.why)
+    assert result.limited
 
 
 @needs_sandbox
