@@ -1,11 +1,12 @@
 """How many signed requests one coordinator serves: heartbeats, leases and submissions of 10,000 workers, made beforehand.
 
-    python benchmarks/coordinator_load.py [--workers 10000] [--requests 40000] [--postgres]
+    python benchmarks/coordinator_load.py [--workers 10000] [--requests 100000] [--part sqlite|dense|postgres]
 
-The coordinator of a real run directory has one core. `wrk` sends from the other: per worker and turn a lease, a heartbeat, the
-submission of that lease, a heartbeat. The same number of requests comes from 100 and from all workers; `growth` compares
-the coordinator's processor time per request. At the end the coordinator is killed with SIGKILL and its store is counted:
-a lease that was answered but is not there is lost.
+The coordinator of a real run directory has one core. `wrk` sends from the other: per worker and turn a lease, four heartbeats, the
+submission of that lease with its upload, four heartbeats, as a worker does that needs 40 s for a slot; in the *dense* mix one
+heartbeat instead of four. The same number of requests comes from 100 and from all workers; `growth` compares the coordinator's
+processor time per request. At the end the coordinator is killed with SIGKILL, and every answer is held against its store: a lease
+or a submission that was answered but is not there, with the same slot and the same bytes, is lost.
 """
 
 import argparse
@@ -23,12 +24,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from shoal.config import build_config, to_toml
 from shoal.coordinator.assignments import lease_name
 from shoal.coordinator.database import Connection, open_database
 from shoal.coordinator.store import Store
-from shoal.files import digest_bytes, write_atomic
+from shoal.files import digest_bytes, digest_file, write_atomic
 from shoal.identity import Keypair
 from shoal.protocol import api
 from shoal.protocol.client import SUBMISSION_SIGNATURE_HEADER, CoordinatorClient
@@ -38,8 +40,10 @@ from shoal.rundir import ROLES, RunDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-CONNECTIONS = 32
-UPLOAD_BYTES = 2048
+CONNECTIONS = 64
+UPLOAD_BYTES = 8192
+USUAL_HEARTBEATS, DENSE_HEARTBEATS = 8, 2
+"""Per lease."""
 LONGEST_S = 600.0
 NUMERICS = "torch/float32/cpu"
 SERVE = """
@@ -61,11 +65,18 @@ end
 local file = io.open(os.getenv("REQUESTS"), "rb")
 local data = file:read("*all")
 file:close()
-local position, answers, refused, granted, started = 1, 0, 0, 0, nil
+local position, answers, refused, started = 1, 0, 0, nil
+local leases, submissions = {}, {}
 local total = tonumber(os.getenv("TOTAL"))
+local idle = "GET /v1/relays HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n"
+local rehearsed = false
 function request()
+  if not rehearsed then  -- wrk asks once before it begins, and throws the request away
+    rehearsed = true
+    return idle
+  end
   started = started or seconds()
-  if position > #data then return "GET /v1/relays HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n" end
+  if position > #data then return idle end
   local size = tonumber(data:sub(position, position + 7))
   local text = data:sub(position + 8, position + 7 + size)
   position = position + 8 + size
@@ -78,10 +89,15 @@ function response(status, headers, body)
     refused = refused + 1
     if refused <= 3 then print("REFUSED " .. status .. " " .. body) end
   end
-  if body:find('"lease":{', 1, true) then granted = granted + 1 end
+  local lease, slot = body:match('"lease_id":"(%x+)","step":0,"slot":(%d+)')
+  if lease then leases[#leases + 1] = '"' .. lease .. '":' .. slot end
+  local submission = body:match('^{"submission_id":"(%x+)"')
+  if submission then submissions[#submissions + 1] = '"' .. submission .. '"' end
   if answers < total then return end
+  local took = seconds() - started
   local out = io.open(os.getenv("DONE") .. ".tmp", "w")
-  out:write(string.format('{"seconds": %.4f, "refused": %d, "granted": %d}', seconds() - started, refused, granted))
+  out:write(string.format('{"seconds": %.4f, "refused": %d, "leases": {%s}, "submissions": [%s]}',
+    took, refused, table.concat(leases, ","), table.concat(submissions, ",")))
   out:close()
   os.rename(os.getenv("DONE") .. ".tmp", os.getenv("DONE"))
   wrk.thread:stop()
@@ -169,16 +185,17 @@ class Requests:
     def __init__(self, directory: RunDirectory, port: int) -> None:
         self._descriptor, self._secret, self._host = directory.descriptor(), directory.secret(), f"127.0.0.1:{port}"
 
-    def stream(self, keys: list[Keypair], total: int) -> bytes:
+    def stream(self, keys: list[Keypair], turns: int, heartbeats: int) -> bytes:
         parts: list[bytes] = []
-        turn = 0
-        while len(parts) < total:
+        for turn in range(turns):
             parts += [self._json(key, "/v1/leases", _lease_body(turn)) for key in keys]
-            parts += [self._json(key, "/v1/heartbeat", HEARTBEAT) for key in keys]
+            parts += self._heartbeats(keys, heartbeats // 2)
             parts += [self._submission(key, turn) for key in keys]
-            parts += [self._json(key, "/v1/heartbeat", HEARTBEAT) for key in keys]
-            turn += 1
-        return b"".join(b"%08d" % len(part) + part for part in parts[:total])
+            parts += self._heartbeats(keys, heartbeats // 2)
+        return b"".join(b"%08d" % len(part) + part for part in parts)
+
+    def _heartbeats(self, keys: list[Keypair], count: int) -> list[bytes]:
+        return [self._json(key, "/v1/heartbeat", HEARTBEAT) for _ in range(count) for key in keys]
 
     def _json(self, key: Keypair, path: str, body: bytes) -> bytes:
         return self._request(key, "POST", path, body, {"content-type": "application/json"})
@@ -234,7 +251,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def drive(port: int, requests: bytes, total: int, work: Path) -> dict[str, float]:
+def drive(port: int, requests: bytes, total: int, work: Path) -> dict[str, Any]:
     """Sends the stream as fast as it is answered."""
     sent, done, script = work / "requests", work / "done.json", work / "load.lua"
     sent.write_bytes(requests)
@@ -258,107 +275,126 @@ def drive(port: int, requests: bytes, total: int, work: Path) -> dict[str, float
     return figures
 
 
-def measure(store_url: str, workers: int, total: int) -> dict[str, float]:
+def measure(store_url: str, workers: int, at_most: int, heartbeats: int) -> dict[str, Any]:
     work = Path(tempfile.mkdtemp(prefix="shoal-load-"))
+    turns = at_most // (workers * (2 + heartbeats))
+    total = turns * workers * (2 + heartbeats)
     try:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
-        total -= total % (4 * workers)
-        directory = make_run(work / "run", store_url, port, total // 4)
+        directory = make_run(work / "run", store_url, port, turns * workers)
         keys = [Keypair.generate() for _ in range(workers)]
         register(directory, store_url, keys)
-        requests = Requests(directory, port).stream(keys, total)
+        requests = Requests(directory, port).stream(keys, turns, heartbeats)
         with serving(directory, port) as process:
             trainer = CoordinatorClient.for_run(directory.descriptor(), directory.key("trainer"), "")
             digest = "0" * 64
             trainer.publish(api.VersionBody(version=0, manifest_digest=digest, weights_digest=digest, bytes_total=1))
             before = cpu_seconds(process.pid)
-            figures = drive(port, requests, total, work)
+            answered = drive(port, requests, total, work)
             cpu_s = cpu_seconds(process.pid) - before
             started = time.monotonic()
             trainer.status()
             status_ms = 1000 * (time.monotonic() - started)
             process.send_signal(signal.SIGKILL)
-        counts = count(directory, store_url)
-        return (
-            figures
-            | counts
-            | {
-                "workers": workers,
-                "requests": total,
-                "requests_per_s": round(total / figures["seconds"], 1),
-                "cpu_us_per_request": round(1e6 * cpu_s / total, 1),
-                "status_ms": round(status_ms, 1),
-                "lost_leases": figures["granted"] - counts["leases"],
-                "lost_submissions": total // 4 - counts["submissions"],
-            }
-        )
+        return {
+            "workers": workers,
+            "requests": total,
+            "requests_per_s": round(total / answered["seconds"], 1),
+            "p50_ms": answered["p50_ms"],
+            "p99_ms": answered["p99_ms"],
+            "cpu_us_per_request": round(1e6 * cpu_s / total, 1),
+            "status_ms": round(status_ms, 1),
+            "refused": answered["refused"],
+            **losses(directory, store_url, answered, turns * workers),
+        }
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def count(directory: RunDirectory, store_url: str) -> dict[str, float]:
-    """What the store holds after the coordinator was killed."""
+def losses(directory: RunDirectory, store_url: str, answered: dict[str, Any], turns: int) -> dict[str, int]:
+    """What was asked for and is not in the store of the killed coordinator exactly as it was answered."""
     store = Store(open_database(store_url, directory.store))
-    sql = "SELECT COUNT(*) AS n, COUNT(DISTINCT slot) AS slots FROM leases"
-    leases = store.read(lambda connection: dict(connection.execute(sql).fetchone()))
-    kept = store.read(lambda connection: connection.execute("SELECT submission_id FROM submissions").fetchall())
+    slots = {row["lease_id"]: row["slot"] for row in rows(store, "SELECT lease_id, slot FROM leases")}
+    digests = {
+        row["submission_id"]: row["digest"] for row in rows(store, "SELECT submission_id, digest FROM submissions")
+    }
     store.close()
-    assert leases["n"] == leases["slots"], "a slot was given twice"
-    files = sum((directory.submissions / f"{row['submission_id']}.parquet").exists() for row in kept)
-    return {"leases": leases["n"], "submissions": files}
+    assert sorted(slots.values()) == list(range(len(slots))), "a slot was given twice or not at all"
+    kept = [lease for lease, slot in answered["leases"].items() if slots.get(lease) == slot]
+    whole = [name for name in answered["submissions"] if _is_whole(directory, name, digests.get(name, ""))]
+    return {"lost_leases": turns - len(set(kept)), "lost_submissions": turns - len(set(whole))}
+
+
+def rows(store: Store, sql: str) -> list[Any]:
+    return store.read(lambda connection: connection.execute(sql).fetchall())
+
+
+def _is_whole(directory: RunDirectory, submission_id: str, digest: str) -> bool:
+    path = directory.submissions / f"{submission_id}.parquet"
+    return path.exists() and digest_file(path) == digest
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=10_000)
-    parser.add_argument("--requests", type=int, default=40_000)
+    parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=2, help="pairs of the small and the large swarm; the best counts")
-    parser.add_argument("--postgres-requests", type=int, default=8_000, help="0 leaves PostgreSQL out")
+    parser.add_argument("--postgres-requests", type=int, default=20_000)
+    parser.add_argument("--part", choices=("sqlite", "dense", "postgres"), action="append", help="all unless named")
     options = parser.parse_args()
     if shutil.which("wrk") is None:
         sys.exit("wrk is not installed: run `make system`")
-    small: list[dict[str, float]] = []
-    large: list[dict[str, float]] = []
-    for _ in range(options.rounds):
-        for workers, results in ((100, small), (options.workers, large)):
-            results.append(measure("sqlite", workers, options.requests))
-            print(json.dumps(results[-1]), flush=True)
-    best = max(large, key=lambda one: one["requests_per_s"])
-    growth = min(one["cpu_us_per_request"] for one in large) / min(one["cpu_us_per_request"] for one in small)
+    parts = options.part or ["sqlite", "dense", "postgres"]
     result: dict[str, object] = {
         "workers": options.workers,
-        "requests": int(best["requests"]),
-        "requests_per_s": best["requests_per_s"],
-        "p50_ms": best["p50_ms"],
-        "p99_ms": best["p99_ms"],
-        "cpu_us_per_request": best["cpu_us_per_request"],
-        "growth": round(growth, 3),
-        "status_ms": best["status_ms"],
-        "lost_leases": sum(int(one["lost_leases"]) for one in small + large),
-        "lost_submissions": sum(int(one["lost_submissions"]) for one in small + large),
-        "mix": "1 lease, 1 submission, 2 heartbeats",
         "machine": f"{platform.machine()}, server on one core, wrk on another",
     }
-    if options.postgres_requests:
-        result |= on_postgres(min(options.workers, options.postgres_requests // 4), options.postgres_requests)
+    if "sqlite" in parts:
+        result |= on_sqlite(options.workers, options.requests, options.rounds)
+    if "dense" in parts:
+        result |= on_sqlite_dense(options.workers, options.requests)
+    if "postgres" in parts:
+        result |= on_postgres(options.workers, options.postgres_requests)
     print(json.dumps(result))
 
 
-def on_postgres(workers: int, total: int) -> dict[str, object]:
+def on_sqlite(workers: int, at_most: int, rounds: int) -> dict[str, object]:
+    small: list[dict[str, Any]] = []
+    large: list[dict[str, Any]] = []
+    for _ in range(rounds):
+        for count, results in ((100, small), (workers, large)):
+            results.append(measure("sqlite", count, at_most, USUAL_HEARTBEATS))
+            print(json.dumps(results[-1]), flush=True)
+    best = max(large, key=lambda one: float(one["requests_per_s"]))
+    growth = min(one["cpu_us_per_request"] for one in large) / min(one["cpu_us_per_request"] for one in small)
+    shown = ("requests", "requests_per_s", "p50_ms", "p99_ms", "cpu_us_per_request", "status_ms")
+    return {
+        "mix": f"1 lease, 1 submission of {UPLOAD_BYTES} bytes, {USUAL_HEARTBEATS} heartbeats",
+        **{name: best[name] for name in shown},
+        "growth": round(growth, 3),
+        **{name: sum(one[name] for one in small + large) for name in ("refused", "lost_leases", "lost_submissions")},
+    }
+
+
+def on_sqlite_dense(workers: int, at_most: int) -> dict[str, object]:
+    return _named("dense", measure("sqlite", workers, at_most, DENSE_HEARTBEATS))
+
+
+def on_postgres(workers: int, at_most: int) -> dict[str, object]:
     from coordinator.postgres import is_installed, postgres_server
 
     if not is_installed():
         sys.exit("PostgreSQL is not installed: run `make system`")
+    workers = min(workers, at_most // (2 + USUAL_HEARTBEATS))
     with postgres_server() as url:
-        figures = measure(url, workers, total)
+        return _named("postgres", measure(url, workers, at_most, USUAL_HEARTBEATS))
+
+
+def _named(name: str, figures: dict[str, Any]) -> dict[str, object]:
     print(json.dumps(figures), flush=True)
-    return {
-        "requests_per_s_postgres": figures["requests_per_s"],
-        "p99_ms_postgres": figures["p99_ms"],
-        "lost_leases_postgres": int(figures["lost_leases"]),
-    }
+    return {f"{key}_{name}": value for key, value in figures.items()}
 
 
 if __name__ == "__main__":

@@ -242,20 +242,20 @@ def test_a_banned_key_is_refused_everywhere_and_for_good(swarm: Swarm) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
+    "body",
     [
-        (b"", 422),
-        (b"not json", 422),
-        (b"[]", 422),
-        (b'{"name": "x"}', 422),
-        (b'{"\\ud800": 1}', 422),
-        (b'{"name": "\\ud800", "engine": "", "numerics_class": "", "tokens_per_s": 1}', 422),
-        (b"[" * 100_000, 400),
-        (b"\xff\xfe", 422),
+        b"",
+        b"not json",
+        b"[]",
+        b'{"name": "x"}',
+        b'{"\\ud800": 1}',
+        b'{"name": "\\ud800", "engine": "", "numerics_class": "", "tokens_per_s": 1}',
+        b"[" * 100_000,
+        b"\xff\xfe",
     ],
 )
-def test_malformed_bodies_are_refused_in_the_usual_shape(swarm: Swarm, body: bytes, status: int) -> None:
-    assert_refused(send(swarm, signed(swarm, body=body), body=body), status, "malformed")
+def test_malformed_bodies_are_refused_in_the_usual_shape(swarm: Swarm, body: bytes) -> None:
+    assert_refused(send(swarm, signed(swarm, body=body), body=body), 422, "malformed")
     assert_untouched(swarm)
 
 

@@ -8,26 +8,27 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import math
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from shoal import __version__
 from shoal.coordinator import judging, retention
 from shoal.coordinator.context import Context
 from shoal.coordinator.control_routes import control_routes
+from shoal.coordinator.express import Express
 from shoal.coordinator.middleware import AddressLimit, BodyLimit, ServerTime
 from shoal.coordinator.owner_routes import owner_routes
 from shoal.coordinator.public_routes import public_routes
-from shoal.coordinator.service import Service, too_many
-from shoal.coordinator.store import Store, StoreError
+from shoal.coordinator.refusals import refusal_of, refuse, too_many
+from shoal.coordinator.service import Service
+from shoal.coordinator.store import Store
 from shoal.coordinator.worker_routes import worker_routes
-from shoal.errors import RefusedError, ShoalError, SignatureError
+from shoal.errors import ShoalError
 from shoal.protocol import api
 
 log = logging.getLogger(__name__)
@@ -42,17 +43,20 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 def create_app(store: Store, context: Context, descriptor_bytes: bytes) -> FastAPI:
     service = Service(store, context)
     app = FastAPI(title="Shoal coordinator", version=__version__, lifespan=_lifespan(service), responses=REFUSALS)
+    routers = [
+        public_routes(service, descriptor_bytes),
+        worker_routes(service),
+        owner_routes(service),
+        control_routes(service),
+    ]
+    app.add_middleware(Express, service=service, routers=routers)
     app.add_middleware(BodyLimit)
     app.add_middleware(AddressLimit, limit=service.address_limit, refuse=_refuse_address)
     app.add_middleware(ServerTime, clock=context.clock)
-    app.add_exception_handler(ShoalError, _refuse)
-    app.add_exception_handler(RequestValidationError, _refuse_body)
-    app.add_exception_handler(HTTPException, _refuse_request)
-    app.add_exception_handler(Exception, _fail)
-    app.include_router(public_routes(service, descriptor_bytes))
-    app.include_router(worker_routes(service))
-    app.include_router(owner_routes(service))
-    app.include_router(control_routes(service))
+    for refused in (ShoalError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(refused, refuse)
+    for router in routers:
+        app.include_router(router)
     app.state.service = service
     return app
 
@@ -66,6 +70,7 @@ def _lifespan(service: Service) -> Callable[[FastAPI], contextlib.AbstractAsyncC
         sweeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await sweeper
+        service.close()
 
     return lifespan
 
@@ -99,37 +104,5 @@ async def collect_rollouts(service: Service) -> int:
     return len(collected)
 
 
-async def _refuse(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, ShoalError)
-    default = 401 if isinstance(error, SignatureError) else 503 if isinstance(error, StoreError) else 400
-    status = error.status if isinstance(error, RefusedError) and error.status else default
-    wait_s = error.retry_after_s if isinstance(error, RefusedError) else None
-    return _refusal(status, error.code, error.message, error.hint, wait_s)
-
-
-def _refuse_address(wait_s: float) -> JSONResponse:
-    error = too_many("Your address asks too often.", wait_s)
-    return _refusal(error.status, error.code, error.message, error.hint, wait_s)
-
-
-async def _refuse_body(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return _refusal(422, "malformed", f"{where[:200]}: {first['msg']}", "See /docs for the API.")
-
-
-async def _refuse_request(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    code = {404: "not_found", 405: "method", 413: "too_large"}.get(error.status_code, "malformed")
-    return _refusal(error.status_code, code, str(error.detail), "See /docs for the API.")
-
-
-async def _fail(_: Request, error: Exception) -> JSONResponse:
-    return _refusal(500, "internal", f"The coordinator failed: {type(error).__name__}.", "Its log has the details.")
-
-
-def _refusal(status: int, code: str, message: str, hint: str, wait_s: float | None = None) -> JSONResponse:
-    headers = {} if wait_s is None else {"retry-after": str(math.ceil(wait_s))}
-    printable = message.encode(errors="replace").decode()  # field names of a caller may be no unicode
-    return JSONResponse({"code": code, "message": printable, "hint": hint}, status_code=status, headers=headers)
+def _refuse_address(wait_s: float) -> Response:
+    return refusal_of(too_many("Your address asks too often.", wait_s))

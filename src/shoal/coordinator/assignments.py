@@ -7,7 +7,7 @@ reads and writes rows.
 from blake3 import blake3
 
 from shoal.coordinator import batches, leases, slots, trust
-from shoal.coordinator.context import Context
+from shoal.coordinator.context import CLOCK_SLACK_S, Context
 from shoal.coordinator.database import Connection, Row
 from shoal.coordinator.steps import current_step, run_state, step_counts
 from shoal.coordinator.workers import asks_for_work, require_worker, save_trust, trust_record
@@ -189,9 +189,12 @@ def give_back(connection: Connection, context: Context, key: str, lease_id: str)
         slots.drop_lease(connection, row, "returned")
 
 
-def check_upload(
-    connection: Connection, context: Context, key: str, lease_id: str, digest: str, signature: str
-) -> Row | None:
+def verify_upload(context: Context, key: str, lease_id: str, digest: str, signature: str) -> None:
+    """The worker's word for its file, which is kept as evidence."""
+    verify_signature(key, submission_message(context.descriptor.run_id, lease_id, digest), signature)
+
+
+def check_upload(connection: Connection, context: Context, key: str, lease_id: str, digest: str) -> Row | None:
     """The lease that this upload answers, none if the same file was taken before, or the reason why it is refused."""
     require_worker(connection, key)
     row: Row | None = connection.execute(
@@ -207,7 +210,6 @@ def check_upload(
         raise RefusedError("already_submitted", "Another file was submitted for this lease.", status=409)
     if row["state"] != "leased" or row["expires_at"] < context.clock():
         raise RefusedError("lease_expired", "The lease ended before the upload.", hint="Take a new lease.", status=409)
-    verify_signature(key, submission_message(context.descriptor.run_id, lease_id, digest), signature)
     return row
 
 
@@ -221,7 +223,8 @@ def accept_upload(
     size_bytes: int,
     signature: str,
 ) -> api.SubmissionAnswer:
-    row = check_upload(connection, context, key, lease_id, digest, signature)
+    """Takes in a file whose signature was verified."""
+    row = check_upload(connection, context, key, lease_id, digest)
     if row is None:
         known = connection.execute("SELECT * FROM submissions WHERE lease_id=?", (lease_id,)).fetchone()
         return api.SubmissionAnswer(submission_id=known["submission_id"], state=known["state"])
@@ -263,8 +266,16 @@ def sweep(connection: Connection, context: Context) -> bool:
     """Ends leases that ran out, gives up workers that fell silent, forgets old nonces; true if work came free."""
     expired = expire_leases(connection, context)
     given_up = [key for key in context.silent() if _give_up(connection, context, key)]
-    connection.execute("DELETE FROM nonces WHERE expires_at < ?", (context.clock(),))
+    _forget_nonces(connection, context)
     return expired or bool(given_up)
+
+
+def _forget_nonces(connection: Connection, context: Context) -> None:
+    """Those whose request no process would accept any more."""
+    now = context.clock()
+    oldest = now - context.config.coordinator.clock_window_s - (CLOCK_SLACK_S if context.is_shared else 0.0)
+    connection.execute("DELETE FROM nonces WHERE at < ?", (oldest,))
+    connection.execute("DELETE FROM old_nonces WHERE expires_at < ?", (now,))
 
 
 def _give_up(connection: Connection, context: Context, key: str) -> bool:

@@ -20,6 +20,8 @@ from shoal.protocol.descriptor import RunDescriptor
 
 MAX_RELAYS = 64
 RELAY_MEMORY_S = 600.0
+CLOCK_SLACK_S = 2.0
+"""Hosts of one database may disagree by so much about the time."""
 
 
 @dataclass

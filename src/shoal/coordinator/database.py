@@ -24,6 +24,8 @@ LOCK_TIMEOUT_S = 20
 HANGING_AFTER_S = 10
 """A transaction that says nothing for so long is ended by the server, so that one stuck process does not stop the others."""
 CONNECT_TIMEOUT_S = 5
+CHECKPOINT_PAGES = 8000
+"""A page that changes often is copied back once per so many written ones; 32 MB of log are read at the next start."""
 
 
 class Row(Protocol):
@@ -88,6 +90,7 @@ class SQLite:
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
         return connection
 
     def begin_read(self, connection: Connection) -> None:

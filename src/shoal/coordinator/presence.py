@@ -4,14 +4,12 @@ Heartbeats live in the memory of the process that got them. Every few seconds it
 heard, so that nobody is given up by a process that it never talked to.
 """
 
-from shoal.coordinator.context import RELAY_MEMORY_S, Context, Presence, RelayPresence
+from shoal.coordinator.context import CLOCK_SLACK_S, RELAY_MEMORY_S, Context, Presence, RelayPresence
 from shoal.coordinator.database import Connection
 from shoal.protocol import api
 
 EXCHANGES_PER_SILENCE = 6
 """How often presence is exchanged in the time after which a silent worker is given up."""
-CLOCK_SLACK_S = 2.0
-"""Hosts of one database may disagree by so much about the time."""
 KEPT_SILENCES = 10
 
 

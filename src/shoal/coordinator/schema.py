@@ -97,7 +97,21 @@ ALTER TABLE workers ADD COLUMN memory_bytes BIGINT NOT NULL DEFAULT 0;
 ALTER TABLE workers ADD COLUMN link_bytes_per_s DOUBLE PRECISION NOT NULL DEFAULT 0;
 """
 
-MIGRATIONS: dict[int, str] = {2: FIRST, 3: AUDIT_DRAWS_AND_RETRIES, 4: TASK_STATISTICS, 6: TALLIES, 7: RETENTION}
+NONCES_IN_ORDER = """
+ALTER TABLE nonces RENAME TO old_nonces;
+CREATE TABLE nonces (
+  at DOUBLE PRECISION NOT NULL, key TEXT NOT NULL, nonce TEXT NOT NULL, PRIMARY KEY (at, key, nonce)) WITHOUT ROWID;
+"""
+"""Nonces of an older release stay valid in their own table until they run out."""
+
+MIGRATIONS: dict[int, str] = {
+    2: FIRST,
+    3: AUDIT_DRAWS_AND_RETRIES,
+    4: TASK_STATISTICS,
+    6: TALLIES,
+    7: RETENTION,
+    8: NONCES_IN_ORDER,
+}
 """By the schema version that each leads to, in order."""
 SCHEMA_VERSION = max(MIGRATIONS)
 

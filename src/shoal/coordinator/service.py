@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,12 +16,17 @@ from fastapi import Request
 from shoal.coordinator.context import Context
 from shoal.coordinator.database import Connection
 from shoal.coordinator.limits import RateLimit
+from shoal.coordinator.mailbox import Letter, Mailbox
+from shoal.coordinator.refusals import too_many
 from shoal.coordinator.store import Store
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes
 from shoal.protocol.signing import RequestStamp, check_stamp
 
 Result = TypeVar("Result")
+
+UPLOADS_SYNCED_AT_ONCE = 32
+"""Syncs that run at the same time share commits of the file system's journal."""
 
 
 class Bell:
@@ -44,16 +50,21 @@ async def until_changed(ticket: asyncio.Event, timeout_s: float) -> None:
 
 @dataclass(frozen=True)
 class Signed:
-    """Who asks; `spend` uses the request's nonce up inside the operation's transaction."""
+    """Who asks; `spend` uses the request's nonce up inside the operation's transaction.
+
+    A request that is shown again shows its signed time again, so nonces are kept in the order of time: new ones go to the end of
+    the table, old ones are cut off at its beginning.
+    """
 
     key: str
     at: float
     nonce: str
-    expires_at: float
 
     def spend(self, connection: Connection) -> None:
         spent = connection.execute(
-            "INSERT INTO nonces VALUES (?,?,?) ON CONFLICT DO NOTHING", (self.key, self.nonce, self.expires_at)
+            "INSERT INTO nonces SELECT ?,?,? WHERE NOT EXISTS (SELECT 1 FROM old_nonces WHERE key=? AND nonce=?)"
+            " ON CONFLICT DO NOTHING",
+            (self.at, self.key, self.nonce, self.key, self.nonce),
         )
         if not spent.rowcount:
             raise RefusedError("replay", "This request was already seen.", hint="Sign a new one.", status=409)
@@ -68,6 +79,11 @@ class Service:
         self.key_limit = RateLimit(settings.requests_per_s_key, context.clock)
         self.address_limit = RateLimit(settings.requests_per_s_address, context.clock)
         self.stopping = False
+        self._mailbox = Mailbox()
+        self._syncers = ThreadPoolExecutor(UPLOADS_SYNCED_AT_ONCE, "upload-sync")
+
+    def close(self) -> None:
+        self._syncers.shutdown(wait=False)
 
     def listen(self) -> None:
         """Rings whenever a change is on disk, whichever process made it. Belongs to the running loop."""
@@ -92,17 +108,33 @@ class Service:
             return operation(connection)
 
         announces: Callable[[Result], bool] | None = (lambda _: True) if rings else None
-        return await asyncio.wrap_future(self.store.submit(work, announces=announces))
+        return await self._submit(work, announces)
 
     async def maintain(self, operation: Callable[[Connection], bool]) -> None:
-        await asyncio.wrap_future(self.store.submit(operation, announces=bool))
-
-    async def read(self, operation: Callable[[Connection], Result]) -> Result:
-        return await asyncio.to_thread(self.store.read, operation)
+        await self._submit(operation, bool)
 
     async def again(self, operation: Callable[[Connection], Result]) -> Result:
         """Repeats an operation of a request whose nonce is already spent."""
-        return await asyncio.wrap_future(self.store.submit(operation))
+        return await self._submit(operation)
+
+    async def _submit(
+        self, operation: Callable[[Connection], Result], announces: Callable[[Result], bool] | None = None
+    ) -> Result:
+        letter: Letter[Result] = self._mailbox.expect()  # type: ignore[assignment]  # whatever the operation returns
+        self.store.enqueue(operation, letter, announces)
+        return await letter.future
+
+    async def read(self, operation: Callable[[Connection], Result]) -> Result:
+        """One committed state of the store, for as long as it takes."""
+        return await asyncio.to_thread(self.store.read, operation)
+
+    async def glance(self, operation: Callable[[Connection], Result]) -> Result:
+        """A look at a few rows found by an index. In a local file that takes less than to ask a thread for it."""
+        return await self.read(operation) if self.store.database.is_shared else self.store.glance(operation)
+
+    async def sync(self, file: int) -> None:
+        """Waits until a file is on disk; readers of the store do not queue behind it."""
+        await asyncio.get_running_loop().run_in_executor(self._syncers, os.fsync, file)
 
     async def caller(self, request: Request) -> Signed:
         """Who signed this request; a dependency of every route that changes state."""
@@ -123,7 +155,7 @@ class Service:
             body_digest,
         )
         self._limit(stamp.key)
-        return Signed(stamp.key, float(stamp.time), stamp.nonce, self.context.clock() + 2 * window_s)
+        return Signed(stamp.key, float(stamp.time), stamp.nonce)
 
     def _limit(self, key: str) -> None:
         if key in self.context.role_keys or key == self.context.descriptor.run_key:
@@ -137,12 +169,7 @@ class Service:
             raise RefusedError("clock", "The request's time is too far from the server's.", hint=hint, status=401)
 
 
-def too_many(message: str, wait_s: float) -> RefusedError:
-    hint = f"Ask again in {wait_s:.1f} s; the shoal client does so by itself."
-    return RefusedError("rate_limited", message, hint=hint, status=429, retry_after_s=wait_s)
-
-
-async def stream_to_disk(request: Request, path: Path, limit: int) -> tuple[str, int]:
+async def stream_to_disk(service: Service, request: Request, path: Path, limit: int) -> tuple[str, int]:
     """Digest and size of the body, which is safely on disk; no file if anything went wrong."""
     hasher, size_bytes = blake3(), 0
     try:
@@ -152,7 +179,7 @@ async def stream_to_disk(request: Request, path: Path, limit: int) -> tuple[str,
                 hasher.update(chunk)
                 file.write(chunk)
             file.flush()
-            await asyncio.to_thread(os.fsync, file.fileno())
+            await service.sync(file.fileno())
     except OSError as error:
         path.unlink(missing_ok=True)
         hint = "The owner must free disk space; nothing is lost, your work can be uploaded until its lease ends."

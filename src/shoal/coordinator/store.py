@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from shoal.coordinator.database import Connection, Database, SQLite
 from shoal.coordinator.schema import migrate
@@ -30,10 +30,20 @@ class StoreError(ShoalError):
     code = "store"
 
 
-@dataclass(frozen=True)
+class Settled(Protocol):
+    """Where a result goes: a future, or whatever takes its place."""
+
+    def set_running_or_notify_cancel(self) -> bool: ...
+
+    def set_result(self, result: Any, /) -> None: ...
+
+    def set_exception(self, problem: BaseException, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
 class _Job(Generic[Result]):
     work: Work[Result]
-    future: "Future[Result]"
+    future: Settled
     announces: "Callable[[Result], bool] | None"
 
 
@@ -42,7 +52,7 @@ class Store:
         self.database: Database = SQLite(database) if isinstance(database, Path) else database
         self._closing = threading.Event()
         self._queue: queue.SimpleQueue[_Job[object] | None] = queue.SimpleQueue()
-        self._reader = _Line(self.database)
+        self._reader, self._glancer = _Line(self.database), _Line(self.database)
         self._listeners: list[Callable[[], None]] = []
         self._reader.use(lambda connection: migrate(connection, self.database))
         self._threads = [
@@ -52,18 +62,28 @@ class Store:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, work: Work[Result], *, announces: Callable[[Result], bool] | None = None) -> "Future[Result]":
+    def enqueue(self, work: Work[Result], future: Settled, announces: Callable[[Result], bool] | None = None) -> None:
         """Queues a change. One whose result asks for it is heard by the listeners of every process once it is on disk."""
-        future: Future[Result] = Future()
         if self._closing.is_set():
             raise StoreError("The store is closed.", hint="The coordinator is stopping; try again.")
         self._queue.put(_Job(work, future, announces))  # type: ignore[arg-type]  # the pair agrees on Result
+
+    def submit(self, work: Work[Result], *, announces: Callable[[Result], bool] | None = None) -> "Future[Result]":
+        future: Future[Result] = Future()
+        self.enqueue(work, future, announces)
         return future
 
     def write(self, work: Work[Result], *, announces: Callable[[Result], bool] | None = None) -> Result:
         return self.submit(work, announces=announces).result()
 
     def read(self, work: Work[Result]) -> Result:
+        return self._look(self._reader, work)
+
+    def glance(self, work: Work[Result]) -> Result:
+        """As `read`, but never behind a long one: for looks at a few rows."""
+        return self._look(self._glancer, work)
+
+    def _look(self, line: "_Line", work: Work[Result]) -> Result:
         def look(connection: Connection) -> Result:
             self.database.begin_read(connection)
             try:
@@ -72,7 +92,7 @@ class Store:
                 connection.execute("ROLLBACK")
 
         try:
-            return self._reader.use(look)
+            return line.use(look)
         except self.database.broken as error:
             raise StoreError(f"The store cannot be read: {error}.", hint="Check the database.") from None
 
@@ -86,6 +106,7 @@ class Store:
         for thread in self._threads:
             thread.join()
         self._reader.close()
+        self._glancer.close()
 
     def _tell_listeners(self) -> None:
         for heard in list(self._listeners):

@@ -57,8 +57,8 @@ def relay_views(context: Context) -> list[api.RelayView]:
 
 
 def live_relay_urls(context: Context) -> list[str]:
-    alive = [view for view in relay_views(context) if view.last_seen_s <= context.config.coordinator.gone_after_s]
-    return [view.url for view in alive]
+    since = context.clock() - context.config.coordinator.gone_after_s
+    return [relay.body.url for relay in list(context.relays.values()) if relay.seen_at >= since]
 
 
 def status(connection: Connection, context: Context) -> api.StatusView:

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from shoal.coordinator import assignments, steps, views, workers
 from shoal.coordinator.context import Context
-from shoal.coordinator.database import Connection
+from shoal.coordinator.database import Connection, Row
 from shoal.coordinator.service import Service, Signed, bounded_stream, stream_to_disk
 from shoal.errors import RefusedError, ShoalError
 from shoal.protocol import api
@@ -44,10 +44,10 @@ def worker_routes(service: Service) -> APIRouter:
             context.seen(caller.key).note(body)
             return views.worker_view(connection, context, row), steps.run_state(connection, context)
 
-        view, state = await service.read(look)
+        view, state = await service.glance(look)
         if view.state == "gone":
             await service.write(caller, lambda connection: workers.welcome_back(connection, context, caller.key))
-            view, state = await service.read(look)
+            view, state = await service.glance(look)
         return api.HeartbeatAnswer(
             server_time=context.clock(),
             worker=view,
@@ -65,6 +65,15 @@ def worker_routes(service: Service) -> APIRouter:
         await service.write(caller, lambda connection: assignments.give_back(connection, context, caller.key, lease_id))
         return Response(status_code=204)
 
+    async def expect_upload(caller: Signed, lease_id: str, digest: str, signature: str) -> Row | None:
+        """The lease that this file answers, none if it was taken before; anything else is refused."""
+        lease = await service.glance(
+            lambda connection: assignments.check_upload(connection, context, caller.key, lease_id, digest)
+        )
+        if lease is not None:
+            assignments.verify_upload(context, caller.key, lease_id, digest, signature)
+        return lease
+
     @router.put("/v1/submissions/{lease_id}")
     async def submit(lease_id: str, request: Request) -> api.SubmissionAnswer:
         limit = context.config.coordinator.max_upload_bytes
@@ -73,11 +82,7 @@ def worker_routes(service: Service) -> APIRouter:
         try:
             caller = service.authenticate(request, claimed)
             context.require_space()
-            await service.read(
-                lambda connection: assignments.check_upload(
-                    connection, context, caller.key, lease_id, claimed, signature
-                )
-            )
+            await expect_upload(caller, lease_id, claimed, signature)
         except ShoalError:
             # Closing on a sender makes it see a broken pipe instead of the refusal.
             async for _ in bounded_stream(request, limit):
@@ -85,7 +90,7 @@ def worker_routes(service: Service) -> APIRouter:
             raise
         submission_id = uuid.uuid4().hex
         path = context.file_of(submission_id)
-        digest, size_bytes = await stream_to_disk(request, path, limit)
+        digest, size_bytes = await stream_to_disk(service, request, path, limit)
 
         def operation(connection: Connection) -> api.SubmissionAnswer:
             if digest != claimed:
@@ -108,11 +113,7 @@ def worker_routes(service: Service) -> APIRouter:
         limit = context.config.coordinator.max_upload_bytes
         if body.size_bytes > limit:
             raise RefusedError("too_large", f"The upload is larger than {limit} bytes.", status=413)
-        await service.read(
-            lambda connection: assignments.check_upload(
-                connection, context, caller.key, lease_id, body.digest, body.signature
-            )
-        )
+        await expect_upload(caller, lease_id, body.digest, body.signature)
         if context.bucket is None:
             return api.UploadAnswer(url="")
         name = bucket_name(context, lease_id, body.digest)
@@ -123,11 +124,7 @@ def worker_routes(service: Service) -> APIRouter:
     async def uploaded(lease_id: str, body: api.UploadBody, caller: Caller) -> api.SubmissionAnswer:
         if context.bucket is None:
             raise RefusedError("no_bucket", "This run takes rollouts itself.", hint="Use PUT.", status=409)
-        lease = await service.read(
-            lambda connection: assignments.check_upload(
-                connection, context, caller.key, lease_id, body.digest, body.signature
-            )
-        )
+        lease = await expect_upload(caller, lease_id, body.digest, body.signature)
         name = bucket_name(context, lease_id, body.digest)
         digest = body.digest if lease is None else await context.bucket.take_in(name, body.size_bytes)
         if digest != body.digest:
