@@ -33,6 +33,14 @@ def test_malformed_keys_verify_nothing(key: str) -> None:
         verify_signature(key, b"message", ALICE.sign(b"message"))
 
 
+@pytest.mark.parametrize("key", ["01" + "00" * 31, "00" * 32, "ec" + "ff" * 30 + "7f"])
+def test_keys_under_which_one_signature_fits_any_message_verify_nothing(key: str) -> None:
+    neutral = "01" + "00" * 31 + "00" * 32
+    for message in (b"one", b"other"):
+        with pytest.raises(SignatureError):
+            verify_signature(key, message, neutral)
+
+
 def test_a_key_is_made_once_for_its_owner_alone_and_loaded_ever_after(tmp_path: Path) -> None:
     path = tmp_path / "keys" / "worker.key"
     made = Keypair.load_or_create(path)

@@ -14,7 +14,14 @@ from shoal.files import digest_bytes
 from shoal.identity import Keypair
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
-from shoal.protocol.signing import PROTOCOL_HEADER, TIME_HEADER, stamp_request
+from shoal.protocol.signing import (
+    NONCE_HEADER,
+    PROTOCOL_HEADER,
+    TIME_HEADER,
+    RequestStamp,
+    request_message,
+    stamp_request,
+)
 from shoal.protocol.verdicts import Reason
 
 WORKER = keypair("ann")
@@ -81,6 +88,28 @@ def test_nonces_survive_a_restart(tmp_path: Path) -> None:
     with running(tmp_path, small_config(), clock) as swarm:
         swarm.sweep()
         assert_refused(send(swarm, headers), 409, "replay")
+
+
+def test_nonces_of_an_older_release_stay_spent_after_the_upgrade(swarm: Swarm) -> None:
+    headers = signed(swarm)
+    spent = (WORKER.public, headers[NONCE_HEADER], swarm.clock() + 600)
+    swarm.write(lambda connection: connection.execute("INSERT INTO old_nonces VALUES (?,?,?)", spent))
+    assert_refused(send(swarm, headers), 409, "replay")
+    swarm.clock.advance(601)
+    swarm.sweep()
+    assert swarm.all("SELECT * FROM old_nonces") == []
+
+
+def test_the_same_nonce_of_another_key_or_time_is_another_one(swarm: Swarm) -> None:
+    nonce = "ab" * 16
+    for key, skew_s in ((WORKER, 0.0), (WORKER, 1.0), (keypair("bob"), 0.0)):
+        time = f"{swarm.clock() + skew_s:.3f}"
+        message = request_message(
+            "run-1", descriptor().coordinator_key, "POST", "/v1/workers", "", digest_bytes(REGISTER), time, nonce
+        )
+        stamp = RequestStamp(key.public, time, nonce, key.sign(message))
+        assert send(swarm, stamp.headers()).status_code == 200
+        assert_refused(send(swarm, stamp.headers()), 409, "replay")
 
 
 def test_nonces_are_kept_exactly_as_long_as_their_request_could_be_accepted(swarm: Swarm) -> None:

@@ -12,6 +12,7 @@ from shoal.coordinator.store import LARGEST_GROUP, Store, StoreError, Work
 from shoal.errors import RefusedError
 
 PATIENCE_S = 30
+TALLIED_SINCE = 6
 
 
 @pytest.fixture
@@ -181,19 +182,46 @@ def test_a_store_of_a_newer_release_is_refused(tmp_path: Path) -> None:
     assert "Upgrade" in caught.value.hint
 
 
-def test_an_older_store_is_brought_up_to_date_and_keeps_what_it_held(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
+def older_store(path: Path, version: int) -> sqlite3.Connection:
+    """A store as the release with this schema left it."""
     connection = sqlite3.connect(path)
-    oldest = min(MIGRATIONS)
-    connection.executescript(f"BEGIN; {MIGRATIONS[oldest]} PRAGMA user_version={oldest}; COMMIT;")
+    scripts = "".join(script for number, script in sorted(MIGRATIONS.items()) if number <= version)
+    connection.executescript(f"BEGIN; {scripts} PRAGMA user_version={version}; COMMIT;")
+    return connection
+
+
+@pytest.mark.parametrize("version", sorted(MIGRATIONS)[:-1])
+def test_an_older_store_is_brought_up_to_date_and_keeps_what_it_held(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "store.db"
+    connection = older_store(path, version)
     connection.execute("INSERT INTO meta VALUES ('kept', 'yes')")
+    connection.execute("INSERT INTO slots VALUES (0, 0, 'leased', 'lease', 1)")
+    if version >= TALLIED_SINCE:
+        connection.execute("INSERT INTO tallies VALUES (0, 'leased', 1)")
     connection.commit()
     connection.close()
     for _ in range(2):
         store = Store(path)
         assert store.read(names) == ["kept"]
         assert store.read(store.database.schema_version) == SCHEMA_VERSION
+        tallies = store.read(lambda connection: connection.execute("SELECT * FROM tallies").fetchall())
+        assert [tuple(row) for row in tallies] == [(0, "leased", 1)]
         store.close()
+
+
+def test_an_upgrade_that_fails_leaves_the_older_store_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, version = tmp_path / "store.db", sorted(MIGRATIONS)[-2]
+    older_store(path, version).close()
+    script = "CREATE TABLE half (n BIGINT);\nCREATE TABLE meta (n BIGINT);\n"
+    monkeypatch.setitem(MIGRATIONS, SCHEMA_VERSION, script)
+    with pytest.raises(sqlite3.OperationalError, match="already exists"):
+        Store(path)
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (version,)
+    assert connection.execute("SELECT 1 FROM sqlite_master WHERE name='half'").fetchone() is None
+    connection.close()
 
 
 def test_listeners_hear_of_changes_that_ask_for_it_and_of_no_refused_ones(store: Store) -> None:

@@ -4,6 +4,8 @@ Every function runs inside one transaction of the store. Decisions are made by `
 reads and writes rows.
 """
 
+from typing import Any
+
 from blake3 import blake3
 
 from shoal.coordinator import batches, leases, slots, trust
@@ -70,36 +72,25 @@ def lease(connection: Connection, context: Context, key: str, body: api.LeaseBod
     version = leases.leased_version(body.held_versions, list(published), step, level)
     if version is None:
         return refuse("need_weights", version=wanted, digest=published[wanted])
-    slot = _pick_slot(connection, context, step, worker)
-    if slot is None:
+    if not _may_lease(connection, context, step, worker):
         return refuse("no_work", version=wanted, digest=published[wanted])
-    row = _grant(connection, context, worker, body.request_id, step, slot, version, published[version])
+    row = _grant(connection, context, worker, body.request_id, step, version, published[version])
     return api.LeaseAnswer(
         lease=lease_of(context, row), wanted_version=wanted, wanted_manifest=published[wanted], server_time=now
     )
 
 
-def _pick_slot(connection: Connection, context: Context, step: int, worker: Row) -> int | None:
-    key = worker["key"]
-    leased = connection.execute("SELECT COUNT(*) AS n FROM leases WHERE worker=? AND state='leased'", (key,))
+def _may_lease(connection: Connection, context: Context, step: int, worker: Row) -> bool:
+    leased = connection.execute("SELECT COUNT(*) AS n FROM leases WHERE worker=? AND state='leased'", (worker["key"],))
     if leased.fetchone()["n"] >= LEASES_PER_KEY:
-        return None
+        return False
     counts = step_counts(connection, context, step)
     wanted = batches.groups_wanted(counts, context.config.training)
     if wanted == 0:
-        return None
+        return False
     on_probation = worker["state"] != "active"
     load = _step_load(connection, context, step, counts, worker, wanted)
-    if not leases.may_lease(load, on_probation, context.config.trust):
-        return None
-    dropped = connection.execute(
-        "SELECT slot FROM slots WHERE state='open' AND step=? AND NOT EXISTS (SELECT 1 FROM leases"
-        " WHERE leases.step=slots.step AND leases.slot=slots.slot AND leases.worker=?) ORDER BY slot LIMIT 1",
-        (step, key),
-    ).fetchone()
-    if dropped is not None:
-        return int(dropped["slot"])
-    return slots.add_slot(connection, step)
+    return leases.may_lease(load, on_probation, context.config.trust)
 
 
 def _step_load(
@@ -116,7 +107,7 @@ def _step_load(
     return leases.StepLoad(
         slots_of_key=sum(own.get(state, 0) for state in slots.FILLING),
         drops_of_key=sum(own.get(state, 0) for state in DROPPED),
-        slots_of_probation=slots.slot_counts(connection, step).unproven,
+        slots_of_probation=counts.unproven_slots,
         slots_planned=-(-(counts.judged_groups + counts.outstanding_groups + wanted) // per_slot),
         slots_outstanding=counts.outstanding_groups // per_slot,
         others_work=proven_work or others_work(connection, context, key, proven=False),
@@ -146,19 +137,32 @@ def _grant(
     worker: Row,
     request_id: str,
     step: int,
-    slot: int,
     version: int,
     digest: str,
 ) -> Row:
+    """A slot that others dropped, or a new one."""
     now, proven = context.clock(), worker["state"] == "active"
     seconds = leases.lease_seconds(worker["tokens_per_s"], context.slot_tokens, context.config.coordinator.lease_s)
     lease_id = lease_name(context.secret, worker["key"], request_id)
-    connection.execute(
-        "INSERT INTO leases VALUES (?,?,?,?,?,?,?,?,?,'leased',?)",
-        (lease_id, request_id, worker["key"], step, slot, version, digest, now, now + seconds, proven),
-    )
-    slots.take_slot(connection, step, slot, lease_id, proven=proven)
-    row: Row = connection.execute("SELECT * FROM leases WHERE lease_id=?", (lease_id,)).fetchone()
+    slot = slots.open_slot(connection, step, worker["key"])
+    if slot is None:
+        slot = slots.take_new_slot(connection, step, lease_id, proven=proven)
+    else:
+        slots.take_open_slot(connection, step, slot, lease_id, proven=proven)
+    row: dict[str, Any] = {
+        "lease_id": lease_id,
+        "request_id": request_id,
+        "worker": worker["key"],
+        "step": step,
+        "slot": slot,
+        "policy_version": version,
+        "manifest_digest": digest,
+        "issued_at": now,
+        "expires_at": now + seconds,
+        "state": "leased",
+        "proven": int(proven),
+    }
+    connection.execute(f"INSERT INTO leases VALUES ({','.join('?' * len(row))})", tuple(row.values()))
     return row
 
 

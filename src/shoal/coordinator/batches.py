@@ -47,6 +47,7 @@ class StepCounts:
     useful_of_step: int
     outstanding_groups: int
     judged_groups: int
+    unproven_slots: int = 0
 
 
 @dataclass(frozen=True)

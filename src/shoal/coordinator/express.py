@@ -1,7 +1,7 @@
 """The short way of signed requests: from bytes to the operation and back without the framework's machinery.
 
 Routes are declared once, with their typed bodies and answers, and the framework makes the OpenAPI page from them. Its own way
-through a request (matching, dependencies, validation of our own answers) costs more than signature and store together. So the routes
+through a request (matching, dependencies, validation of our own answers) costs more than signature and store together. So routes
 that a swarm calls all the time, those of a signed JSON body and the upload, are found here by their path, and their function is
 called directly: first the signature is checked, then the body. Everything else goes on to the framework.
 """

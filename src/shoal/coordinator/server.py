@@ -37,6 +37,7 @@ def run_coordinator(directory: RunDirectory, *, on_ready: Callable[[str], None] 
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=2,
+            proxy_headers=bool(context.config.coordinator.trusted_proxies),
             forwarded_allow_ips=list(context.config.coordinator.trusted_proxies),
         )
     )

@@ -130,7 +130,9 @@ class Service:
 
     async def glance(self, operation: Callable[[Connection], Result]) -> Result:
         """A look at a few rows found by an index. In a local file that takes less than to ask a thread for it."""
-        return await self.read(operation) if self.store.database.is_shared else self.store.glance(operation)
+        if self.store.database.is_shared:
+            return await asyncio.to_thread(self.store.glance, operation)
+        return self.store.glance(operation)
 
     async def sync(self, file: int) -> None:
         """Waits until a file is on disk; readers of the store do not queue behind it."""

@@ -4,6 +4,7 @@ A tally is a number that a request would otherwise count rows for: slots of a st
 groups that wait for a batch. So a lease costs the same in a step of a hundred slots and of a hundred thousand.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal.coordinator.database import Connection, Row
@@ -26,25 +27,31 @@ def slot_counts(connection: Connection, step: int) -> SlotCounts:
     return SlotCounts(outstanding, counts.get("resolved", 0), counts.get(UNPROVEN, 0))
 
 
-def add_slot(connection: Connection, step: int) -> int:
-    """One more open slot at the end of the step's row."""
-    last = connection.execute("SELECT MAX(slot) AS last FROM slots WHERE step=?", (step,)).fetchone()["last"]
-    slot = 0 if last is None else int(last) + 1
-    connection.execute("INSERT INTO slots (step, slot, state) VALUES (?,?,'open')", (step, slot))
-    _tally(connection, step, "open", 1)
-    return slot
+def open_slot(connection: Connection, step: int, key: str) -> int | None:
+    """The first slot of the step that was dropped, and not by this key."""
+    row = connection.execute(
+        "SELECT slot FROM slots WHERE state='open' AND step=? AND NOT EXISTS (SELECT 1 FROM leases"
+        " WHERE leases.step=slots.step AND leases.slot=slots.slot AND leases.worker=?) ORDER BY slot LIMIT 1",
+        (step, key),
+    ).fetchone()
+    return None if row is None else int(row["slot"])
 
 
-def take_slot(connection: Connection, step: int, slot: int, lease_id: str, *, proven: bool) -> None:
-    """An open slot is leased."""
+def take_open_slot(connection: Connection, step: int, slot: int, lease_id: str, *, proven: bool) -> None:
     connection.execute(
         "UPDATE slots SET state='leased', lease_id=?, attempts=attempts+1 WHERE step=? AND slot=?",
         (lease_id, step, slot),
     )
-    _tally(connection, step, "open", -1)
-    _tally(connection, step, "leased", 1)
-    if not proven:
-        _tally(connection, step, UNPROVEN, 1)
+    _tally(connection, step, {"open": -1, "leased": 1} | _unproven(proven))
+
+
+def take_new_slot(connection: Connection, step: int, lease_id: str, *, proven: bool) -> int:
+    """One more slot at the end of the step's row, leased at once."""
+    last = connection.execute("SELECT MAX(slot) AS last FROM slots WHERE step=?", (step,)).fetchone()["last"]
+    slot = 0 if last is None else int(last) + 1
+    connection.execute("INSERT INTO slots VALUES (?,?,'leased',?,1)", (step, slot, lease_id))
+    _tally(connection, step, {"leased": 1} | _unproven(proven))
+    return slot
 
 
 def move_slot(connection: Connection, lease: Row, state: str) -> None:
@@ -59,15 +66,14 @@ def move_slot(connection: Connection, lease: Row, state: str) -> None:
         "UPDATE slots SET state=?, lease_id=? WHERE step=? AND slot=?",
         (state, None if state == "open" else lease["lease_id"], step, slot),
     )
-    _tally(connection, step, found["state"], -1)
-    _tally(connection, step, state, 1)
+    _tally(connection, step, {found["state"]: -1, state: 1})
 
 
 def end_lease(connection: Connection, lease: Row, state: str) -> None:
     """Ends a lease that was held or submitted."""
     connection.execute("UPDATE leases SET state=? WHERE lease_id=?", (state, lease["lease_id"]))
     if lease["state"] in FILLING and not lease["proven"]:
-        _tally(connection, lease["step"], UNPROVEN, -1)
+        _tally(connection, lease["step"], {UNPROVEN: -1})
 
 
 def drop_lease(connection: Connection, lease: Row, state: str) -> None:
@@ -80,8 +86,7 @@ def close_step(connection: Connection, step: int) -> None:
     """Nobody needs the open slots of a step whose batch is formed."""
     closed = connection.execute("UPDATE slots SET state='closed' WHERE step=? AND state='open'", (step,)).rowcount
     if closed:
-        _tally(connection, step, "open", -closed)
-        _tally(connection, step, "closed", closed)
+        _tally(connection, step, {"open": -closed, "closed": closed})
 
 
 def count_waiting(connection: Connection, step: int, policy_version: int, change: int) -> None:
@@ -114,8 +119,13 @@ def mark_groups(connection: Connection, condition: str, values: tuple[object, ..
     return sum(row["n"] for row in leaving)
 
 
-def _tally(connection: Connection, step: int, name: str, change: int) -> None:
+def _unproven(proven: bool) -> dict[str, int]:
+    return {} if proven else {UNPROVEN: 1}
+
+
+def _tally(connection: Connection, step: int, changes: Mapping[str, int]) -> None:
+    places = ",".join(["(?,?,?)"] * len(changes))
     connection.execute(
-        "INSERT INTO tallies VALUES (?,?,?) ON CONFLICT (step, name) DO UPDATE SET n = tallies.n + excluded.n",
-        (step, name, change),
+        f"INSERT INTO tallies VALUES {places} ON CONFLICT (step, name) DO UPDATE SET n = tallies.n + excluded.n",
+        [value for name, change in changes.items() for value in (step, name, change)],
     )

@@ -26,9 +26,12 @@ def newest_version(connection: Connection) -> int:
 
 def run_state(connection: Connection, context: Context) -> api.RunState:
     """What the owner asked for, and whether that has come about."""
-    if newest_version(connection) >= context.config.run.steps:
+    row = connection.execute(
+        "SELECT (SELECT MAX(version) FROM versions) AS newest, (SELECT value FROM meta WHERE name='run_state') AS wanted"
+    ).fetchone()
+    if row["newest"] is not None and row["newest"] >= context.config.run.steps:
         return "finished"
-    wanted = wanted_state(connection)
+    wanted: api.OwnerState = row["wanted"] or "running"
     return "drained" if wanted == "draining" and _is_drained(connection) else wanted
 
 
@@ -65,7 +68,9 @@ def step_counts(connection: Connection, context: Context, step: int) -> batches.
     per_slot = context.descriptor.rollouts.tasks_per_slot
     counted = slots.slot_counts(connection, step)
     useful, of_step = slots.waiting_groups(connection, step, step - context.config.training.async_level)
-    return batches.StepCounts(useful, of_step, counted.outstanding * per_slot, counted.judged * per_slot)
+    return batches.StepCounts(
+        useful, of_step, counted.outstanding * per_slot, counted.judged * per_slot, counted.unproven
+    )
 
 
 def step_view(connection: Connection, context: Context, step: int) -> batches.StepView:

@@ -77,13 +77,6 @@ class Store:
         return self.submit(work, announces=announces).result()
 
     def read(self, work: Work[Result]) -> Result:
-        return self._look(self._reader, work)
-
-    def glance(self, work: Work[Result]) -> Result:
-        """As `read`, but never behind a long one: for looks at a few rows."""
-        return self._look(self._glancer, work)
-
-    def _look(self, line: "_Line", work: Work[Result]) -> Result:
         def look(connection: Connection) -> Result:
             self.database.begin_read(connection)
             try:
@@ -91,8 +84,15 @@ class Store:
             finally:
                 connection.execute("ROLLBACK")
 
+        return self._look(self._reader, look)
+
+    def glance(self, work: Work[Result]) -> Result:
+        """A look at a few rows, never behind a long one; each statement sees the newest committed state."""
+        return self._look(self._glancer, work)
+
+    def _look(self, line: "_Line", work: Work[Result]) -> Result:
         try:
-            return line.use(look)
+            return line.use(work)
         except self.database.broken as error:
             raise StoreError(f"The store cannot be read: {error}.", hint="Check the database.") from None
 
