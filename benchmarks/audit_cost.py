@@ -3,6 +3,9 @@
 Worker: generation with commitments, rewards, and the rollout file. Validator: reading, every check of the claims, and for audited
 submissions one prefill with margins, commitments and log-probabilities. Both in one process, interleaved, one thread; the figure
 is the ratio of the medians. At the floor, 10 % are audited and all are read. Re-scoring of rewards is reported apart.
+
+A sure policy often gives the same completion twice, and an audit computes it once; `hot` is the same measurement at a
+temperature at which hardly any two completions agree.
 """
 
 import argparse
@@ -20,10 +23,12 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from adversaries.arena import Arena, make_arena  # noqa: E402
+from adversaries.arena import Arena, make_arena, make_model_arena, with_model  # noqa: E402
 from shoal.config import TrustConfig, load_config  # noqa: E402
 from shoal.validation import Checked, audit, check_claims  # noqa: E402
 from validation.submissions import Submission  # noqa: E402
+
+HOT_TEMPERATURE = 2.0
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
@@ -37,47 +42,66 @@ def timed(
 
 
 def score_again(arena: Arena, checked: Checked) -> None:
-    for item, row in zip(checked.items, checked.rollouts, strict=True):
-        arena.workload.reward(item.task, item.target_length, row.output_tokens)
+    rows = zip(checked.items, checked.rollouts, strict=True)
+    arena.workload.rewards([(item.task, item.target_length, row.output_tokens) for item, row in rows])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--submissions", type=int, default=12)
+    parser.add_argument("--submissions", type=int, default=24)
+    parser.add_argument(
+        "--model", type=Path, help="another model than the bundled one, with slots of 4 × 8 completions"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
-        arena = make_arena(Path(directory), load_config(ROOT / "src/shoal/demo.toml"))
-        print(json.dumps(measure(arena, options.submissions)))
+        arena = arena_for(Path(directory), options.model)
+        figures = measure(arena, options.submissions, arena.temperature)
+        hot = measure(arena, options.submissions, HOT_TEMPERATURE)
+        print(json.dumps({"benchmark": "audit_cost", "submissions": options.submissions, **figures, "hot": hot}))
 
 
-def measure(arena: Arena, submissions: int) -> dict[str, Any]:
+def arena_for(directory: Path, model: Path | None) -> Arena:
+    config = load_config(ROOT / "src/shoal/demo.toml")
+    if model is None:
+        return make_arena(directory, config)
+    return make_model_arena(directory, with_model(config, model, tasks_per_slot=4, max_prompt_tokens=128))
+
+
+def distinct_share(checked: Checked) -> float:
+    """Of all output tokens, those that no earlier row of the same prompt has in the same completion."""
+    distinct = {(tuple(row.input_tokens), tuple(row.output_tokens)) for row in checked.rollouts}
+    return sum(len(output) for _, output in distinct) / sum(len(row.output_tokens) for row in checked.rollouts)
+
+
+def measure(arena: Arena, submissions: int, temperature: float) -> dict[str, Any]:
     worker = arena.engine()
     limits = arena.calibration.limits(worker.numerics_class)
     assert limits is not None
 
     def make(slot: int) -> tuple[Submission, bytes]:
-        (submission,) = arena.sampled([slot], worker)
+        (submission,) = arena.sampled([slot], worker, temperature)
         return submission, submission.data
 
     make(0)
     seconds: dict[str, list[float]] = {"worker": [], "claims": [], "rewards": [], "audit": []}
+    shares = []
     for slot in range(1, submissions + 1):
         (submission, data), made = timed(make, slot)
         claim = submission.claim()
         checked, claims = timed(check_claims, data, claim, arena.workload, arena.validator.vocab_size)
         _, rewards = timed(score_again, arena, checked)
-        _, audited = timed(audit, checked, arena.validator, limits, arena.temperature)
+        _, audited = timed(audit, checked, arena.validator, limits, temperature)
+        shares.append(distinct_share(checked))
         for name, value in zip(seconds, (made, claims, rewards, audited), strict=True):
             seconds[name].append(value)
     middle = {name: statistics.median(values) for name, values in seconds.items()}
     rate, checks = TrustConfig().audit_floor, middle["claims"] - middle["rewards"]
     return {
-        "benchmark": "audit_cost",
-        "submissions": submissions,
         "full_audit": round((checks + middle["audit"]) / middle["worker"], 3),
         "at_floor": round((checks + rate * middle["audit"]) / middle["worker"], 3),
         "rescoring": round(middle["rewards"] / middle["worker"], 3),
+        "distinct_share": round(statistics.mean(shares), 3),
         "cpu_seconds": {name: round(value, 4) for name, value in middle.items()},
     }
 

@@ -25,7 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from adversaries.arena import COARSE_CLASS, Arena, Judgement, make_arena, make_model_arena  # noqa: E402
+from adversaries.arena import COARSE_CLASS, Arena, Judgement, make_arena, make_model_arena, with_model  # noqa: E402
 from adversaries.cheats import CHEATS, SLOW_CHEATS  # noqa: E402
 from shoal.config import TrustConfig, load_config  # noqa: E402
 from shoal.coordinator import drift, trust  # noqa: E402
@@ -64,12 +64,7 @@ def main() -> None:
     config = load_config(ROOT / "src/shoal/demo.toml")
     if options.model:
         small = {"group_size": 2, "tasks_per_slot": 2, "max_prompt_tokens": 128, "max_new_tokens": 24}
-        config = config.model_copy(
-            update={
-                "model": config.model.model_copy(update={"path": str(options.model)}),
-                "rollouts": config.rollouts.model_copy(update=small),
-            }
-        )
+        config = with_model(config, options.model, **small)
         options.only = options.only or SMOKE_CHEATS
     settings = config.model_dump_json(include={"model", "tasks", "rollouts", "reward"})
     work = options.work / digest_bytes(settings.encode())[:12]

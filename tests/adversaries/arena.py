@@ -206,6 +206,15 @@ def make_arena(root: Path, config: ShoalConfig) -> Arena:
     return arena_of(root, workload, train_versions(root, model, workload), calibration)
 
 
+def with_model(config: ShoalConfig, model: Path, **rollouts: int) -> ShoalConfig:
+    """The same run with another model, in slots of another shape."""
+    changed = {
+        "model": config.model.model_copy(update={"path": str(model)}),
+        "rollouts": config.rollouts.model_copy(update=rollouts),
+    }
+    return config.model_copy(update=changed)
+
+
 def make_model_arena(root: Path, config: ShoalConfig) -> Arena:
     """The run of a config with its own model. Its weights are moved off any grid that they were quantised to, or a
     quantisation cheat would change nothing; a small calibration is made for it. It has no history."""

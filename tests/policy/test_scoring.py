@@ -1,6 +1,15 @@
+from pathlib import Path
+
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policy.tiny import EOS, save_model
+from shoal.policy import TorchEngine, scoring
+from shoal.policy.attention import Step
+from shoal.policy.engine import ScoreRequest
+from shoal.policy.runner import ModelRunner
 from shoal.policy.scoring import length_batches
 
 
@@ -14,3 +23,41 @@ def test_batches_hold_everything_once_and_stay_within_the_limit(lengths: list[in
 
 def test_neighbours_have_similar_lengths() -> None:
     assert list(length_batches({"a": 9, "b": 1, "c": 8, "d": 2}, 18)) == [["b", "d"], ["c", "a"]]
+
+
+def test_samples_with_the_same_tokens_are_judged_by_their_own_seeds(tmp_path: Path) -> None:
+    engine = TorchEngine(save_model("llama", tmp_path), eos_token_ids=[EOS])
+    outputs = [(7, 8, 9), (7, 8, 9), (4,), (7, 8, 9), (4, 5)]
+    requests = [ScoreRequest((5, 6), output, seed) for seed, output in enumerate(outputs)]
+    requests.append(ScoreRequest((6, 6), (7, 8, 9), 0))
+    together = engine.score(requests, temperature=0.7)
+    for request, scored in zip(requests, together, strict=True):
+        (alone,) = engine.score([request], temperature=0.7)
+        torch.testing.assert_close(scored.margins, alone.margins, atol=1e-4, rtol=0)
+        torch.testing.assert_close(scored.logprobs, alone.logprobs, atol=1e-4, rtol=0)
+        torch.testing.assert_close(scored.states, alone.states, atol=1e-2, rtol=2e-2)
+    assert not torch.equal(together[0].margins, together[1].margins), "other seeds, other draws"
+
+
+def test_tokens_are_fed_once_however_many_samples_hold_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TorchEngine(save_model("llama", tmp_path), eos_token_ids=[EOS])
+    fed: list[int] = []
+    run = ModelRunner.run
+
+    def counted(runner: ModelRunner, ids_BS: torch.Tensor, positions_BS: torch.Tensor, step: Step) -> torch.Tensor:
+        fed.append(ids_BS.numel())
+        return run(runner, ids_BS, positions_BS, step)
+
+    monkeypatch.setattr(ModelRunner, "run", counted)
+    engine.score([ScoreRequest((5, 6), (7, 8, 9), seed) for seed in range(16)], temperature=1.0)
+    assert sum(fed) == len((5, 6)) + len((7, 8))
+
+
+def test_logits_are_judged_in_chunks_like_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TorchEngine(save_model("llama", tmp_path), eos_token_ids=[EOS])
+    requests = [ScoreRequest((5, 6), (7, 8, 9, 10)[: 2 + seed % 3], seed) for seed in range(9)]
+    whole = engine.score(requests, temperature=1.0)
+    monkeypatch.setattr(scoring, "_LOGITS_CHUNK", 2 * engine.vocab_size)
+    for chunked, once in zip(engine.score(requests, temperature=1.0), whole, strict=True):
+        torch.testing.assert_close(chunked.margins, once.margins, atol=1e-5, rtol=0)
+        torch.testing.assert_close(chunked.logprobs, once.logprobs, atol=1e-5, rtol=0)

@@ -1,12 +1,15 @@
-"""Judging given tokens by prefill: distinct prompts once, then the outputs of all their samples in batches of similar length.
+"""Judging given tokens by prefill: distinct prompts once, then their distinct outputs in batches of similar length.
+
+Samples of a sure policy are often the same token for token: they share the pass, only their draws are judged one by one.
 
 In: score requests. Out, in their order: margins, log-probabilities and states. Memory is bounded by the token limit: cache entries
 exist for one group of prompts at a time, and logits for one chunk of output positions.
 
-Shapes: P prompts, B sequences, N output positions, D hidden size, V vocabulary.
+Shapes: P prompts, B distinct outputs, N positions in them, M requests, R draws (one per output token), D hidden size.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import accumulate
 from typing import TypeVar
 
 import torch
@@ -29,15 +32,16 @@ def score_requests(
     runner: ModelRunner, requests: Sequence[ScoreRequest], *, temperature: float, token_limit: int
 ) -> list[Scored]:
     scored: dict[int, Scored] = {}
-    by_prompt: dict[Prompt, list[int]] = {}
+    by_prompt: dict[Prompt, dict[tuple[int, ...], list[int]]] = {}
     for index, request in enumerate(requests):
-        by_prompt.setdefault(request.prompt_tokens, []).append(index)
+        by_prompt.setdefault(request.prompt_tokens, {}).setdefault(request.output_tokens, []).append(index)
     for group in length_batches({prompt: len(prompt) for prompt in by_prompt}, token_limit):
         prompts = prefill_prompts(runner, group)
-        lengths = {index: len(requests[index].output_tokens) for prompt in group for index in by_prompt[prompt]}
-        for batch in length_batches(lengths, token_limit):
-            members = [requests[index] for index in batch]
-            scored.update(zip(batch, _score_batch(runner, prompts, members, temperature), strict=True))
+        twins = {tuple(same): len(output) for prompt in group for output, same in by_prompt[prompt].items()}
+        for batch in length_batches(twins, token_limit):
+            members = [[requests[index] for index in same] for same in batch]
+            indices = [index for same in batch for index in same]
+            scored.update(zip(indices, _score_batch(runner, prompts, members, temperature), strict=True))
     return [scored[index] for index in range(len(requests))]
 
 
@@ -56,17 +60,31 @@ def length_batches(lengths: dict[Key, int], token_limit: int) -> Iterator[list[K
 
 
 def _score_batch(
-    runner: ModelRunner, prompts: PrefilledPrompts, requests: Sequence[ScoreRequest], temperature: float
+    runner: ModelRunner, prompts: PrefilledPrompts, twins: Sequence[Sequence[ScoreRequest]], temperature: float
 ) -> list[Scored]:
-    counts = [len(request.output_tokens) for request in requests]
-    states_ND = _output_states(runner, prompts, requests, counts)
-    seeds = torch.tensor([signed_seed(request.seed) for request in requests]).repeat_interleave(torch.tensor(counts))
-    positions = torch.cat([torch.arange(count) for count in counts])
-    tokens = torch.tensor([token for request in requests for token in request.output_tokens])
-    inputs_3N = torch.stack([seeds, positions, tokens]).to(states_ND.device)
-    margins, logprobs = _judge(runner, states_ND, inputs_3N, temperature)
-    parts = [part.split_with_sizes(counts) for part in (margins, logprobs, states_ND.to(torch.bfloat16))]
+    """All requests, one list of twins (the same tokens, other seeds) after the other."""
+    counts_B = [len(same[0].output_tokens) for same in twins]
+    states_ND = _output_states(runner, prompts, [same[0] for same in twins], counts_B)
+    margins, logprobs = _judge(runner, states_ND, _draws(twins, counts_B).to(states_ND.device), temperature)
+    counts_M = [count for same, count in zip(twins, counts_B, strict=True) for _ in same]
+    states = states_ND.to(torch.bfloat16).split_with_sizes(counts_B)
+    shared = [part for same, part in zip(twins, states, strict=True) for _ in same]
+    parts = (margins.split_with_sizes(counts_M), logprobs.split_with_sizes(counts_M), shared)
     return [Scored(margins=m, logprobs=p, states=s) for m, p, s in zip(*parts, strict=True)]
+
+
+def _draws(twins: Sequence[Sequence[ScoreRequest]], counts_B: Sequence[int]) -> Tensor:
+    """Of each output token of each request, as [4, R]: the row of its state, sampling seed, position and the token itself."""
+    copies_B = torch.tensor([len(same) for same in twins])
+    starts_B = torch.tensor([0, *accumulate(counts_B)][:-1])
+    counts_M = torch.tensor(counts_B).repeat_interleave(copies_B)
+    positions_R = torch.cat(
+        [torch.arange(count).repeat(len(same)) for same, count in zip(twins, counts_B, strict=True)]
+    )
+    rows_R = starts_B.repeat_interleave(copies_B).repeat_interleave(counts_M) + positions_R
+    seeds_M = torch.tensor([signed_seed(request.seed) for same in twins for request in same])
+    tokens = [token for same in twins for token in same[0].output_tokens * len(same)]
+    return torch.stack([rows_R, seeds_M.repeat_interleave(counts_M), positions_R, torch.tensor(tokens)])
 
 
 def _output_states(
@@ -83,12 +101,14 @@ def _output_states(
     return states_BSD[used_BS.to(states_BSD.device)]
 
 
-def _judge(runner: ModelRunner, states_ND: Tensor, inputs_3N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _judge(runner: ModelRunner, states_ND: Tensor, draws_4R: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     size = max(1, _LOGITS_CHUNK // runner.vocab_size)
-    judged: list[tuple[Tensor, Tensor]] = []
+    margins_R = torch.empty(draws_4R.shape[1], dtype=torch.float32, device=draws_4R.device)
+    logprobs_R = torch.empty_like(margins_R)
     for start in range(0, states_ND.shape[0], size):
         logits = runner.logits(states_ND[start : start + size])
-        seeds, positions, tokens = inputs_3N[:, start : start + size]
-        judged.append(token_margins(logits, seeds, positions, tokens, temperature))
-    margins, logprobs = zip(*judged, strict=True)
-    return torch.cat(margins), torch.cat(logprobs)
+        here_R = (draws_4R[0] >= start) & (draws_4R[0] < start + size)
+        rows, seeds, positions, tokens = draws_4R[:, here_R]
+        margins, logprobs = token_margins(logits, seeds, positions, tokens, temperature, rows_R=rows - start)
+        margins_R[here_R], logprobs_R[here_R] = margins.to(margins_R.device), logprobs.to(margins_R.device)
+    return margins_R, logprobs_R

@@ -1,8 +1,9 @@
 """Who wins a draw, without drawing for everybody: a compiled loop over tokens that can still beat the claimed one.
 
-In: logits / T of each row, the two halves of its key, the claimed token. Out: by how much that token lost. The noise is bounded, so
-a token whose logit lies further below the best score so far than the largest noise cannot win, and its noise is never computed;
-most of a vocabulary falls away. The hash is that of `sampling`, bit for bit; logarithms may differ in the last place.
+In: rows of logits / T; of each draw its row, the two halves of its key, the claimed token. Out: by how much that token lost.
+The noise is bounded, so a token whose logit lies further below the best score so far than the largest noise cannot win, and its
+noise is never computed; most of a vocabulary falls away. The hash is that of `sampling`, bit for bit; logarithms may differ in
+the last place.
 """
 
 import math
@@ -30,20 +31,21 @@ def noise(token: int, low: np.int32, high: np.int32) -> np.float32:
 
 @compiled
 def lost_margins(
-    scaled_RV: NDArray[np.float32],
+    scaled_NV: NDArray[np.float32],
+    rows_R: NDArray[np.int64],
     low_R: NDArray[np.int32],
     high_R: NDArray[np.int32],
     tokens_R: NDArray[np.int64],
     margins_R: NDArray[np.float32],
 ) -> None:
-    for row in range(scaled_RV.shape[0]):
-        low, high = low_R[row], high_R[row]
-        claimed = scaled_RV[row, tokens_R[row]] + noise(tokens_R[row], low, high)
+    for draw in range(rows_R.shape[0]):
+        row, low, high = rows_R[draw], low_R[draw], high_R[draw]
+        claimed = scaled_NV[row, tokens_R[draw]] + noise(tokens_R[draw], low, high)
         best, broken = claimed, math.isnan(claimed)
-        for token in range(scaled_RV.shape[1]):
-            value = scaled_RV[row, token]
+        for token in range(scaled_NV.shape[1]):
+            value = scaled_NV[row, token]
             if value + LARGEST_NOISE <= best:
                 continue
             broken |= math.isnan(value)
             best = max(best, value + noise(token, low, high))
-        margins_R[row] = np.float32(np.inf) if broken else best - claimed
+        margins_R[draw] = np.float32(np.inf) if broken else best - claimed

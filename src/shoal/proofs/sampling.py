@@ -8,7 +8,7 @@ Hash: one 64-bit mix per row gives two 32-bit keys; each token id then passes a 
 enter at two points, so rows share no streams. All shifts are arithmetic (torch has no unsigned ones; the steps stay
 bijective). Seeds in torch are the two's complement of the unsigned ones.
 
-Shapes: R rows (one output position of one sequence each), V vocabulary entries.
+Shapes: R draws (one output position of one sample each), N rows of logits (R, unless samples share them), V vocabulary entries.
 """
 
 from collections.abc import Iterator
@@ -84,37 +84,46 @@ def choose_tokens(logits_RV: Tensor, seeds_R: Tensor, positions_R: Tensor, tempe
 
 @torch.no_grad()
 def token_margins(
-    logits_RV: Tensor, seeds_R: Tensor, positions_R: Tensor, tokens_R: Tensor, temperature: float
+    logits_NV: Tensor,
+    seeds_R: Tensor,
+    positions_R: Tensor,
+    tokens_R: Tensor,
+    temperature: float,
+    *,
+    rows_R: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """By how much each claimed token lost in logits / T + g (0 for the winner), and its log-probability.
 
+    `rows_R` names the logits that each draw is from, as several samples may have come the same way; by default each has its own.
     A row that cannot be judged (a logit is not a number) has an infinite margin, never a passing one.
     """
-    if logits_RV.device.type == "cpu":
-        return _margins_on_cpu(logits_RV, seeds_R, positions_R, tokens_R, temperature)
-    margins_R = torch.empty(logits_RV.shape[0], dtype=torch.float32, device=logits_RV.device)
+    rows_R = torch.arange(logits_NV.shape[0], device=logits_NV.device) if rows_R is None else rows_R
+    if logits_NV.device.type == "cpu":
+        return _margins_on_cpu(logits_NV, rows_R, seeds_R, positions_R, tokens_R, temperature)
+    margins_R = torch.empty(rows_R.shape[0], dtype=torch.float32, device=logits_NV.device)
     logprobs_R = torch.empty_like(margins_R)
-    for rows, scaled_bV, scores_bV in _perturbed_blocks(logits_RV, seeds_R, positions_R, temperature):
-        claimed_b1 = tokens_R[rows].to(scores_bV.device, torch.int64).unsqueeze(-1)
-        margins_R[rows] = scores_bV.amax(dim=-1) - scores_bV.gather(-1, claimed_b1).squeeze(-1)
-        logprobs_R[rows] = _logprobs(scaled_bV, claimed_b1.squeeze(-1))
+    for part, scaled_bV, scores_bV in _perturbed_blocks(logits_NV, seeds_R, positions_R, temperature, rows_R):
+        claimed_b1 = tokens_R[part].to(scores_bV.device, torch.int64).unsqueeze(-1)
+        margins_R[part] = scores_bV.amax(dim=-1) - scores_bV.gather(-1, claimed_b1).squeeze(-1)
+        logprobs_R[part] = _logprobs(scaled_bV, claimed_b1.squeeze(-1))
     return margins_R.nan_to_num_(nan=torch.inf, posinf=torch.inf), logprobs_R
 
 
 def _margins_on_cpu(
-    logits_RV: Tensor, seeds_R: Tensor, positions_R: Tensor, tokens_R: Tensor, temperature: float
+    logits_NV: Tensor, rows_R: Tensor, seeds_R: Tensor, positions_R: Tensor, tokens_R: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """The same, with noise only for tokens that could win: a third of an audit would go into noise otherwise."""
     from shoal.proofs.contests import lost_margins
 
     _check_temperature(temperature)
     low_R1, high_R1 = _row_keys(seeds_R.cpu(), positions_R.cpu())
-    tokens_R = tokens_R.to("cpu", torch.int64)
-    scaled_RV = (logits_RV.to(torch.float32) / temperature).contiguous()
-    margins_R = torch.empty(logits_RV.shape[0], dtype=torch.float32)
-    arrays = (scaled_RV, low_R1.squeeze(-1), high_R1.squeeze(-1), tokens_R, margins_R)
+    rows_R, tokens_R = rows_R.to("cpu", torch.int64), tokens_R.to("cpu", torch.int64)
+    scaled_NV = (logits_NV.to(torch.float32) / temperature).contiguous()
+    margins_R = torch.empty(rows_R.shape[0], dtype=torch.float32)
+    arrays = (scaled_NV, rows_R, low_R1.squeeze(-1), high_R1.squeeze(-1), tokens_R, margins_R)
     lost_margins(*(array.numpy() for array in arrays))
-    return margins_R.nan_to_num_(nan=torch.inf, posinf=torch.inf), _logprobs(scaled_RV, tokens_R)
+    logprobs_R = scaled_NV[rows_R, tokens_R] - scaled_NV.logsumexp(dim=-1)[rows_R]
+    return margins_R.nan_to_num_(nan=torch.inf, posinf=torch.inf), logprobs_R
 
 
 def _check_temperature(temperature: float) -> None:
@@ -123,17 +132,18 @@ def _check_temperature(temperature: float) -> None:
 
 
 def _perturbed_blocks(
-    logits_RV: Tensor, seeds_R: Tensor, positions_R: Tensor, temperature: float
+    logits_NV: Tensor, seeds_R: Tensor, positions_R: Tensor, temperature: float, rows_R: Tensor | None = None
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield (rows, logits / T, logits / T + g) block by block."""
+    """Yield (draws, logits / T, logits / T + g) block by block; `rows_R` as in `token_margins`."""
     _check_temperature(temperature)
-    device = logits_RV.device
+    device = logits_NV.device
     low_R1, high_R1 = _row_keys(seeds_R.to(device), positions_R.to(device))
-    for rows in _row_blocks(logits_RV.shape[0], logits_RV.shape[1], device):
-        scaled_bV = logits_RV[rows].to(torch.float32) / temperature
+    for part in _row_blocks(seeds_R.shape[0], logits_NV.shape[1], device):
+        logits_bV = logits_NV[part] if rows_R is None else logits_NV[rows_R[part]]
+        scaled_bV = logits_bV.to(torch.float32) / temperature
         noise_bV = torch.empty_like(scaled_bV)
-        _fill_noise(noise_bV, low_R1[rows], high_R1[rows])
-        yield rows, scaled_bV, noise_bV.add_(scaled_bV)
+        _fill_noise(noise_bV, low_R1[part], high_R1[part])
+        yield part, scaled_bV, noise_bV.add_(scaled_bV)
 
 
 def _logprobs(scaled_RV: Tensor, tokens_R: Tensor) -> Tensor:

@@ -57,16 +57,20 @@ def assign(
 
 
 class _Draws:
-    """An endless stream of integers from the extendable output of BLAKE3."""
+    """An endless stream of integers from the extendable output of BLAKE3, read a block at a time."""
+
+    BLOCK_BYTES = 1024
 
     def __init__(self, seed: bytes) -> None:
         self._hasher = blake3(seed, derive_key_context="shoal/1 draws of a slot")
-        self._offset = 0
+        self._block, self._offset = b"", 0
 
     def uint64(self) -> int:
-        value = int.from_bytes(self._hasher.digest(length=8, seek=self._offset), "big")
+        within = self._offset % self.BLOCK_BYTES
+        if not within:
+            self._block = self._hasher.digest(length=self.BLOCK_BYTES, seek=self._offset)
         self._offset += 8
-        return value
+        return int.from_bytes(self._block[within : within + 8], "big")
 
     def below(self, bound: int) -> int:
         return self.uint64() % bound

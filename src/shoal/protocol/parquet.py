@@ -8,6 +8,7 @@ them, so that 4 kB can ask for gigabytes and one flipped byte can abort the proc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +31,7 @@ UNCOMPRESSED, ZSTD = 0, 6
 REQUIRED, REPEATED = 0, 2
 
 Bits = npt.NDArray[np.uint8]
+_UNPACKED = [bytes(byte >> bit & 1 for bit in range(8)) for byte in range(256)]
 
 
 class Kind(IntEnum):
@@ -201,7 +203,7 @@ def _decode(column: Column, pages: Sequence[_Page], codec: int) -> list[Any]:
         page_present, body = _levels(body, page.values)
         repeats.append(page_repeats)
         present.append(page_present)
-        values += _plain(column.kind, body, int(page_present.sum()))
+        values += _plain(column.kind, body, int(np.count_nonzero(page_present)))
     return _lists(np.concatenate(repeats or [_no_bits()]), np.concatenate(present or [_no_bits()]), values)
 
 
@@ -214,8 +216,8 @@ def _lists(repeats: Bits, present: Bits, values: list[Any]) -> list[list[Any]]:
     if len(repeats) and repeats[0]:
         raise ParquetError("A column begins in the middle of a row.")
     bounds = np.append(np.flatnonzero(repeats == 0), len(repeats))
-    empty = bounds[:-1][np.diff(bounds) == 1]
-    if not np.isin(np.flatnonzero(present == 0), empty).all():
+    absent = np.flatnonzero(present == 0)
+    if len(absent) and not np.isin(absent, bounds[:-1][np.diff(bounds) == 1]).all():
         raise ParquetError("A list has an absent element.")
     offsets = np.concatenate([[0], np.cumsum(present, dtype=np.int64)])[bounds].tolist()
     return [values[start:end] for start, end in pairwise(offsets)]
@@ -248,27 +250,30 @@ def _levels(body: memoryview, count: int) -> tuple[Bits, memoryview]:
     size_bytes = int.from_bytes(body[:4], "little")
     if len(body) < 4 + size_bytes:
         raise ParquetError("Levels reach past the end of their page.")
-    runs, data, position, left = [_no_bits()], body[4 : 4 + size_bytes], 0, count
-    while left > 0:
+    return np.frombuffer(_unrolled(bytes(body[4 : 4 + size_bytes]), count), np.uint8), body[4 + size_bytes :]
+
+
+@lru_cache(maxsize=2)  # columns of equally long lists, such as tokens and their log-probabilities, have equal levels
+def _unrolled(data: bytes, count: int) -> bytes:
+    levels, position = bytearray(), 0
+    while (left := count - len(levels)) > 0:
+        before = len(levels)
         lead, position = _run_header(data, position)
         if lead & 1:
-            packed = data[position : position + (lead >> 1)]
-            run = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")[:left]
+            packed = data[position : position + min(lead >> 1, -(-left // 8))]
+            levels += b"".join([_UNPACKED[byte] for byte in packed])[:left]
             position += len(packed)
         else:
-            value = data[position] if position < len(data) else 2
-            if value > 1:
+            if data[position : position + 1] not in (b"\0", b"\1"):
                 raise ParquetError("A level is neither 0 nor 1.")
-            run = np.full(min(lead >> 1, left), value, np.uint8)
+            levels += data[position : position + 1] * min(lead >> 1, left)
             position += 1
-        if not len(run):
+        if len(levels) == before:
             raise ParquetError("Levels end too early.")
-        runs.append(run)
-        left -= len(run)
-    return np.concatenate(runs), body[4 + size_bytes :]
+    return bytes(levels)
 
 
-def _run_header(data: memoryview, position: int) -> tuple[int, int]:
+def _run_header(data: bytes, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 35, 7):
         if position >= len(data):
@@ -290,15 +295,14 @@ def _plain(kind: Kind, body: memoryview, count: int) -> list[Any]:
 
 
 def _byte_strings(body: memoryview, count: int) -> list[bytes]:
-    values, position = [], 0
+    data, values, position = bytes(body), [], 0
     for _ in range(count):
-        size_bytes = int.from_bytes(body[position : position + 4], "little")
-        position += 4
-        if size_bytes > len(body) - position:
+        end = position + 4 + int.from_bytes(data[position : position + 4], "little")
+        if end > len(data):
             raise ParquetError("A value reaches past the end of its page.")
-        values.append(bytes(body[position : position + size_bytes]))
-        position += size_bytes
-    if position != len(body):
+        values.append(data[position + 4 : end])
+        position = end
+    if position != len(data):
         raise ParquetError("A page holds more or fewer values than its header says.")
     return values
 

@@ -13,6 +13,7 @@ Value: TypeAlias = "bool | int | float | bytes | list[Value] | Struct"
 Struct: TypeAlias = "dict[int, Value]"
 
 MAX_DEPTH = 10
+MAX_VARINT_BYTES = 10
 STOP, TRUE, FALSE, BYTE, INT16, INT32, INT64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(13)
 INT_BITS = {INT16: 16, INT32: 32, INT64: 64}
 
@@ -23,25 +24,29 @@ class ThriftError(IntegrityError):
 
 class ThriftReader:
     def __init__(self, data: memoryview) -> None:
-        self._data = data
+        self._data = bytes(data)
         self.position = 0
 
     def struct(self, depth: int = 0) -> Struct:
         fields: Struct = {}
         number = 0
-        while (lead := self._byte()) & 0x0F != STOP:
-            step, kind = lead >> 4, lead & 0x0F
-            number = number + step if step else self._int(16)
+        while (kind := (lead := self._byte()) & 0x0F) != STOP:
+            number = number + (lead >> 4) if lead >> 4 else self._int(16)
             if number in fields:
                 raise ThriftError(f"Field {number} is given twice.")
-            fields[number] = kind == TRUE if kind in (TRUE, FALSE) else self._value(kind, depth)
+            if kind in INT_BITS:
+                fields[number] = self._int(INT_BITS[kind])
+            elif kind in (TRUE, FALSE):
+                fields[number] = kind == TRUE
+            else:
+                fields[number] = self._value(kind, depth)
         return fields
 
     def _value(self, kind: int, depth: int) -> Value:
         if kind in INT_BITS:
             return self._int(INT_BITS[kind])
         if kind == BINARY:
-            return bytes(self._take(self._varint(32)))
+            return self._take(self._varint(32))
         if depth >= MAX_DEPTH:
             raise ThriftError(f"Values are nested deeper than {MAX_DEPTH}.")
         if kind == STRUCT:
@@ -62,24 +67,36 @@ class ThriftReader:
         return [self._value(lead & 0x0F, depth) for _ in range(count)]
 
     def _int(self, bits: int) -> int:
-        value = self._varint(bits)
+        value = self._byte()
+        if value >= 0x80:  # most numbers take one byte
+            self.position -= 1
+            value = self._varint(bits)
         return (value >> 1) ^ -(value & 1)
 
     def _varint(self, bits: int) -> int:
         value = shift = 0
-        while True:
-            part = self._byte()
+        for part in self._data[self.position : self.position + MAX_VARINT_BYTES]:
+            self.position += 1
             value |= (part & 0x7F) << shift
-            if value >= 1 << bits or shift >= 70:
-                raise ThriftError(f"A number has more than {bits} bits.")
+            if value >= 1 << bits:
+                break
             if part < 0x80:
                 return value
             shift += 7
+        else:
+            if shift < 7 * MAX_VARINT_BYTES:
+                raise ThriftError("The metadata ends too early.")
+        raise ThriftError(f"A number has more than {bits} bits.")
 
     def _byte(self) -> int:
-        return self._take(1)[0]
+        try:
+            byte = self._data[self.position]
+        except IndexError:
+            raise ThriftError("The metadata ends too early.") from None
+        self.position += 1
+        return byte
 
-    def _take(self, count: int) -> memoryview:
+    def _take(self, count: int) -> bytes:
         if count > len(self._data) - self.position:
             raise ThriftError("The metadata ends too early.")
         self.position += count

@@ -58,8 +58,11 @@ class TaskSet:
     def __getitem__(self, index: int) -> Task:
         if not -len(self) <= index < len(self):
             raise IndexError(f"task {index} of {len(self)}")
-        row = self.table.slice(index % len(self), 1)
-        return _as_task(tuple(row.column(field.name)[0].as_py() for field in SCHEMA))
+        return _as_task(tuple(column[index].as_py() for column in self._columns))
+
+    @cached_property
+    def _columns(self) -> list[pa.ChunkedArray]:
+        return [self.table.column(field.name) for field in SCHEMA]
 
     def __iter__(self) -> Iterator[Task]:
         for batch in self.table.to_batches():

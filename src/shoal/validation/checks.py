@@ -117,7 +117,8 @@ def _check_bounds(number: int, rollout: Rollout, workload: Workload, vocab_size:
         )
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         raise RejectedError(Reason.BOUNDS, f"row {number} has a token outside the vocabulary of {vocab_size}")
-    if not all(math.isfinite(value) and value <= LOGPROB_ROUNDING for value in rollout.output_logprobs):
+    # They are fp32 in the file, so their sum is finite exactly if each is.
+    if not math.isfinite(sum(rollout.output_logprobs)) or max(rollout.output_logprobs) > LOGPROB_ROUNDING:
         raise RejectedError(Reason.BOUNDS, f"row {number} has a log-probability that is not one")
     claims = (rollout.task_reward, rollout.length_penalty, rollout.reward)
     if not all(math.isfinite(value) for value in claims):
@@ -132,7 +133,7 @@ def _check_bounds(number: int, rollout: Rollout, workload: Workload, vocab_size:
 def _check_termination(number: int, rollout: Rollout, eos_token_ids: Sequence[int], limit: int) -> None:
     """Ends with the only end token, or at the limit. Whether the end token truly won is the sampling check's matter."""
     tokens, ended = rollout.output_tokens, rollout.output_tokens[-1] in eos_token_ids
-    if any(token in eos_token_ids for token in tokens[:-1]):
+    if any(token in tokens[:-1] for token in eos_token_ids):
         raise RejectedError(Reason.TERMINATION, f"row {number} goes on after an end token")
     if not ended and len(tokens) < limit:
         raise RejectedError(Reason.TERMINATION, f"row {number} stops after {len(tokens)} tokens without an end token")
@@ -157,9 +158,11 @@ def _check_rewards(rollouts: Sequence[Rollout], items: Sequence[WorkItem], workl
 
 
 def _differs(rollout: Rollout, reward: Reward) -> bool:
-    claimed = (rollout.task_reward, rollout.length_penalty, rollout.reward)
-    expected = (reward.task_reward, reward.length_penalty, reward.total)
-    return any(abs(a - b) > REWARD_TOLERANCE for a, b in zip(claimed, expected, strict=True))
+    return (
+        abs(rollout.task_reward - reward.task_reward) > REWARD_TOLERANCE
+        or abs(rollout.length_penalty - reward.length_penalty) > REWARD_TOLERANCE
+        or abs(rollout.reward - reward.total) > REWARD_TOLERANCE
+    )
 
 
 def _false_claim(number: int, rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> str:
