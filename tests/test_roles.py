@@ -144,14 +144,6 @@ def test_trouble_is_told_at_once_and_again_while_it_lasts(tmp_path: Path) -> Non
     assert reports[-1] == "http://liar lied and is avoided: bytes with digest 12… instead of 34…"
 
 
-def test_a_contributor_is_told_what_will_be_fetched_and_run() -> None:
-    reports = Reports()
-    roles._explain(descriptor(), reports)
-    assert reports.some("run run-1")
-    assert reports.some("will fetch 1 model files")
-    assert reports.some("only outbound HTTP is used")
-
-
 def test_several_validators_of_one_host_each_have_a_place_of_their_own(tmp_path: Path) -> None:
     with roles.own_place(tmp_path, "validator") as first, roles.own_place(tmp_path, "validator") as second:
         assert (first.name, second.name) == ("validator", "validator-2")

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shoal.broadcast.manifest import Head, Manifest, open_head, open_manifest, seal_head
 from shoal.broadcast.retention import needed_manifests
+from shoal.bucket_rollouts import BucketRollouts, StoredRollout
 from shoal.config import to_toml
 from shoal.coordinator import Store, ledger, steps
 from shoal.errors import ConfigError, IntegrityError, ShoalError, UnavailableError
@@ -81,7 +82,7 @@ def write_backup(
         raise BackupError("The store of this run is a PostgreSQL database.", hint="Back it up with pg_dump.")
     busy = f"Another backup of {directory.root} is being made."
     with hold(directory.root / "backup.lock", busy), _staging(directory.root, "backup") as staging:
-        copy = _take_until_consistent(directory, staging, sleep)
+        copy = _take_until_consistent(directory, staging, sleep, references_only)
         index = _index(copy, clock(), references_only)
         write_atomic(copy.root / INDEX_NAME, index.model_dump_json(indent=2).encode())
         report(f"writing {len(index.files)} files of step {index.step}, version {index.newest_version}")
@@ -89,22 +90,25 @@ def write_backup(
     return index
 
 
-def _take_until_consistent(directory: RunDirectory, staging: Path, sleep: Callable[[float], None]) -> RunDirectory:
+def _take_until_consistent(
+    directory: RunDirectory, staging: Path, sleep: Callable[[float], None], references_only: bool
+) -> RunDirectory:
     for attempt in range(TRIES):
         copy = RunDirectory(staging / str(attempt))
         try:
-            _take(directory, copy)
+            _take(directory, copy, references_only)
             return copy
-        except (_ChangedError, FileNotFoundError, shutil.Error):
+        except (_ChangedError, FileNotFoundError, shutil.Error) as error:
+            why = str(error)
             shutil.rmtree(copy.root, ignore_errors=True)
             sleep(PAUSE_S)
     raise UnavailableError(
-        f"The run published versions faster than it could be copied, {TRIES} times in a row.",
+        f"The run changed faster than it could be copied, {TRIES} times in a row ({why}).",
         hint="Pause it (`shoal run pause`) and try again.",
     )
 
 
-def _take(run: RunDirectory, copy: RunDirectory) -> None:
+def _take(run: RunDirectory, copy: RunDirectory, references_only: bool) -> None:
     """Links or copies everything, in the order that makes it consistent."""
     for name in ("run.toml", "descriptor.json", "keys"):
         _link(run.root / name, copy.root / name)
@@ -120,21 +124,34 @@ def _take(run: RunDirectory, copy: RunDirectory) -> None:
         _link_weights(run, copy, head)
     if run.store.exists():
         _copy_store(run.store, copy.store)
-        _check_and_link_rollouts(run, copy, head, checkpoint)
+        _check(copy, head, checkpoint)
+        _take_rollouts(run, copy, references_only)
 
 
-def _check_and_link_rollouts(run: RunDirectory, copy: RunDirectory, head: Head | None, checkpoint: int | None) -> None:
+def _check(copy: RunDirectory, head: Head | None, checkpoint: int | None) -> None:
     with _open(copy.store) as connection:
         newest = steps.newest_version(connection)
         announced = head.newest.version if head is not None and head.newest is not None else -1
         if newest != announced or (checkpoint or 0) > max(newest, 0):
-            raise _ChangedError
-        if run.config().coordinator.bucket:
-            return  # the rollouts are safe where they are
-        kept = connection.execute("SELECT submission_id FROM submissions WHERE collected_at IS NULL").fetchall()
-    for row in kept:
-        name = f"{row['submission_id']}.parquet"
-        _link(run.submissions / name, copy.submissions / name)
+            raise _ChangedError(f"version {newest} is recorded, {announced} announced")
+
+
+def _take_rollouts(run: RunDirectory, copy: RunDirectory, references_only: bool) -> None:
+    """Links them, or copies them out of the bucket; one that is only named stays there."""
+    bucket = BucketRollouts.of(run.config().coordinator)
+    if bucket is None:
+        for rollout in _kept_rollouts(copy):
+            _link(run.submissions / rollout.file_name, copy.submissions / rollout.file_name)
+    elif not references_only:
+        bucket.copy_to(copy.submissions, _kept_rollouts(copy))
+
+
+def _kept_rollouts(copy: RunDirectory) -> list[StoredRollout]:
+    with _open(copy.store) as connection:
+        rows = connection.execute(
+            "SELECT submission_id, digest, size_bytes FROM submissions WHERE collected_at IS NULL"
+        ).fetchall()
+    return [StoredRollout(*row) for row in rows]
 
 
 def _link_weights(run: RunDirectory, copy: RunDirectory, head: Head) -> None:
@@ -255,6 +272,7 @@ def restore_backup(
             copy = RunDirectory(staging / "run")
             _extract(archive, index, copy.root, backup)
             _add_left_out(index, copy.root, files)
+            _return_rollouts(copy, report)
             _make_current(copy, target, index, clock())
             os.replace(copy.root, target)
     report(f"restored {index.run_id} at step {index.step}, version {index.newest_version}, in {target}")
@@ -318,6 +336,15 @@ def _add_left_out(index: Index, root: Path, files: Path | None) -> None:
             raise IntegrityError(f"{source} is missing or not the file that the backup names.")
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, root / name)
+
+
+def _return_rollouts(copy: RunDirectory, report: Report) -> None:
+    """A run with a bucket finds its rollouts there, whatever it has forgotten since the backup."""
+    bucket = BucketRollouts.of(copy.config().coordinator)
+    if bucket is not None and copy.store.exists():
+        sent = bucket.put_back(copy.submissions, _kept_rollouts(copy))
+        report(f"{sent} rollout files were put back into the bucket")
+        shutil.rmtree(copy.submissions, ignore_errors=True)
 
 
 def _check_empty(target: Path) -> None:

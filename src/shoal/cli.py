@@ -51,6 +51,10 @@ _settings: list[str] = []
 RunFile = Annotated[Path | None, typer.Argument(help="TOML file that describes the run; defaults apply without one.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and stop.")]
 Threads = Annotated[int, typer.Option(help="Compute threads; 0 lets torch decide.")]
+Authority = Annotated[
+    Path | None,
+    typer.Option("--ca", help="Also trust the TLS certificates of this PEM file, such as a private authority's."),
+]
 Url = Annotated[str, typer.Argument(help="Address of the coordinator, such as http://host:7300.")]
 
 
@@ -290,6 +294,7 @@ def relay(
     max_download_mb_s: Annotated[float, typer.Option(min=0, help="Most MB/s received; 0 is no limit.")] = 0,
     max_connections: Annotated[int, typer.Option(min=1, help="Open connections in all.")] = 4096,
     max_client_connections: Annotated[int, typer.Option(min=1, help="Open connections of one client.")] = 512,
+    ca: Authority = None,
 ) -> None:
     """Pass weights on; nobody has to trust you for it."""
     from shoal import roles
@@ -313,6 +318,7 @@ def relay(
         peers=peer,
         limits=limits,
         max_download_bytes_s=max_download_mb_s * 1e6,
+        authority=ca,
     )
 
 
@@ -328,6 +334,7 @@ def work(
     verifier: Annotated[
         list[str] | None, typer.Option(help="Code of the run's owner that may be imported here, as module:function.")
     ] = None,
+    ca: Authority = None,
     cheat: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Contribute: join a run with one command, on any machine."""
@@ -343,6 +350,7 @@ def work(
         threads=threads,
         engine=engine,
         own_verifiers=verifier or (),
+        authority=ca,
         cheat=cheat,
     )
 

@@ -4,7 +4,6 @@ The command line calls these in its own process; nothing here knows how it was s
 need them, so that relay and coordinator start in well under a second.
 """
 
-import json
 import logging
 import os
 import platform
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from shoal.errors import ConfigError, ShoalError
 from shoal.files import remove_all_leftovers, write_atomic
 from shoal.identity import Keypair
+from shoal.joining import describe_judging, describe_model, explain_run, explain_weights, trust_authority
 from shoal.locks import BusyError, hold
 from shoal.metrics import Metrics
 from shoal.protocol import api
@@ -234,8 +234,12 @@ def relay(
     peers: Sequence[str] = (),
     limits: "ServerLimits | None" = None,
     max_download_bytes_s: float = 0,
+    authority: Path | None = None,
 ) -> None:
     from shoal.broadcast import Neighbours, run_relay
+
+    if authority is not None:
+        trust_authority(authority, root / "trusted.pem")
 
     metrics = SpokenTrouble(root / "events.jsonl", report)
     neighbours = Neighbours(upstreams, peers)
@@ -304,6 +308,7 @@ def work(
     threads: int,
     engine: str = "torch",
     own_verifiers: Collection[str] = (),
+    authority: Path | None = None,
     cheat: str | None = None,
 ) -> None:
     key_path = key_file or root / "worker.key"
@@ -311,9 +316,11 @@ def work(
         Keypair.load(key_path)  # a key that cannot be used is told before anybody is waited for
     with hold(root / "lock", f"Another worker uses {root}.", hint="Give this one its own directory with --dir."):
         remove_all_leftovers(root)
+        if authority is not None:
+            trust_authority(authority, root / "trusted.pem")
         descriptor = joined_descriptor(url, run_key, root, report)
         keypair = Keypair.load_or_create(key_path)
-        _explain(descriptor, report)
+        explain_run(descriptor, report)
         use_threads(threads)
         from shoal.policy.joined import join_run
 
@@ -324,6 +331,8 @@ def work(
             descriptor, root / "cache", metrics=metrics, own_verifiers=own_verifiers, clock=client.server_time
         )
         report(f"model: {describe_model(run.model_files / 'config.json')}")
+        report(f"judging: {describe_judging(run.workload.tasks.train, descriptor.reward)}")
+        explain_weights(run.weights, descriptor.async_level + 2, root, report)
         name = name or platform.node()[:60] or "worker"
         _worker_kind(cheat)(run, client, run.make_engine(engine), name=name, metrics=metrics, report=report).run()
 
@@ -372,26 +381,3 @@ def use_threads(threads: int) -> None:
 
         torch.set_num_threads(threads)
         torch.set_num_interop_threads(1)
-
-
-def _explain(descriptor: RunDescriptor, report: Report) -> None:
-    """What joining means, before anything is downloaded."""
-    files = sum(reference.bytes for reference in (*descriptor.model_files.values(), *descriptor.task_files))
-    rollouts = descriptor.rollouts
-    report(f"run {descriptor.run_id}, key {descriptor.run_key[:12]}…, protocol {descriptor.protocol}")
-    report(
-        f"will fetch {len(descriptor.model_files)} model files and the tasks ({files / 1e3:.0f} kB) and the policy's weights, "
-        f"and keep {descriptor.async_level + 2} versions of them; only outbound HTTP is used"
-    )
-    report(
-        f"tasks: {descriptor.task_count} of {descriptor.tasks.source}; per slot {rollouts.tasks_per_slot} tasks × "
-        f"{rollouts.group_size} samples of up to {rollouts.max_new_tokens} tokens at temperature {rollouts.temperature:g}"
-    )
-
-
-def describe_model(config_file: Path) -> str:
-    """The architecture that a config.json names; every figure only if it is there."""
-    fields = json.loads(config_file.read_bytes())
-    name = next(iter(fields.get("architectures") or []), fields.get("model_type", "unknown"))
-    sizes = {"num_hidden_layers": "layers", "hidden_size": "hidden", "vocab_size": "tokens in the vocabulary"}
-    return ", ".join([str(name), *(f"{fields[key]} {word}" for key, word in sizes.items() if key in fields)])

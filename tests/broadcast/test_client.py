@@ -41,6 +41,21 @@ def test_version_arrives_as_a_valid_safetensors_file(
         assert file.get_slice("empty").get_shape() == [0, 3]
 
 
+def test_the_cost_of_the_newest_version_is_known_before_it_is_fetched(
+    origin: Origin, origin_server: OriginServer, make_client: MakeClient
+) -> None:
+    client = make_client(origin_server.url)
+    digest, size_bytes = publish(origin), len(expected_weights())
+    before = client.preview()
+    assert before is not None
+    assert (before.version, before.size_bytes) == (0, size_bytes)
+    assert before.fetch_bytes > 0
+    client.fetch_version(0, digest)
+    after = client.preview()
+    assert after is not None
+    assert after.fetch_bytes == 0
+
+
 def test_fetching_again_costs_nothing(origin: Origin, make_mirror: MakeMirror, make_client: MakeClient) -> None:
     digest = publish(origin)
     mirror = make_mirror()

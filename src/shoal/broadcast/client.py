@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.broadcast.book import RelayReport
@@ -28,6 +29,14 @@ from shoal.broadcast.store import Store
 from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import digest_bytes, is_digest
 from shoal.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class Preview:
+    version: int
+    fetch_bytes: int
+    """Of the cheapest way from what is already here."""
+    size_bytes: int
 
 
 class WeightClient:
@@ -77,6 +86,15 @@ class WeightClient:
         data = self._sources.file(digest, max_bytes=max_bytes, deadline=self._sources.clock() + deadline_s)
         self._store.put("shards", data, digest)
         return data
+
+    def preview(self, *, deadline_s: float = 30) -> "Preview | None":
+        """What fetching the newest version would cost; None while there is none."""
+        deadline = self._sources.clock() + deadline_s
+        newest = self.head(deadline_s=deadline_s).newest
+        if newest is None:
+            return None
+        manifest = self._library.manifest(newest.manifest_digest, deadline=deadline)
+        return Preview(newest.version, self._plan(newest.manifest_digest, deadline).size_bytes, manifest.size_bytes)
 
     def fetch_version(
         self, version: int, manifest_digest: str, *, deadline_s: float = 600, on_progress: OnProgress | None = None

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from shoal import __version__
 from shoal.coordinator import judging, retention
+from shoal.coordinator.buckets import Bucket
 from shoal.coordinator.context import Context
 from shoal.coordinator.control_routes import control_routes
 from shoal.coordinator.express import Express
@@ -89,11 +90,11 @@ async def _sweep_forever(service: Service) -> None:
 async def collect_rollouts(service: Service) -> int:
     """Removes the rollout files that nothing needs any more; says how many, and when the disk has become too full."""
     context = service.context
-    collected = await service.again(lambda connection: retention.collect(connection, context))
-    for submission_id in collected:
-        if context.bucket is not None:
-            await context.bucket.delete(submission_id)
-        else:
+    if context.bucket is not None:
+        collected = await _empty_bucket(service, context.bucket)
+    else:
+        collected = await service.again(lambda connection: retention.collect(connection, context))
+        for submission_id in collected:
             context.file_of(submission_id).unlink(missing_ok=True)
     if collected:
         context.metrics.event("rollouts_collected", files=len(collected))
@@ -102,6 +103,16 @@ async def collect_rollouts(service: Service) -> int:
         context.metrics.event("disk_full", free_bytes=free, min_free_bytes=context.config.coordinator.min_free_bytes)
         log.warning("the disk is full (%d bytes free): no work is given out or taken in until there is room", free)
     return len(collected)
+
+
+async def _empty_bucket(service: Service, bucket: Bucket) -> list[str]:
+    """Removes what is due from the bucket, and then from the record; a bucket that is away keeps both for the next sweep."""
+    context = service.context
+    found = await service.read(lambda connection: retention.due(connection, context))
+    for submission_id in found:
+        await bucket.delete(submission_id)
+    await service.again(lambda connection: retention.forget(connection, context, found))
+    return found
 
 
 def _refuse_address(wait_s: float) -> Response:

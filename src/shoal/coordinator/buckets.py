@@ -62,6 +62,13 @@ class Bucket:
     def download_url(self, submission_id: str, lasts_s: int = OWN_CALLS_S) -> str:
         return self._presign("GET", _final(submission_id), lasts_s)
 
+    def store_url(self, submission_id: str) -> str:
+        """Where the owner puts a file back."""
+        return self._presign("PUT", _final(submission_id), OWN_CALLS_S)
+
+    def look_url(self, submission_id: str) -> str:
+        return self._presign("HEAD", _final(submission_id), OWN_CALLS_S)
+
     async def take_in(self, submission_id: str, size_bytes: int) -> str:
         """Digest of what was uploaded, once it stands under a name that its sender cannot write."""
         source = f"{self._url.path.rstrip('/')}/{_incoming(submission_id)}"

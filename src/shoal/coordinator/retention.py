@@ -3,9 +3,10 @@
 A file is needed while its submission is unjudged, while a group of it may still enter a batch, while the trainer may have to
 repeat the batch that holds it, for the last few steps, and as evidence for as long as a verdict may be disputed. The database
 forgets first and the file goes after the commit: a kill in between leaves a file that the next start removes, never a record
-without its file.
+without its file. In a bucket, which nobody sweeps, the file goes first: a kill in between only makes it go twice.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.coordinator import steps
@@ -36,6 +37,13 @@ def horizon(connection: Connection, context: Context) -> Horizon:
 
 def collect(connection: Connection, context: Context) -> list[str]:
     """Marks submissions whose files may go; the caller removes them once this is on disk."""
+    found = due(connection, context)
+    forget(connection, context, found)
+    return found
+
+
+def due(connection: Connection, context: Context) -> list[str]:
+    """Submissions whose files may go; what may go once may go for ever."""
     before = horizon(connection, context)
     if before.step <= 0:
         return []
@@ -47,12 +55,14 @@ def collect(connection: Connection, context: Context) -> list[str]:
         " ORDER BY received_at LIMIT ?",
         (before.judged_before, before.step, before.step, MOST_AT_ONCE),
     ).fetchall()
-    found = [str(row["submission_id"]) for row in rows]
+    return [str(row["submission_id"]) for row in rows]
+
+
+def forget(connection: Connection, context: Context, found: Sequence[str]) -> None:
     now = context.clock()
     connection.executemany(
         "UPDATE submissions SET collected_at=? WHERE submission_id=?", [(now, submission) for submission in found]
     )
-    return found
 
 
 def collected_count(connection: Connection) -> int:
