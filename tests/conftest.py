@@ -1,6 +1,12 @@
-"""Property tests run the same way every time, and are never judged by the speed of the machine."""
+"""Property tests run the same way every time, and are never judged by the speed of the machine. A disk that can be filled."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tiny_disks import TinyDisk, mounted
 
 settings.register_profile(
     "shoal",
@@ -10,3 +16,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("shoal")
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[TinyDisk]:
+    with mounted(tmp_path / "tiny") as disk:
+        if disk is None:
+            pytest.skip("only root may mount a tiny disk")
+        yield disk

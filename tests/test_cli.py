@@ -218,6 +218,18 @@ def test_an_address_that_is_none_is_refused_at_once(shoal: Run, tmp_path: Path) 
     assert_one_sentence(shoal("work", "example.org:7300", "--dir", tmp_path / "w"), "example.org:7300 is no address")
 
 
+def test_a_full_disk_is_one_sentence(shoal: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shoal.runs.initialise", full)
+    result = shoal("init")
+    assert (result.code, result.err) == (
+        1,
+        "shoal: The disk is full. Make room; the same command goes on where it was.\n",
+    )
+
+
 def test_a_directory_that_cannot_be_written_is_named(shoal: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = shoal("work", NOBODY, "--dir", tmp_path / "file")

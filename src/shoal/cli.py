@@ -4,6 +4,7 @@ Settings of a run are given as `--section.name VALUE` to any command that takes 
 command line is parsed, so they may stand anywhere. A ShoalError becomes one sentence and a non-zero exit code.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -69,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ShoalError as error:
         _fail(error)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _fail(ShoalError("The disk is full.", hint="Make room; the same command goes on where it was."))
         if error.filename is None:
             raise
         _fail(ShoalError(f"{error.filename} cannot be used: {(error.strerror or str(error)).lower()}."))

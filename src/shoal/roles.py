@@ -319,7 +319,10 @@ def work(
         if authority is not None:
             trust_authority(authority, root / "trusted.pem")
         descriptor = joined_descriptor(url, run_key, root, report)
+        is_new = not key_path.exists()
         keypair = Keypair.load_or_create(key_path)
+        made = ", made just now: it is your account and your credit, keep it" if is_new else ""
+        report(f"your key is {key_path}{made}")
         explain_run(descriptor, report)
         use_threads(threads)
         from shoal.policy.joined import join_run

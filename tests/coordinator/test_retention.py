@@ -1,8 +1,6 @@
 """Old rollout files go, needed ones stay; a full disk stops intake, loses nothing, and is recovered from."""
 
-import contextlib
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +11,11 @@ from shoal.config import ShoalConfig
 from shoal.coordinator import app, retention
 from shoal.coordinator.database import Connection
 from shoal.coordinator.server import collect_leftovers
-from shoal.errors import UnavailableError
+from shoal.errors import RefusedError, UnavailableError
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.verdicts import Reason
+from tiny_disks import TinyDisk
 
 DISPUTE_S = 1000.0
 
@@ -41,6 +40,19 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
     with running(tmp_path, config()) as swarm:
         swarm.publish(0)
         yield swarm
+
+
+class Objects:
+    """A bucket of which only the removals are seen."""
+
+    def __init__(self) -> None:
+        self.deleted: set[str] = set()
+        self.away = False
+
+    async def delete(self, submission_id: str) -> None:
+        if self.away:
+            raise RefusedError("bucket", "The bucket does not answer.", status=503)
+        self.deleted.add(submission_id)
 
 
 def collect(swarm: Swarm) -> int:
@@ -151,6 +163,21 @@ def test_a_kill_between_record_and_removal_leaves_nothing_behind(swarm: Swarm) -
     assert len(files(swarm)) == 2
 
 
+def test_a_bucket_that_is_away_keeps_file_and_record_for_the_next_sweep(swarm: Swarm) -> None:
+    (ann,) = swarm.join("ann")
+    play(swarm, ann, 6)
+    swarm.clock.advance(DISPUTE_S + 1)
+    bucket = Objects()
+    swarm.context.bucket = bucket  # type: ignore[assignment]
+    bucket.away = True
+    with pytest.raises(RefusedError):
+        collect(swarm)
+    assert ann.status().rollouts_collected == 0
+    bucket.away = False
+    assert collect(swarm) == len(bucket.deleted) == 4
+    assert ann.status().rollouts_collected == 4
+
+
 def test_a_full_disk_stops_intake_with_a_clear_refusal_and_recovers(swarm: Swarm) -> None:
     (ann,) = swarm.join("ann")
     lease = swarm.lease(ann)
@@ -189,45 +216,27 @@ def test_an_upload_that_fills_the_disk_is_refused_and_leaves_no_file(
     assert ann.submit(lease.lease_id, b"rollouts").state == "pending"
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "tiny"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("only root may mount a tiny disk")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
-
-
 def register_often(worker: CoordinatorClient) -> None:
     """The database may still have a free page or two."""
     for number in range(200):
         worker.register(registration(f"name {number} " * 10))
 
 
-def test_a_disk_without_a_single_byte_loses_nothing(tiny_disk: Path) -> None:
+def test_a_disk_without_a_single_byte_loses_nothing(tiny_disk: TinyDisk) -> None:
     settings = config()
     coordinator = settings.coordinator.model_copy(update={"min_free_bytes": 0})
-    with running(tiny_disk / "run", settings.model_copy(update={"coordinator": coordinator})) as swarm:
+    with running(tiny_disk.root / "run", settings.model_copy(update={"coordinator": coordinator})) as swarm:
         swarm.publish(0)
         (ann,) = swarm.join("ann")
         play(swarm, ann, 2)
         lease = swarm.lease(ann)
         before, head = ann.status().step, ann.status().ledger_head
-        ballast = tiny_disk / "ballast"
-        fill(ballast)
+        tiny_disk.fill()
         with pytest.raises(UnavailableError, match="503: The store cannot be written"):
             register_often(ann)
         with pytest.raises(UnavailableError, match="503"):
             ann.submit(lease.lease_id, bytes(9000))
-        ballast.unlink()
+        tiny_disk.make_room()
         assert ann.submit(lease.lease_id, bytes(9000)).state == "pending"
         swarm.accept()
         assert (ann.status().step, before) == (3, 2)

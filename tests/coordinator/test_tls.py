@@ -1,9 +1,11 @@
 """Behind a real proxy that ends TLS: signed requests, long polls and uploads pass unchanged."""
 
+import os
 import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,10 +19,11 @@ import uvicorn
 
 from coordinator.swarm import Swarm, registration, small_config
 from protocol.samples import keypair
-from shoal.errors import UnavailableError
+from shoal.errors import ConfigError
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 
+PATIENCE_S = 120
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/bin")
 SITE = """
 daemon off; user root; pid {work}/nginx.pid; error_log stderr crit; worker_processes 1;
@@ -106,8 +109,8 @@ def test_everything_works_behind_a_proxy_that_ends_tls(tmp_path: Path, monkeypat
             return CoordinatorClient.for_run(descriptor, keypair(name), url, deadline_s=deadline_s, clock=swarm.clock)
 
         monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-        with pytest.raises(UnavailableError, match="certificate"):
-            client("ann", deadline_s=1.0).register(registration("ann"))
+        with pytest.raises(ConfigError, match=r"certificate of 127.* is not trusted here: .* --ca or SSL_CERT_FILE"):
+            client("ann").register(registration("ann"))
         monkeypatch.setenv("SSL_CERT_FILE", str(authority))
         assert httpx.get(f"{url}/openapi.json", verify=ssl.create_default_context(cafile=authority)).is_success
         digest = "0" * 64
@@ -125,3 +128,21 @@ def test_everything_works_behind_a_proxy_that_ends_tls(tmp_path: Path, monkeypat
         assert claim is not None
         assert client("validator").submission_file(claim.submission_id, claim.digest) == data
     swarm.store.close()
+
+
+def test_a_contributor_joins_behind_a_private_authority_that_was_named(tmp_path: Path) -> None:
+    authority, port, inner = make_certificates(tmp_path), free_port(), free_port()
+    swarm = Swarm(tmp_path / "run", small_config())
+    environment = {name: value for name, value in os.environ.items() if name != "SSL_CERT_FILE"}
+    command = [sys.executable, "-m", "shoal", "work", f"https://127.0.0.1:{port}", "--dir", str(tmp_path / "here")]
+    with served(swarm, inner), proxied(tmp_path, port, inner):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert done.returncode == os.EX_CONFIG
+        assert "is not trusted here" in done.stderr
+        command += ["--ca", str(authority)]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as joining:
+            assert joining.stdout is not None
+            lines = [joining.stdout.readline() for _ in range(2)]
+            joining.kill()
+    swarm.store.close()
+    assert lines[1].startswith(f"run {swarm.context.descriptor.run_id}, key ")

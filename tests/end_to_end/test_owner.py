@@ -98,27 +98,3 @@ def go_on(tmp_path: Path, url: str, restored: Path, at_backup: int) -> None:
         up.send_signal(signal.SIGINT)
         assert up.wait(60) == 130
     assert {"run_state", "ban", "unban", "restored"} <= set(kinds)
-
-
-def test_a_worker_that_was_suspended_goes_on_where_the_swarm_is_now(tmp_path: Path) -> None:
-    config = small_config(tmp_path / "run", steps=1000)
-    quick = config.coordinator.model_copy(update={"lease_s": 10, "gone_after_s": 4})
-    config = config.model_copy(update={"coordinator": quick})
-    run_file = tmp_path / "mine.toml"
-    run_file.write_text(to_toml(config))
-    url, log = config.coordinator_url, tmp_path / "ann.log"
-    with shoal(tmp_path / "up.log", "up", run_file):
-        wait_for_text(tmp_path / "up.log", "contributors join with: shoal work")
-        with shoal(log, "work", url, "--dir", "here", "--name", "ann") as ann:
-            before = status_when(url, "work", lambda status: any(w.submissions_accepted for w in status.workers))
-            ann.send_signal(signal.SIGSTOP)
-            status_when(url, "silence", lambda status: status.workers[0].state == "gone")
-            ann.send_signal(signal.SIGCONT)
-            done = before.workers[0].submissions_accepted
-            after = status_when(
-                url, "work after the sleep", lambda status: status.workers[0].submissions_accepted > done + 1
-            )
-            assert after.workers[0].submissions_rejected == 0
-            assert after.workers[0].state in ("probation", "active")
-            assert ann.poll() is None
-    assert "Traceback" not in log.read_text()

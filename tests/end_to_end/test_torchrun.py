@@ -1,4 +1,4 @@
-"""`shoal train` under torchrun: two ranks that shard the policy train the run that one would."""
+"""`shoal train` under torchrun: two ranks that shard the policy train the run that one would, and end together when drained."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from end_to_end.swarm import small_config, swarm
 from shoal import demo
+from shoal.owner import find_run
 from shoal.rundir import RunDirectory
 from shoal.supervisor import Role
 from shoal.training import Checkpoints, World
@@ -15,19 +16,23 @@ STEPS = 3
 
 
 @pytest.mark.slow
-def test_two_ranks_train_a_run_and_publish_every_version(tmp_path: Path) -> None:
-    config = small_config(tmp_path / "run", steps=STEPS, training={"device": "cpu", "checkpoint_every": 1})
+def test_two_ranks_train_a_run_publish_every_version_and_are_drained(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", steps=1000, training={"device": "cpu", "checkpoint_every": 1})
     with swarm(config) as run:
         run.add_owner_roles("coordinator", "validator")
         run.supervisor.add(under_torchrun(run.directory))
         run.add_worker("anna")
-        run.until("the last version", lambda status: status.newest_version == STEPS)
-        history = run.history()
-        assert [view.version for view in history.versions] == list(range(STEPS + 1))
-        assert len({view.manifest_digest for view in history.versions}) == STEPS + 1
-        assert all(view.report["samples"] in (8, 16, 24, 32) for view in history.versions[1:])
+        run.until(f"version {STEPS}", lambda status: status.newest_version >= STEPS)
+        find_run(str(run.directory.root)).set_state("draining")
+        drained = run.until("the end of the trainer", lambda status: "trainer" not in run.supervisor.alive)
+        assert drained.run_state == "drained"
+        assert [event.exit_code for event in run.events if (event.role, event.kind) == ("trainer", "exited")] == [0]
+        versions = run.history().versions
+        assert [view.version for view in versions] == list(range(drained.newest_version + 1))
+        assert len({view.manifest_digest for view in versions}) == len(versions)
+        assert all(view.report["samples"] in (8, 16, 24, 32) for view in versions[1:])
     newest = Checkpoints(run.directory.trainer / "checkpoints", World(), keep=2).steps()[-1]
-    assert newest >= STEPS - 1  # the last one may still have been under way
+    assert newest == drained.newest_version
 
 
 def under_torchrun(directory: RunDirectory) -> Role:

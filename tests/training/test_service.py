@@ -1,5 +1,6 @@
 """The trainer as a role: recorded batches in, published versions out, and the same again after a kill."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,13 +11,15 @@ import pytest
 from protocol.samples import NUMERICS_CLASS, descriptor, keypair
 from shoal.broadcast import Origin, WireTensor
 from shoal.config import ShoalConfig, build_config
-from shoal.errors import IntegrityError
+from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import digest_bytes
 from shoal.metrics import Metrics
 from shoal.protocol import api
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
 from shoal.training import DivergedError, Group, Trackers, Trainer, World
+from shoal.training.checkpoints import CheckpointError
 from shoal.training.service import RepeatedStepError, TrainerService
+from tiny_disks import TinyDisk
 from worker.fakes import FakeCoordinator
 from worker.tiny_run import Reports
 
@@ -109,10 +112,12 @@ class HeardByAnother(World):
 def start(coordinator: FakeCoordinator, config: ShoalConfig, model_dir: Path, tmp_path: Path) -> Iterator[Start]:
     trainers: list[Trainer] = []
 
-    def make(config: ShoalConfig = config, keep_versions: int = 8, **options: object) -> TrainerService:
-        trainer = Trainer(config.training, model_dir, work_dir=tmp_path / "trainer", temperature=1.0, seed=7)
+    def make(
+        config: ShoalConfig = config, keep_versions: int = 8, root: Path = tmp_path, **options: object
+    ) -> TrainerService:
+        trainer = Trainer(config.training, model_dir, work_dir=root / "trainer", temperature=1.0, seed=7)
         trainers.append(trainer)
-        origin = Origin(tmp_path / "origin", keypair("run"), run_id="run-1", keep_versions=keep_versions)
+        origin = Origin(root / "origin", keypair("run"), run_id="run-1", keep_versions=keep_versions)
         run = descriptor(rollouts=descriptor().rollouts.model_copy(update={"group_size": GROUP_SIZE}))
         client = coordinator.client(keypair("trainer"))
         return TrainerService(config, run, trainer, client, origin, **options)  # type: ignore[arg-type]
@@ -267,6 +272,22 @@ def test_while_the_batch_is_not_formed_it_says_what_is_missing(start: Start, coo
     assert reports == ["step 0 waits for 3 of 8 useful groups"]
 
 
+def test_a_coordinator_that_is_away_is_waited_for(start: Start, coordinator: FakeCoordinator) -> None:
+    record_batch(coordinator, 0)
+    away = iter([UnavailableError("The coordinator did not answer for 120 s.")] * 2)
+    service = start(report=(said := Reports()))
+    ask = service.client.batch
+
+    def batch(step: int, wait_s: float = 20.0) -> api.BatchAnswer:
+        if (error := next(away, None)) is not None:
+            raise error
+        return ask(step, wait_s)
+
+    service.client.batch = batch  # type: ignore[method-assign]
+    assert service.wait_for_batch(0).step == 0
+    assert said.some("did not answer for 120 s. Waiting for it, for up to 25 minutes.")
+
+
 def test_a_drained_run_ends_the_trainer_with_a_checkpoint(start: Start, coordinator: FakeCoordinator) -> None:
     service = start()
     record_batch(coordinator, 0)
@@ -299,6 +320,32 @@ def test_a_killed_trainer_repeats_its_steps_bit_for_bit(start: Start, coordinato
     assert resumed.origin is not None
     assert resumed.origin.head is not None
     assert [entry.version for entry in resumed.origin.head.versions] == [0, 1, 2, 3]
+
+
+def test_a_full_disk_stops_the_trainer_with_a_sentence_and_costs_no_step(
+    start: Start, coordinator: FakeCoordinator, tiny_disk: TinyDisk
+) -> None:
+    for step in range(3):
+        record_batch(coordinator, step)
+    start().run()
+    undisturbed = published(coordinator)
+    coordinator.versions.clear()
+    tiny_disk.fill()
+    with pytest.raises(OSError, match="No space left"):
+        start(root=tiny_disk.root).run()
+    tiny_disk.make_room()
+    service = start(root=tiny_disk.root)
+    service.publish({})
+    service.step()
+    tiny_disk.fill()
+    with contextlib.suppress(OSError):
+        service.trainer.save()
+    with contextlib.suppress(CheckpointError):
+        service.trainer.close()
+    assert service.trainer.checkpoint_steps() == []
+    tiny_disk.make_room()
+    assert start(root=tiny_disk.root).run()
+    assert sorted(set(published(coordinator))) == undisturbed
 
 
 def test_versions_that_nobody_can_fetch_any_more_are_not_published_again(

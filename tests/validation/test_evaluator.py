@@ -1,8 +1,11 @@
 """The evaluator measures what is due once, in a way that can be repeated."""
 
+from pathlib import Path
+
 import pytest
 
 from protocol.samples import keypair
+from shoal.broadcast.store import NoRoomError
 from shoal.errors import UnavailableError
 from shoal.protocol import api
 from shoal.validation import Evaluator
@@ -90,6 +93,26 @@ def test_relays_that_do_not_answer_are_asked_again(
     assert [body.version for body in coordinator.evaluations] == [3]
     assert isinstance(subject.report, Reports)
     assert subject.report.some("No relay showed a head.")
+
+
+def test_an_evaluator_without_room_says_so_and_tries_again(
+    tiny_run: TinyRun, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.validation.evaluator.RETRY_S", 0.0)
+    refusals = iter([OSError(28, "No space left on device"), NoRoomError("There is no room on the disk for x.")])
+
+    class Full(DiskWeights):
+        def fetch_version(self, *arguments: object, **options: object) -> Path:
+            if (refusal := next(refusals, None)) is not None:
+                raise refusal
+            return super().fetch_version(*arguments, **options)  # type: ignore[arg-type]
+
+    subject = evaluator(tiny_run, coordinator, Full({3: tiny_run.policies[0]}, [3]))
+    subject.run()
+    assert [body.version for body in coordinator.evaluations] == [3]
+    assert isinstance(subject.report, Reports)
+    assert subject.report.some("No space left on device")
+    assert subject.report.some("no room on the disk")
 
 
 def test_seeds_depend_on_version_and_task_only(tiny_run: TinyRun, coordinator: FakeCoordinator) -> None:

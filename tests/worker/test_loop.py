@@ -159,7 +159,7 @@ def test_an_interrupt_gives_the_slot_back_and_uploads_what_is_done(contributor: 
     assert list(contributor.coordinator.submitted) == ["lease-3-0"]
     assert contributor.coordinator.returned == ["lease-3-1"]
     assert contributor.reports.some("gave step 3 slot 1 back")
-    assert contributor.reports.some("1 submissions with")
+    assert contributor.reports.some("1 submission with")
     assert contributor.weights.closed
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel
 
-from shoal.errors import IntegrityError, RefusedError, UnavailableError
+from shoal.errors import ConfigError, IntegrityError, RefusedError, UnavailableError
 from shoal.files import digest_bytes
 from shoal.identity import Keypair
 from shoal.protocol import api
@@ -30,6 +30,7 @@ LAST_BACKOFF_S = 3.0
 LONGEST_PAUSE_S = 60.0
 """Whoever asks for more patience than this is asked again anyway."""
 SUBMISSION_SIGNATURE_HEADER = "x-shoal-submission-signature"
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 RETRIED_STATUS = {429, 502, 503, 504}
 RETRIED_CODES = {"clock", "replay"}
 """Cured by signing again: with the server's time, or after a network that delivered one request twice."""
@@ -68,6 +69,7 @@ class CoordinatorClient:
         self._http = http or httpx.Client()
         self._clock, self._monotonic, self._sleep = clock, monotonic, sleep
         self._clock_offset_s = 0.0
+        self._answered = False
 
     @classmethod
     def for_run(
@@ -216,7 +218,10 @@ class CoordinatorClient:
                 )
             except httpx.TransportError as error:
                 problem = str(error) or type(error).__name__
+                if not self._answered and UNTRUSTED in problem:
+                    raise _untrusted(url, problem) from None
             else:
+                self._answered = True
                 self._learn_clock(response)
                 if response.is_success or response.is_redirect:
                     return response
@@ -293,6 +298,15 @@ def _refusal(response: httpx.Response) -> RefusedError:
         hint=refusal.hint,
         status=response.status_code,
         retry_after_s=_retry_after_s(response),
+    )
+
+
+def _untrusted(url: str, problem: str) -> ConfigError:
+    """Told at the first contact; later it is an outage like any other, such as a certificate that is being renewed."""
+    reason = problem.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or problem
+    return ConfigError(
+        f"The certificate of {httpx.URL(url).netloc.decode()} is not trusted here: {reason}.",
+        hint="If it comes from a private authority, name the authority's file with --ca or SSL_CERT_FILE.",
     )
 
 

@@ -7,8 +7,9 @@ batches bit for bit, so that it never publishes other bytes under a published nu
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal.broadcast import Origin, OriginServer, Publication
 from shoal.config import ShoalConfig
@@ -18,12 +19,16 @@ from shoal.metrics import Metrics
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import RunDescriptor
+from shoal.protocol.patience import patiently
 from shoal.protocol.rollouts import Rollout, RolloutLimits, read_rollouts
 from shoal.training.samples import Group, Sample
 from shoal.training.trackers import Trackers
 from shoal.training.trainer import DivergedError, Trainer
 
 BATCH_WAIT_S = 20.0
+OUTAGE_S = 1500.0
+"""Loading a large policy again costs more than waiting for a coordinator; less than the ranks wait for each other."""
+Answer = TypeVar("Answer")
 
 
 class DrainedError(ShoalError):
@@ -145,7 +150,7 @@ class TrainerService:
     def _hear(self, step: int) -> api.BatchRecord | None:
         """The batch, or None if the run is drained."""
         while True:
-            answer = self.client.batch(step, BATCH_WAIT_S)
+            answer = self._patiently(lambda: self.client.batch(step, BATCH_WAIT_S))
             if answer.batch is not None or answer.run_state == "drained":
                 return answer.batch
             self.report(f"step {step} waits for {answer.waiting_for}")
@@ -156,7 +161,7 @@ class TrainerService:
         files: dict[str, list[Rollout]] = {}
         for record in batch.groups:
             if record.submission_id not in files:
-                data = self.client.submission_file(record.submission_id, record.digest)
+                data = self._patiently(partial(self.client.submission_file, record.submission_id, record.digest))
                 files[record.submission_id] = read_rollouts(data, limits)[1]
             rows = [rollout for rollout in files[record.submission_id] if rollout.group == record.group]
             if len(rows) != len(record.rewards):
@@ -182,19 +187,21 @@ class TrainerService:
             report: dict[str, api.Metric] = {
                 name: value for name, value in figures.items() if isinstance(value, (int, float, str))
             }
-            answer = self.client.publish(
-                api.VersionBody(
-                    version=publication.version,
-                    manifest_digest=publication.manifest_digest,
-                    weights_digest=publication.weights_digest,
-                    bytes_total=publication.bytes_total,
-                    report=report,
-                    oldest_checkpoint=min(self.trainer.checkpoint_steps(), default=0),
-                )
+            body = api.VersionBody(
+                version=publication.version,
+                manifest_digest=publication.manifest_digest,
+                weights_digest=publication.weights_digest,
+                bytes_total=publication.bytes_total,
+                report=report,
+                oldest_checkpoint=min(self.trainer.checkpoint_steps(), default=0),
             )
+            answer = self._patiently(lambda: self.client.publish(body))
         self.origin.announce(ledger_head=answer.ledger_head)
         figures["time_announce_s"] = self._clock() - started - figures["time_stage_s"]
         self._say(publication, figures)
+
+    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+        return patiently(ask, self.report, outage_s=OUTAGE_S, clock=self._clock)
 
     def _say(self, publication: Publication, figures: dict[str, Any]) -> None:
         assert self.origin is not None

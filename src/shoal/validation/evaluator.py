@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from shoal.errors import ShoalError
+from shoal.errors import RefusedError, ShoalError
 from shoal.evaluation import AskSettings, Figures, Question, Respondent, figures_of
 from shoal.policy.engine import Engine
 from shoal.policy.joined import JoinedRun
@@ -50,16 +50,18 @@ class Evaluator:
         while not self._stopping.is_set() and self.steps not in done:
             try:
                 head = self.run_info.weights.head(newer_than=counter, wait_s=LONG_POLL_S if counter else 0.0)
-            except ShoalError as error:
+                due = [entry for entry in head.versions if self._is_due(entry.version) and entry.version not in done]
+                if due:
+                    self._evaluate(due[-1].version, due[-1].manifest_digest)
+            except RefusedError:
+                raise
+            except (ShoalError, OSError) as error:  # OSError: a full disk, which the owner can cure
                 self.report(str(error))
                 self._stopping.wait(RETRY_S)
                 continue
-            counter = head.counter
-            due = [entry for entry in head.versions if self._is_due(entry.version) and entry.version not in done]
-            if due:
-                self._evaluate(due[-1].version, due[-1].manifest_digest)
-                done |= {entry.version for entry in due}
-                counter = None  # look again at once: the next version may have come meanwhile
+            done |= {entry.version for entry in due}
+            # After an evaluation look again at once: the next version may have come meanwhile.
+            counter = None if due else head.counter
 
     def _is_due(self, version: int) -> bool:
         return version % self.every == 0 or version == self.steps

@@ -20,6 +20,7 @@ from shoal.policy.engine import Completion, Engine, GenerationRequest
 from shoal.policy.joined import JoinedRun
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
+from shoal.protocol.patience import patiently
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
 from shoal.tasks.workload import Reward, WorkItem
 from shoal.worker.heartbeat import Heartbeat
@@ -51,9 +52,10 @@ class WorkerTotals:
 
 def swap_line(totals: WorkerTotals) -> str:
     mean_ms = 1000 / max(totals.swaps, 1)
+    swaps = "1 weight swap" if totals.swaps == 1 else f"{totals.swaps} weight swaps"
     return (
-        f"{totals.swaps} weight swaps: on average the running batch ended {totals.drain_s * mean_ms:.0f} ms after the new "
-        f"weights were ready, and the swap took {totals.swap_s * mean_ms:.0f} ms"
+        f"{swaps}: on average the running batch ended {totals.drain_s * mean_ms:.0f} ms after the new weights were ready, "
+        f"and the swap took {totals.swap_s * mean_ms:.0f} ms"
     )
 
 
@@ -117,6 +119,9 @@ class Worker:
         except RefusedError:
             self._lease = None  # whoever refuses this key takes its slot back too
             raise
+        except (KeyboardInterrupt, SystemExit) as end:
+            self._say_leaving("\n" if isinstance(end, KeyboardInterrupt) else "")  # behind the terminal's own ^C
+            raise
         finally:
             self._leave()
 
@@ -173,16 +178,8 @@ class Worker:
         return self._patiently(lambda: self.client.register(body))
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
-        """Asks until there is an answer; a coordinator that is away for an hour will not come back."""
-        away_since: float | None = None
-        while True:
-            try:
-                return ask()
-            except UnavailableError as error:
-                away_since = away_since or time.monotonic()
-                if self._stopping.is_set() or time.monotonic() - away_since > OUTAGE_S:
-                    raise
-                self.report(f"{error.message} Waiting for it, for up to {OUTAGE_S / 60:.0f} minutes.")
+        """A coordinator that is away for an hour will not come back."""
+        return patiently(ask, self.report, outage_s=OUTAGE_S, stopping=self._stopping.is_set)
 
     def _measure_speed(self) -> float:
         items = self.run_info.workload.items(secrets.token_bytes(32))[:PROBE_REQUESTS]
@@ -297,6 +294,12 @@ class Worker:
         if self._uploading is not None:
             self._uploading.result()
             self._uploading = None
+
+    def _say_leaving(self, before: str) -> None:
+        lease = self._lease
+        held = f"step {lease.step} slot {lease.slot} goes to somebody else" if lease else "no slot is held"
+        sending = ", the last upload is being finished" if self._uploading and not self._uploading.done() else ""
+        self.report(f"{before}leaving: {held}{sending}")
 
     def _leave(self) -> None:
         self._leaving.set()

@@ -61,7 +61,9 @@ class Progress:
 
     def farewell(self, submissions: int, tokens: int) -> None:
         credit = f"; {self._credit(self.account)}" if self.account else ""
-        self._report(f"{submissions} submissions with {tokens:,} tokens this time{credit}")
+        self._report(
+            f"{submissions} submission{'s' if submissions != 1 else ''} with {tokens:,} tokens this time{credit}"
+        )
 
     @staticmethod
     def _credit(account: api.WorkerView) -> str:
