@@ -34,7 +34,7 @@ def _same_signals() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.cli.LOOK_DEADLINE_S", 0.2)
+    monkeypatch.setattr("shoal.record_commands.LOOK_DEADLINE_S", 0.2)
     monkeypatch.setattr("shoal.roles.JOIN_DEADLINE_S", 0.2)
 
 

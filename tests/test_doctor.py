@@ -1,10 +1,12 @@
 """The doctor names what is missing and is content with this machine."""
 
+import shutil
 import socket
 
 import pytest
 
 from shoal import doctor
+from shoal.tasks import sandbox
 from worker.tiny_run import Reports
 
 
@@ -27,6 +29,21 @@ def test_a_missing_program_is_only_noted(monkeypatch: pytest.MonkeyPatch) -> Non
     reports = Reports()
     assert doctor.examine(reports) == 0
     assert "note  no-such-program is not installed: it does nothing" in reports
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="run `make system`")
+def test_the_sandbox_is_tried_not_only_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = Reports()
+    assert doctor.examine(reports) == 0
+    assert "ok    the sandbox for model-written code ran a first program" in reports
+    monkeypatch.setattr(sandbox, "_fixed_arguments", lambda: ("--no-such-option",))
+    sandbox.sandbox_complaint.cache_clear()
+    try:
+        assert doctor.examine(reports) == 0
+    finally:
+        sandbox.sandbox_complaint.cache_clear()
+    assert reports.some("note  no sandbox for model-written code: ")
+    assert reports.some("no-such-option")
 
 
 def test_a_taken_port_is_noted_with_the_settings_that_move_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,6 @@ Every command can be killed and given again: finished batches and checkpoints ar
 """
 
 import json
-import os
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +13,7 @@ import typer
 from shoal.config import TasksConfig
 from shoal.errors import ConfigError
 from shoal.files import write_atomic
+from shoal.flags import report
 from shoal.tasks import Task, load_tasks, verifiable
 from shoal.tasks.sources import tasks_to_measure
 
@@ -43,22 +42,6 @@ Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many t
 BatchTasks = Annotated[int, typer.Option(min=1, help="Tasks of one batch: what a kill may lose.")]
 Threads = Annotated[int, typer.Option(help="Compute threads of each copy; 0 lets torch decide.")]
 Seed = Annotated[str, typer.Option(help="Other seeds give other samples.")]
-
-
-def register(app: typer.Typer) -> None:
-    app.command("eval")(evaluate_policy)
-    app.command("curate")(curate_tasks)
-    app.command("filter")(filter_file)
-    app.command("sft")(warm_start)
-    reward_model_app.command("train")(train_reward)
-    app.add_typer(reward_model_app, name="reward-model")
-
-
-def report(text: str) -> None:
-    """One voice: under torchrun only the first rank speaks."""
-    if os.environ.get("RANK", "0") == "0":
-        typer.echo(text)
-        sys.stdout.flush()
 
 
 def evaluate_policy(
@@ -247,6 +230,7 @@ def warm_start(
     trainer.world.leave()
 
 
+@reward_model_app.command("train")
 def train_reward(
     sources: Annotated[
         list[Path],

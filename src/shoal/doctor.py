@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.tasks.sandbox import HINT, sandbox_complaint
+
 NEEDED = ("torch", "transformers", "pyarrow", "aiohttp", "fastapi", "numba")
 OPTIONAL_PROGRAMS = {
-    "bwrap": "runs model-written code in a sandbox; only runs with code tasks need it (package bubblewrap)",
     "nginx": "can serve weights as a relay; optional",
 }
 DEMO_PORTS = (7300, 7301, 7302, 7303)
@@ -53,6 +54,7 @@ def diagnose() -> Iterator[Diagnosis]:
         disk_gb >= SMALLEST_DISK_GB, f"{disk_gb:.1f} GB of free disk here (the demo needs {SMALLEST_DISK_GB:g})"
     )
     yield _accelerator()
+    yield _sandbox()
     for program, purpose in OPTIONAL_PROGRAMS.items():
         found = shutil.which(program) is not None
         yield Diagnosis(found, f"{program} {'is here' if found else 'is not installed'}: it {purpose}")
@@ -74,6 +76,16 @@ def _accelerator() -> Diagnosis:
     if torch.cuda.is_available():
         return Diagnosis(True, f"{torch.cuda.device_count()} × {torch.cuda.get_device_name(0)}")
     return Diagnosis(True, "no GPU: the embedded engine and the trainer will use the CPU")
+
+
+def _sandbox() -> Diagnosis:
+    """Runs a program in it: an installed bubblewrap may still be forbidden to make namespaces."""
+    complaint = sandbox_complaint()
+    if complaint:
+        return Diagnosis(
+            False, f"no sandbox for model-written code: {complaint.rstrip('.')} (only code tasks need it). {HINT}"
+        )
+    return Diagnosis(True, "the sandbox for model-written code ran a first program")
 
 
 def _port(port: int) -> Diagnosis:

@@ -19,6 +19,8 @@ from shoal.evaluation.answers import read_answers
 from shoal.files import digest_bytes
 from shoal.protocol import RolloutLimits, read_rollouts
 from shoal.rundir import RunDirectory
+from shoal.tasks import is_learned
+from shoal.tasks.parcels import tasks_of_run
 
 HELDOUT_ONE_IN = 8
 
@@ -56,15 +58,27 @@ def read_candidates(sources: Iterable[Path]) -> Iterator[Candidate]:
 
 
 def from_run(directory: RunDirectory) -> Iterator[Candidate]:
-    """Accepted rollouts; the rewards are the validator's, the bytes are those that the worker signed for."""
-    limits = RolloutLimits.of(directory.descriptor())
+    """Accepted rollouts; the rewards are the validator's, the bytes are those that the worker signed for.
+
+    Tasks that a reward model judged are left out: a judge that learns from itself only grows surer.
+    """
+    limits, learned = RolloutLimits.of(directory.descriptor()), _learned_tasks(directory)
     for (submission, digest), rewards in _verified_groups(directory).items():
         data = (directory.submissions / f"{submission}.parquet").read_bytes()
         if digest_bytes(data) != digest:
             raise IntegrityError(f"The rollout file of submission {submission} was changed.")
         for row in read_rollouts(data, limits)[1]:
-            if row.group in rewards:
+            if row.group in rewards and row.task_id not in learned:
                 yield Candidate(tuple(row.input_tokens), tuple(row.output_tokens), rewards[row.group][row.sample])
+
+
+def _learned_tasks(directory: RunDirectory) -> set[str]:
+    tasks = tasks_of_run(directory.descriptor(), directory.root)
+    if tasks is None:
+        raise ConfigError(f"The tasks of the run in {directory.root} are not in its origin any more.")
+    if not any(map(is_learned, tasks.train.task_types)):
+        return set()
+    return {task.problem_id for task in tasks.train if is_learned(task.task_type)}
 
 
 def _verified_groups(directory: RunDirectory) -> dict[tuple[str, str], dict[int, list[float]]]:

@@ -16,7 +16,8 @@ from shoal.protocol import api
 from shoal.protocol.descriptor import RunDescriptor, open_descriptor
 from shoal.protocol.rollouts import RolloutLimits, read_rollouts
 from shoal.rundir import RunDirectory
-from shoal.tasks import CODEC_FILES, TextCodec, load_tasks
+from shoal.tasks import CODEC_FILES, TextCodec
+from shoal.tasks.parcels import find_shard, tasks_of_run
 from shoal.tasks.workload import Workload
 
 FOREIGN_LIMITS = RolloutLimits(rows=1 << 16, prompt_tokens=1 << 17, output_tokens=1 << 17, proof_bytes=1 << 21)
@@ -41,6 +42,8 @@ class Recording:
     codec: TextCodec
     descriptor: RunDescriptor | None = None
     directory: RunDirectory | None = None
+    root: Path | None = None
+    """Where the descriptor was found: shards of the run's files lie below it."""
 
     def records(self) -> Iterator[Record]:
         for submission in self.submissions:
@@ -50,8 +53,8 @@ class Recording:
         """Tasks and rewards of the run; none where the run is unknown or this release makes other tasks."""
         if self.descriptor is None:
             return None
-        tasks = load_tasks(self.descriptor.tasks)
-        if tasks.train.digest != self.descriptor.task_set_digest:
+        tasks = tasks_of_run(self.descriptor, self.root)
+        if tasks is None or tasks.train.digest != self.descriptor.task_set_digest:
             return None
         return Workload(self.descriptor, self.codec, tasks)
 
@@ -85,7 +88,7 @@ def open_recording(paths: Sequence[Path], *, tokenizer: Path | None = None) -> R
     above = next((folder for folder in files[0].resolve().parents if (folder / "descriptor.json").is_file()), None)
     descriptor = open_descriptor((above / "descriptor.json").read_bytes()) if above else None
     codec = TextCodec.from_directory(tokenizer) if tokenizer else _codec_of_run(above, descriptor)
-    return Recording([Submission(file) for file in files], codec, descriptor)
+    return Recording([Submission(file) for file in files], codec, descriptor, root=above)
 
 
 def _rollout_files(path: Path) -> list[Path]:
@@ -104,7 +107,7 @@ def _open_run(directory: RunDirectory) -> Recording:
         raise InspectionError(
             f"{directory.root} holds no rollouts yet.", hint="Workers bring them once the run goes on."
         )
-    return Recording(submissions, codec, descriptor, directory)
+    return Recording(submissions, codec, descriptor, directory, directory.root)
 
 
 def _codec_of_run(root: Path | None, descriptor: RunDescriptor | None) -> TextCodec:
@@ -114,14 +117,9 @@ def _codec_of_run(root: Path | None, descriptor: RunDescriptor | None) -> TextCo
             "The files lie in no run's directory, so their tokenizer is unknown.",
             hint="Name it with --tokenizer DIRECTORY.",
         )
-    places = [root / "origin" / "shards", root / "cache" / "shards"]
-    files = {}
-    for name in CODEC_FILES:
-        reference = descriptor.model_files.get(name)
-        found = [place / reference.digest for place in places if reference and (place / reference.digest).is_file()]
-        if found:
-            files[name] = found[0].read_bytes()
-    return TextCodec.from_files(files)
+    references = {name: descriptor.model_files[name] for name in CODEC_FILES if name in descriptor.model_files}
+    found = {name: find_shard(root, reference) for name, reference in references.items()}
+    return TextCodec.from_files({name: path.read_bytes() for name, path in found.items() if path is not None})
 
 
 def _submissions(directory: RunDirectory) -> list[Submission]:

@@ -13,7 +13,9 @@ import zstandard
 
 from shoal.errors import IntegrityError
 from shoal.files import TEMPORARY_PREFIX
-from shoal.tasks.model import TaskSet
+from shoal.protocol.descriptor import FileReference, RunDescriptor
+from shoal.tasks.model import TaskSet, TaskSets
+from shoal.tasks.sources import load_tasks
 
 PIECE_BYTES = 16 << 20
 BLOCK_BYTES = 1 << 20
@@ -63,6 +65,25 @@ def unpack(pieces: Iterable[bytes], path: Path) -> TaskSet:
         Path(temporary).unlink(missing_ok=True)
         raise
     return TaskSet.open(path)
+
+
+def find_shard(root: Path, reference: FileReference) -> Path | None:
+    """A file of the run in this directory, as the origin serves it or as a worker fetched it."""
+    places = [root / "origin" / "shards", root / "cache" / "shards"]
+    return next((place / reference.digest for place in places if (place / reference.digest).is_file()), None)
+
+
+def tasks_of_run(descriptor: RunDescriptor, root: Path | None) -> TaskSets | None:
+    """Without a network: those that the owner serves, from their pieces here, or else those that the source gives."""
+    if not descriptor.task_files:
+        return load_tasks(descriptor.tasks)
+    shards = [find_shard(root, reference) for reference in descriptor.task_files] if root is not None else [None]
+    pieces = (shard.read_bytes() for shard in shards if shard is not None)
+    if not all(shards):
+        return None
+    with tempfile.TemporaryDirectory(prefix="shoal-tasks-") as folder:
+        # Mapped pages outlive the file's name.
+        return TaskSets(train=unpack(pieces, Path(folder) / "tasks.arrow"), heldout=TaskSet())
 
 
 def _decompressed(pieces: Iterable[bytes]) -> Iterator[bytes]:
