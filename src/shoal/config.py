@@ -230,6 +230,8 @@ class ValidationConfig(Section):
     """Classes of the calibration that may work here; none named admits all. Each is as strict as its arithmetic is fine."""
     foreign_calibration: bool = False
     """Accept a calibration that was made for another model: its limits may wrong the honest or let forgeries pass."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """What the validators score with; `shoal validate --engine` chooses for one of them."""
     claim_s: Positive = 60
     """A submission that a validator took and did not judge by then goes to another one."""
     reward_models: dict[str, str] = {}

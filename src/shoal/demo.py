@@ -90,11 +90,12 @@ def relay_roles(directory: RunDirectory, config: ShoalConfig) -> Iterator[Role]:
         upstreams.append(f"http://{config.broadcast.host}:{port}")
 
 
-def worker_role(directory: RunDirectory, config: ShoalConfig, name: str, cheat: str = "") -> Role:
-    lie = ("--cheat", cheat) if cheat else ()
+def worker_role(
+    directory: RunDirectory, config: ShoalConfig, name: str, cheat: str = "", engine: str = "torch"
+) -> Role:
     root = str(directory.root / "workers" / name)
-    arguments = ("work", config.coordinator_url, "--dir", root, "--name", name, "--threads", "1", *lie)
-    return _role(directory, name, *arguments, essential=False)
+    arguments = ("work", config.coordinator_url, "--dir", root, "--name", name, "--threads", "1", "--engine", engine)
+    return _role(directory, name, *arguments, *(("--cheat", cheat) if cheat else ()), essential=False)
 
 
 def run_owner_roles(directory: RunDirectory, report: Callable[[str], None]) -> None:

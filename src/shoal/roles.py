@@ -137,9 +137,9 @@ def _train(directory: RunDirectory, world: "World", report: Report) -> None:
         server.stop()
 
 
-def validate(directory: RunDirectory, report: Report, *, threads: int) -> None:
+def validate(directory: RunDirectory, report: Report, *, threads: int, engine: str = "") -> None:
     with own_place(directory.root, "validator") as place:
-        _validate(directory, report, place, threads=threads)
+        _validate(directory, report, place, threads=threads, engine_kind=engine)
 
 
 @contextmanager
@@ -158,11 +158,10 @@ def own_place(root: Path, kind: str) -> Iterator[Path]:
     raise BusyError(f"{LARGEST_CROWD} processes work as {kind} in {root}.", hint="Start more on other hosts.")
 
 
-def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: int) -> None:
+def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: int, engine_kind: str) -> None:
     use_threads(threads)
     from shoal.coordinator.trust import LossRule
     from shoal.policy.joined import join_run
-    from shoal.policy.torch_engine import TorchEngine
     from shoal.validation import Validator, load_calibration
     from shoal.validation.calibration import ModelIdentity
     from shoal.validation.learned import make_judge
@@ -177,21 +176,11 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")
     client = CoordinatorClient.for_run(descriptor, directory.existing_key("validator"), config.coordinator_url)
     run = join_run(descriptor, place, keep_versions=descriptor.async_level + 3, clock=client.server_time)
-    engine = run.make_engine()
-    assert isinstance(engine, TorchEngine)
+    engine = run.make_engine(engine_kind or config.validation.engine)
     metrics = Metrics(directory.events / f"{place.name}.jsonl")
-    report(f"judging for {descriptor.run_id}")
+    report(f"judging for {descriptor.run_id} with {engine.numerics_class}")
     learned = make_judge(config.validation.reward_models, descriptor, run.workload.tasks.train)
-    Validator(
-        run,
-        client,
-        engine,
-        calibration,
-        vocab_size=engine.vocab_size,
-        learned=learned,
-        metrics=metrics,
-        report=report,
-    ).run()
+    Validator(run, client, engine, calibration, learned=learned, metrics=metrics, report=report).run()
 
 
 def evaluate(directory: RunDirectory, report: Report, *, threads: int) -> None:
@@ -325,8 +314,10 @@ def work(
         report(f"your key is {key_path}{made}")
         explain_run(descriptor, report)
         use_threads(threads)
+        from shoal.policy.engines import choose_arithmetic, devices_here
         from shoal.policy.joined import join_run
 
+        arithmetic = choose_arithmetic(engine, descriptor.numerics_classes, devices_here())
         metrics = SpokenTrouble(root / "events.jsonl", report, spoken=("relay_lied",))
         client = CoordinatorClient.for_run(descriptor, keypair, url)
         client.relays()  # any answer brings the server's time, by which a head has expired or not
@@ -337,7 +328,8 @@ def work(
         report(f"judging: {describe_judging(run.workload.tasks.train, descriptor.reward)}")
         explain_weights(run.weights, descriptor.async_level + 2, root, report)
         name = name or platform.node()[:60] or "worker"
-        _worker_kind(cheat)(run, client, run.make_engine(engine), name=name, metrics=metrics, report=report).run()
+        kind, ready_engine = _worker_kind(cheat), run.make_engine(engine, arithmetic)
+        kind(run, client, ready_engine, name=name, metrics=metrics, report=report).run()
 
 
 def _worker_kind(cheat: str | None) -> "type[Worker]":

@@ -79,8 +79,8 @@ class Swarm:
             if role.name in names:
                 self.supervisor.add(role)
 
-    def add_worker(self, name: str, cheat: str = "") -> None:
-        self.supervisor.add(demo.worker_role(self.directory, self.config, name, cheat))
+    def add_worker(self, name: str, cheat: str = "", engine: str = "torch") -> None:
+        self.supervisor.add(demo.worker_role(self.directory, self.config, name, cheat, engine))
 
     def until(self, what: str, holds: Callable[[StatusView], bool], deadline_s: float = DEADLINE_S) -> StatusView:
         """Looks after the roles until the run is as wanted; says what everybody last said if that does not happen."""

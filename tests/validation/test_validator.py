@@ -43,7 +43,6 @@ def make(tiny_run: TinyRun, coordinator: FakeCoordinator) -> Make:
             coordinator.client(VALIDATOR),
             engine,
             calibration or load_calibration("bundled"),
-            vocab_size=engine.vocab_size,
             **options,  # type: ignore[arg-type]
         )
 

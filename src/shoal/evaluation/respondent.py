@@ -14,7 +14,7 @@ from shoal.config import TasksConfig
 from shoal.evaluation.answers import Answer
 from shoal.files import digest_file
 from shoal.policy import Completion, Engine, GenerationRequest, resolve_model
-from shoal.policy.joined import make_engine
+from shoal.policy.engines import make_engine
 from shoal.tasks import Score, Task, TextCodec, score_all
 
 DEFAULT_CATEGORY_KEYS = ("category", "domain", "subject", "difficulty")

@@ -66,6 +66,11 @@ class Engine(Protocol):
     numerics_class: str
     """Engine, compute dtype and device class, such as `torch/float32/cpu`: what a calibration is made for."""
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids end below it."""
+        ...
+
     def load(self, directory: Path) -> None:
         """Replace the weights in place by those of `directory`/model.safetensors; on refusal the old ones stay."""
         ...

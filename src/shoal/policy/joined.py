@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.broadcast import WeightClient
-from shoal.errors import ConfigError
 from shoal.files import digest_bytes, write_atomic
 from shoal.metrics import Metrics
 from shoal.policy.engine import Engine
-from shoal.policy.torch_engine import TorchEngine
+from shoal.policy.engines import Arithmetic, make_engine
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.tasks import CODEC_FILES, TaskSet, TaskSets, check_requirements
 from shoal.tasks.parcels import unpack
@@ -48,28 +47,11 @@ class JoinedRun:
     model_files: Path
     """config.json and tokenizer of the base model; no weights."""
 
-    def make_engine(self, kind: str = "torch") -> Engine:
-        return make_engine(kind, self.model_files, self.workload.codec.eos_token_ids)
-
-
-def _torch_engine(model_files: Path, eos_token_ids: Sequence[int]) -> Engine:
-    return TorchEngine(model_files, eos_token_ids=eos_token_ids)
-
-
-def _vllm_engine(model_files: Path, eos_token_ids: Sequence[int]) -> Engine:
-    from shoal.policy.vllm_engine import VllmEngine
-
-    return VllmEngine(model_files, eos_token_ids=eos_token_ids)
-
-
-ENGINES: dict[str, Callable[[Path, Sequence[int]], Engine]] = {"torch": _torch_engine, "vllm": _vllm_engine}
-
-
-def make_engine(kind: str, model_files: Path, eos_token_ids: Sequence[int]) -> Engine:
-    """The engine of that name on a model directory; it has weights if the directory has them."""
-    if kind not in ENGINES:
-        raise ConfigError(f"There is no engine {kind!r}.", hint=f"Known: {', '.join(ENGINES)}.")
-    return ENGINES[kind](model_files, eos_token_ids)
+    def make_engine(self, kind: str = "torch", arithmetic: Arithmetic | None = None) -> Engine:
+        rollouts = self.descriptor.rollouts
+        longest = rollouts.max_prompt_tokens + rollouts.max_new_tokens
+        eos_token_ids = self.workload.codec.eos_token_ids
+        return make_engine(kind, self.model_files, eos_token_ids, arithmetic=arithmetic, max_tokens=longest)
 
 
 def join_run(

@@ -36,13 +36,12 @@ class Validator:
         engine: Engine,
         calibration: Calibration,
         *,
-        vocab_size: int,
         learned: LearnedJudge | None = None,
         metrics: Metrics | None = None,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.run_info, self.client, self.engine, self.calibration = run, client, engine, calibration
-        self.vocab_size, self.learned = vocab_size, learned
+        self.learned = learned
         self.metrics = metrics or Metrics()
         self.report = report
         self._loaded = ""
@@ -89,7 +88,7 @@ class Validator:
         except (IntegrityError, RefusedError) as error:
             return _verdict(claim, [Finding(Reason.FILE_GONE, str(error))])
         try:
-            checked = check_claims(data, claim, self.run_info.workload, self.vocab_size)
+            checked = check_claims(data, claim, self.run_info.workload, self.engine.vocab_size)
             checked = self.learned.amend(checked) if self.learned else checked
             if not claim.audit:
                 return _verdict(claim, [], checked)

@@ -1,0 +1,89 @@
+"""Which engine a role computes with, on which device and in which arithmetic.
+
+A worker takes the first numerics class of the run that its machine can compute, in the order in which the owner admits them;
+without one it is refused before anything is downloaded. Judges and evaluators compute in float32 on the best device there is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from shoal.errors import ConfigError
+from shoal.policy.engine import Engine
+from shoal.policy.torch_engine import TorchEngine
+
+
+class NumericsError(ConfigError):
+    """No arithmetic of this machine can be judged in the run."""
+
+    code = "numerics_class"
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    device: str
+    dtype: str = "float32"
+
+
+def _torch_engine(
+    model_files: Path, eos_token_ids: Sequence[int], arithmetic: Arithmetic, max_tokens: int | None
+) -> Engine:
+    # Its cache grows with what is asked, so it needs no bound.
+    return TorchEngine(model_files, eos_token_ids=eos_token_ids, dtype=arithmetic.dtype, device=arithmetic.device)
+
+
+def _vllm_engine(
+    model_files: Path, eos_token_ids: Sequence[int], arithmetic: Arithmetic, max_tokens: int | None
+) -> Engine:
+    from shoal.policy.vllm_engine import VllmEngine
+
+    return VllmEngine(model_files, eos_token_ids=eos_token_ids, dtype=arithmetic.dtype, max_tokens=max_tokens)
+
+
+ENGINES: dict[str, Callable[[Path, Sequence[int], Arithmetic, int | None], Engine]] = {
+    "torch": _torch_engine,
+    "vllm": _vllm_engine,
+}
+
+
+def make_engine(
+    kind: str,
+    model_files: Path,
+    eos_token_ids: Sequence[int],
+    *,
+    arithmetic: Arithmetic | None = None,
+    max_tokens: int | None = None,
+) -> Engine:
+    """The engine of that name on a model directory; it has weights if the directory has them.
+
+    `max_tokens` bounds prompt + output for engines that reserve memory ahead; by default, what the model can do.
+    """
+    _check_kind(kind)
+    return ENGINES[kind](model_files, eos_token_ids, arithmetic or Arithmetic(devices_here()[0]), max_tokens)
+
+
+def devices_here() -> tuple[str, ...]:
+    """Kinds of device, the fastest first."""
+    return ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
+
+
+def choose_arithmetic(kind: str, admitted: Sequence[str], devices: Sequence[str]) -> Arithmetic:
+    """What an engine of that name should compute in, so that the run can judge it."""
+    _check_kind(kind)
+    possible = devices[:1] if kind == "vllm" else devices  # vLLM is built for one kind of device
+    for device in possible:
+        for name in admitted:
+            engine, dtype, where = name.split("/")
+            if (engine, where) == (kind, device):
+                return Arithmetic(device, dtype)
+    raise NumericsError(
+        f"This run cannot judge work of the {kind} engine on {' or '.join(possible)}: it admits {', '.join(admitted)}.",
+        hint="Choose another engine with --engine, or ask the run's owner to admit it (`shoal calibrate --extend`).",
+    )
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in ENGINES:
+        raise ConfigError(f"There is no engine {kind!r}.", hint=f"Known: {', '.join(ENGINES)}.")
