@@ -91,6 +91,7 @@ class Outcome:
 def run_chaos(root: Path, plan: Plan, say: Say = lambda text: None) -> Outcome:
     """Plays the plan; returns when the swarm has finished and was stopped, or at the deadline."""
     started = time.monotonic()
+    root.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         config = chaos_config(root, plan)
         targets = {

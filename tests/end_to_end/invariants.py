@@ -22,6 +22,10 @@ from shoal.protocol import api
 from shoal.training import Trainer
 from shoal.training.service import TrainerService
 
+SLOTS_BY_STATE = "SELECT step, state, COUNT(*) AS n FROM slots GROUP BY step, state"
+WAITING_GROUPS = (
+    "SELECT step, policy_version, COUNT(*) FROM groups WHERE state='accepted' GROUP BY step, policy_version"
+)
 TEMPORARY_NAMES = (".tmp-*", "*.tmp", "*.part")
 
 
@@ -45,14 +49,14 @@ class Remains:
         return [json.loads(entry.body) for entry in self.entries if entry.kind == kind]
 
 
-def violations(outcome: Outcome) -> list[str]:
+def violations(outcome: Outcome, *, repeat_training: bool = True) -> list[str]:
     """Everything that does not hold; a ledger that does not verify is the only thing said about itself."""
     found = list(_outside(outcome))
     try:
         remains = Remains(outcome)
     except ledger.LedgerError as error:
         return [*found, f"the ledger does not verify: {error}"]
-    for check in CHECKS:
+    for check in (*CHECKS, *([_training_can_be_repeated] if repeat_training else [])):
         found += check(remains)
     remains.connection.close()
     return found
@@ -187,6 +191,18 @@ def _nobody_honest_is_blamed(remains: Remains) -> Iterator[str]:
         yield f"submission {body['submission']} was set aside: {body['why']}"
 
 
+def _counts_are_those_of_the_rows(remains: Remains) -> Iterator[str]:
+    """What the coordinator counts beside its tables, so that it need not look through them."""
+    slots = {(row["step"], row["state"]): row["n"] for row in remains.rows(SLOTS_BY_STATE)}
+    tallies = {(row["step"], row["name"]): row["n"] for row in remains.rows("SELECT * FROM tallies WHERE n <> 0")}
+    states = {state for _, state in slots}
+    if slots != {place: n for place, n in tallies.items() if place[1] in states}:
+        yield "the coordinator's counts of slots are not those of its slots"
+    waiting = {tuple(row) for row in remains.rows("SELECT step, policy_version, n FROM waiting WHERE n <> 0")}
+    if waiting != {tuple(row) for row in remains.rows(WAITING_GROUPS)}:
+        yield "the coordinator's counts of waiting groups are not those of its groups"
+
+
 def _training_can_be_repeated(remains: Remains) -> Iterator[str]:
     """A trainer that nobody killed makes the same bytes from the recorded batches: each was trained on, once, in order."""
     config, descriptor, directory = remains.config, remains.directory.descriptor(), remains.directory
@@ -236,5 +252,5 @@ CHECKS: tuple[Callable[[Remains], Iterator[str]], ...] = (
     _uploads_are_kept,
     _balances_follow_from_verdicts,
     _nobody_honest_is_blamed,
-    _training_can_be_repeated,
+    _counts_are_those_of_the_rows,
 )

@@ -1,56 +1,16 @@
 """A run by hand: the owner types `shoal up`, a stranger `shoal work` in another directory; Ctrl-C is always a clean end."""
 
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from end_to_end.commands import shoal, status_of, wait_for_text
 from end_to_end.swarm import DEADLINE_S, free_ports, small_config
 from shoal.config import to_toml
-from shoal.errors import UnavailableError
-from shoal.protocol.api import StatusView
-from shoal.protocol.client import CoordinatorClient
 from shoal.runs import initialise
 
 pytestmark = pytest.mark.slow
-
-
-@contextmanager
-def shoal(log: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A command as typed, in a directory of its own, its output in a file; ended with the block."""
-    home = log.parent / log.stem
-    home.mkdir()
-    command = [sys.executable, "-m", "shoal", *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, cwd=home, env=environment, stdout=out, stderr=subprocess.STDOUT)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
-
-
-def wait_for_text(log: Path, text: str) -> None:
-    until = time.monotonic() + DEADLINE_S
-    while text not in log.read_text():
-        assert time.monotonic() < until, f"{text!r} never came; {log.name} says:\n{log.read_text()[-2000:]}"
-        time.sleep(0.1)
-
-
-def status_of(url: str) -> StatusView | None:
-    with CoordinatorClient(url, None, deadline_s=5.0) as client:
-        try:
-            return client.status()
-        except UnavailableError:
-            return None
 
 
 def test_the_owner_and_a_stranger_finish_a_run_together(tmp_path: Path) -> None:

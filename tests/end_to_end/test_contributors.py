@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from end_to_end.swarm import DEADLINE_S, small_config
-from end_to_end.test_commands import shoal, status_of, wait_for_text
+from end_to_end.commands import eventually, shoal, status_of, wait_for_text
+from end_to_end.swarm import DEADLINE_S, small_config, worker_named
 from shoal.config import to_toml
 from shoal.protocol.api import WorkerView
 
@@ -38,14 +38,13 @@ class LiveRun:
     def worker_when(
         self, name: str, process: subprocess.Popen[bytes], holds: Callable[[WorkerView], bool]
     ) -> WorkerView:
-        until = time.monotonic() + DEADLINE_S
-        while time.monotonic() < until and process.poll() is None:
+        def look() -> WorkerView | None:
+            assert process.poll() is None, f"{name} has ended with {process.returncode}"
             status = status_of(self.url)
-            for worker in status.workers if status is not None else ():
-                if worker.name == name and holds(worker):
-                    return worker
-            time.sleep(0.1)
-        raise AssertionError(f"{name} never came so far (exit code {process.poll()})")
+            worker = worker_named(status, name) if status is not None else None
+            return worker if worker is not None and holds(worker) else None
+
+        return eventually(look, lambda: f"{name} never came so far")
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from end_to_end.commands import shoal, status_when, wait_for_text
 from end_to_end.swarm import DEADLINE_S, small_config
-from end_to_end.test_commands import shoal, status_of, wait_for_text
 from shoal.config import to_toml
-from shoal.protocol.api import StatusView
 from shoal.protocol.client import CoordinatorClient
 
 pytestmark = pytest.mark.slow
@@ -34,16 +31,6 @@ def command(*arguments: object, expect: int = 0) -> str:
     assert result.returncode == expect, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
     return result.stdout + result.stderr
-
-
-def status_when(url: str, what: str, holds: Callable[[StatusView], bool]) -> StatusView:
-    until = time.monotonic() + DEADLINE_S
-    while time.monotonic() < until:
-        status = status_of(url)
-        if status is not None and holds(status):
-            return status
-        time.sleep(0.1)
-    raise AssertionError(f"{what} did not happen")
 
 
 def test_pause_ban_backup_drain_and_restore(tmp_path: Path) -> None:
