@@ -20,6 +20,7 @@ ROOMS = (
     "role_commands",
     "run_commands",
     "owner",
+    "restores",
     "backups",
     "bucket_rollouts",
     "demo",

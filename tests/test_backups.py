@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal import backups
-from shoal.backups import BackupError, restore_backup, write_backup
+from shoal.backups import BackupError, write_backup
 from shoal.broadcast import Origin
 from shoal.broadcast.manifest import WireTensor, open_head
 from shoal.config import build_config
@@ -21,6 +21,7 @@ from shoal.coordinator.steps import publish
 from shoal.errors import ConfigError, IntegrityError, UnavailableError
 from shoal.locks import BusyError, hold
 from shoal.protocol import api
+from shoal.restores import restore_backup
 from shoal.rundir import RunDirectory
 from shoal.runs import initialise
 

@@ -12,28 +12,24 @@ import sqlite3
 import tarfile
 import tempfile
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from shoal.broadcast.manifest import Head, Manifest, open_head, open_manifest, seal_head
+from shoal.broadcast.manifest import Head, Manifest, open_head, open_manifest
 from shoal.broadcast.retention import needed_manifests
 from shoal.bucket_rollouts import BucketRollouts, StoredRollout
-from shoal.config import to_toml
-from shoal.coordinator import Store, ledger, steps
-from shoal.errors import ConfigError, IntegrityError, ShoalError, UnavailableError
+from shoal.coordinator import ledger, steps
+from shoal.errors import ShoalError, UnavailableError
 from shoal.files import TEMPORARY_PREFIX, digest_file, write_atomic
 from shoal.locks import hold
-from shoal.rundir import RunDirectory, located
+from shoal.rundir import RunDirectory
 
 INDEX_NAME = "backup.json"
 TRIES = 8
 PAUSE_S = 0.5
-COUNTER_LEAP = 1 << 20
-"""Whoever has seen a newer head than the restored one must still take the next head for new."""
 LARGE = ("trainer/", "origin/shards/", "coordinator/submissions/")
 
 Report = Callable[[str], None]
@@ -81,7 +77,7 @@ def write_backup(
     if directory.config().coordinator.store != "sqlite":
         raise BackupError("The store of this run is a PostgreSQL database.", hint="Back it up with pg_dump.")
     busy = f"Another backup of {directory.root} is being made."
-    with hold(directory.root / "backup.lock", busy), _staging(directory.root, "backup") as staging:
+    with hold(directory.root / "backup.lock", busy), staged(directory.root, "backup") as staging:
         copy = _take_until_consistent(directory, staging, sleep, references_only)
         index = _index(copy, clock(), references_only)
         write_atomic(copy.root / INDEX_NAME, index.model_dump_json(indent=2).encode())
@@ -119,7 +115,7 @@ def _take(run: RunDirectory, copy: RunDirectory, references_only: bool) -> None:
     _link(run.origin / "descriptor.json", copy.origin / "descriptor.json")
     if (run.origin / "head.json").exists():
         _link(run.origin / "head.json", copy.origin / "head.json")
-    head = _head(copy)
+    head = head_of(copy)
     if head is not None:
         _link_weights(run, copy, head)
     if run.store.exists():
@@ -140,13 +136,13 @@ def _take_rollouts(run: RunDirectory, copy: RunDirectory, references_only: bool)
     """Links them, or copies them out of the bucket; one that is only named stays there."""
     bucket = BucketRollouts.of(run.config().coordinator)
     if bucket is None:
-        for rollout in _kept_rollouts(copy):
+        for rollout in kept_rollouts(copy):
             _link(run.submissions / rollout.file_name, copy.submissions / rollout.file_name)
     elif not references_only:
-        bucket.copy_to(copy.submissions, _kept_rollouts(copy))
+        bucket.copy_to(copy.submissions, kept_rollouts(copy))
 
 
-def _kept_rollouts(copy: RunDirectory) -> list[StoredRollout]:
+def kept_rollouts(copy: RunDirectory) -> list[StoredRollout]:
     with _open(copy.store) as connection:
         rows = connection.execute(
             "SELECT submission_id, digest, size_bytes FROM submissions WHERE collected_at IS NULL"
@@ -177,7 +173,7 @@ def _checkpoint_path(run: RunDirectory, step: int) -> Path:
     return run.trainer / "checkpoints" / f"step-{step:08d}"
 
 
-def _head(run: RunDirectory) -> Head | None:
+def head_of(run: RunDirectory) -> Head | None:
     path = run.origin / "head.json"
     return open_head(path.read_bytes(), run.descriptor().run_key) if path.exists() else None
 
@@ -255,124 +251,8 @@ def _write_tar(root: Path, names: Iterable[str], output: Path) -> None:
         raise
 
 
-def restore_backup(
-    backup: Path,
-    report: Report,
-    *,
-    target: Path | None = None,
-    files: Path | None = None,
-    clock: Callable[[], float] = time.time,
-) -> RunDirectory:
-    """Makes a run directory from a backup; `files` is a run directory that has what the backup only names."""
-    with _opened(backup) as archive:
-        index = _read_index(archive, backup)
-        target = (target or _recorded_place(archive, backup)).absolute()
-        _check_empty(target)
-        with _staging(target.parent, f"restore-{target.name}") as staging:
-            copy = RunDirectory(staging / "run")
-            _extract(archive, index, copy.root, backup)
-            _add_left_out(index, copy.root, files)
-            _return_rollouts(copy, report)
-            _make_current(copy, target, index, clock())
-            os.replace(copy.root, target)
-    report(f"restored {index.run_id} at step {index.step}, version {index.newest_version}, in {target}")
-    return RunDirectory(target)
-
-
 @contextlib.contextmanager
-def _opened(backup: Path) -> Iterator[tarfile.TarFile]:
-    try:
-        with tarfile.open(backup, "r:") as archive:
-            yield archive
-    except FileNotFoundError as error:
-        if error.filename is not None and Path(error.filename) == backup.absolute():
-            raise BackupError(f"There is no backup {backup}.") from None
-        raise
-    except tarfile.TarError as error:
-        raise BackupError(f"{backup} is damaged or no backup of a run: {error}.") from None
-
-
-def _read_index(archive: tarfile.TarFile, backup: Path) -> Index:
-    try:
-        return Index.model_validate_json(_read_member(archive, INDEX_NAME))
-    except (KeyError, ValidationError):
-        raise BackupError(f"{backup} is damaged or no backup of a run.") from None
-
-
-def _read_member(archive: tarfile.TarFile, name: str) -> bytes:
-    member = archive.extractfile(name)
-    if member is None:
-        raise KeyError(name)
-    return member.read()
-
-
-def _recorded_place(archive: tarfile.TarFile, backup: Path) -> Path:
-    try:
-        return Path(tomllib.loads(_read_member(archive, "run.toml").decode())["run"]["dir"])
-    except (KeyError, ValueError):
-        raise BackupError(f"{backup} does not say where the run was.", hint="Name a place with --to.") from None
-
-
-def _extract(archive: tarfile.TarFile, index: Index, root: Path, backup: Path) -> None:
-    for name, digest in index.files.items():
-        try:
-            archive.extract(name, root, filter="data")
-        except KeyError:
-            raise BackupError(f"{backup} lacks {name}: it is truncated.") from None
-        if digest_file(root / name) != digest:
-            raise IntegrityError(f"{name} in {backup} is not what was backed up.", hint="Use another backup.")
-
-
-def _add_left_out(index: Index, root: Path, files: Path | None) -> None:
-    if index.left_out and files is None:
-        raise ConfigError(
-            f"This backup only names {len(index.left_out)} large files.",
-            hint="Name a directory that has them with --files, such as the old run directory or a mirror of it.",
-        )
-    for name, digest in index.left_out.items():
-        assert files is not None
-        source = files / name
-        if not source.is_file() or digest_file(source) != digest:
-            raise IntegrityError(f"{source} is missing or not the file that the backup names.")
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source, root / name)
-
-
-def _return_rollouts(copy: RunDirectory, report: Report) -> None:
-    """A run with a bucket finds its rollouts there, whatever it has forgotten since the backup."""
-    bucket = BucketRollouts.of(copy.config().coordinator)
-    if bucket is not None and copy.store.exists():
-        sent = bucket.put_back(copy.submissions, _kept_rollouts(copy))
-        report(f"{sent} rollout files were put back into the bucket")
-        shutil.rmtree(copy.submissions, ignore_errors=True)
-
-
-def _check_empty(target: Path) -> None:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise BackupError(f"{target} exists.", hint="A restore never overwrites; choose another place with --to.")
-
-
-def _make_current(copy: RunDirectory, target: Path, index: Index, now: float) -> None:
-    """The restored run says so in its ledger, and its next head is newer than any that was ever seen."""
-    write_atomic(copy.run_file, to_toml(located(copy.config(), target)).encode())
-    run_key = copy.existing_key("run")
-    head = _head(copy)
-    if head is not None:
-        leapt = head.model_copy(update={"counter": head.counter + COUNTER_LEAP})
-        write_atomic(copy.origin / "head.json", seal_head(leapt, run_key))
-    if copy.store.exists():
-        store = Store(copy.store)
-        keypair = copy.existing_key("coordinator")
-        store.write(
-            lambda connection: ledger.append(
-                connection, keypair, now, "restored", backup_made_at=index.made_at, entries=index.ledger_entries
-            )
-        )
-        store.close()
-
-
-@contextlib.contextmanager
-def _staging(parent: Path, purpose: str) -> Iterator[Path]:
+def staged(parent: Path, purpose: str) -> Iterator[Path]:
     """A directory on the same disk; what a killed command left there is removed first."""
     parent.mkdir(parents=True, exist_ok=True)
     prefix = f"{TEMPORARY_PREFIX}{purpose}-"

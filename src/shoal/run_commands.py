@@ -101,7 +101,7 @@ def restore(
     ] = None,
 ) -> None:
     """Make a run directory from a backup; never overwrites one."""
-    from shoal.backups import restore_backup
+    from shoal.restores import restore_backup
 
     directory = restore_backup(file, typer.echo, target=to, files=files)
     typer.echo(f"go on with: shoal up {directory.run_file}")

@@ -7,8 +7,9 @@ import pytest
 
 from coordinator.test_buckets import OURS, needs_rclone, s3_server
 from end_to_end.swarm import small_config, swarm
-from shoal.backups import restore_backup, write_backup
+from shoal.backups import write_backup
 from shoal.files import digest_file
+from shoal.restores import restore_backup
 from shoal.rundir import RunDirectory
 
 ROLES = ("coordinator", "trainer", "validator")
