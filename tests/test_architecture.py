@@ -16,6 +16,7 @@ ROOMS = (
     "__main__",
     "cli",
     "data_commands",
+    "asking_flags",
     "record_commands",
     "role_commands",
     "run_commands",

@@ -6,19 +6,17 @@ Every command can be killed and given again: finished batches and checkpoints ar
 import json
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from shoal.asking_flags import Asking, SystemPrompt, Threads, asks
 from shoal.config import TasksConfig
 from shoal.errors import ConfigError
 from shoal.files import write_atomic
 from shoal.flags import report
 from shoal.tasks import Task, load_tasks, verifiable
 from shoal.tasks.sources import tasks_to_measure
-
-if TYPE_CHECKING:
-    from shoal.evaluation.crews import Crew, Post
 
 reward_model_app = typer.Typer(no_args_is_help=True, help="A learned judge for the validator's side.")
 
@@ -27,40 +25,17 @@ Tasks = Annotated[
     str,
     typer.Option(help="A JSONL or Parquet file, a directory of them, hf:ORG/NAME, reasoning-gym:NAME or builtin:NAME."),
 ]
-Samples = Annotated[int, typer.Option("--samples", "-k", min=1, help="k: completions per task.")]
-Temperature = Annotated[float, typer.Option(help="Sampling temperature.")]
-MaxNewTokens = Annotated[int, typer.Option(min=1, help="Hard limit of a completion.")]
-Targets = Annotated[str, typer.Option(help="Thinking budgets to ask for, such as 1000,2000; none by default.")]
-SystemPrompt = Annotated[str, typer.Option(help="System turn of the chat.")]
-EngineName = Annotated[str, typer.Option(help="`torch`, or `vllm` where it is installed.")]
-Processes = Annotated[int, typer.Option(min=1, help="Copies of the model that work at once.")]
-RayAddress = Annotated[
-    str | None, typer.Option("--ray", help="Address of a Ray cluster to work on; `auto` finds the one of this machine.")
-]
-Gpus = Annotated[float, typer.Option(min=0, help="GPUs of each copy on Ray.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")]
-BatchTasks = Annotated[int, typer.Option(min=1, help="Tasks of one batch: what a kill may lose.")]
-Threads = Annotated[int, typer.Option(help="Compute threads of each copy; 0 lets torch decide.")]
 Seed = Annotated[str, typer.Option(help="Other seeds give other samples.")]
 
 
+@asks
 def evaluate_policy(
     policy: Annotated[str, typer.Argument(help="`bundled`, a model directory, or a Hugging Face id.")],
     tasks: Tasks = "builtin:chain-sums",
     against: Annotated[str | None, typer.Option(help="A second policy; told with a paired test.")] = None,
-    samples: Samples = 8,
-    temperature: Temperature = 1.0,
-    max_new_tokens: MaxNewTokens = 4096,
-    target_lengths: Targets = "",
-    system_prompt: SystemPrompt = "",
     by: Annotated[str, typer.Option(help="Metadata field that names the categories of the table.")] = "",
-    engine: EngineName = "torch",
-    processes: Processes = 1,
-    ray: RayAddress = None,
-    gpus: Gpus = 0.0,
     limit: Limit = None,
-    batch_tasks: BatchTasks = 32,
-    threads: Threads = 0,
     seed: Seed = "evaluation",
     dir: Annotated[Path, typer.Option(help="Where answers are kept; a repeated command goes on.")] = Path(
         "evaluations"
@@ -69,6 +44,8 @@ def evaluate_policy(
         Path | None, typer.Option(help="Also write every answer of POLICY to this parquet file.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
+    *,
+    asking: Asking,
 ) -> None:
     """Measure a policy on tasks: avg@k, pass@k, intervals, categories; or two of them against each other."""
     from shoal.evaluation import (
@@ -84,14 +61,14 @@ def evaluate_policy(
     from shoal.files import digest_bytes
 
     chosen = _limited(_measurable(tasks_to_measure(TasksConfig(source=tasks))), limit)
-    settings = _settings(samples, temperature, max_new_tokens, target_lengths, system_prompt, seed, by)
-    results: dict[str, Any] = {"tasks": tasks, "samples": samples}
+    settings = asking.settings(seed, by)
+    results: dict[str, Any] = {"tasks": tasks, "samples": asking.samples}
     given = []
     for name in [policy] if against is None else [policy, against]:
-        post, crew = _crew(name, engine, settings, processes, ray, gpus, threads)
-        key = digest_bytes(json.dumps(plan_of(chosen, post, batch_tasks), sort_keys=True).encode())[:16]
-        report(f"{name}: {len(chosen)} tasks × {samples} samples")
-        found = list(ask_all(chosen, post, crew, dir / key, report, batch_tasks=batch_tasks).answers())
+        post, crew = asking.crew(name, settings)
+        key = digest_bytes(json.dumps(plan_of(chosen, post, asking.batch_tasks), sort_keys=True).encode())[:16]
+        report(f"{name}: {len(chosen)} tasks × {asking.samples} samples")
+        found = list(ask_all(chosen, post, crew, dir / key, report, batch_tasks=asking.batch_tasks).answers())
         figures = figures_by_category(found)
         report(f"\n{figures_table(figures)}\n")
         results.setdefault("policies", []).append({"policy": name, "figures": figures_json(figures)})
@@ -106,6 +83,7 @@ def evaluate_policy(
         write_atomic(json_file, json.dumps(results, indent=2).encode() + b"\n")
 
 
+@asks
 def curate_tasks(
     tasks: Annotated[str, typer.Argument(help="The raw task set: a file, a directory, hf:ORG/NAME or builtin:NAME.")],
     out: Annotated[Path, typer.Argument(help="Directory for tasks.jsonl, dropped.jsonl and curation.json.")],
@@ -119,27 +97,17 @@ def curate_tasks(
         float, typer.Option(min=0.01, max=1, help="Prompts at least this similar are duplicates; 1: equal words.")
     ] = 1.0,
     overlap_words: Annotated[int, typer.Option(min=1, help="Words in a row that count as contamination.")] = 13,
-    samples: Samples = 8,
-    temperature: Temperature = 1.0,
-    max_new_tokens: MaxNewTokens = 4096,
-    target_lengths: Targets = "",
-    system_prompt: SystemPrompt = "",
-    engine: EngineName = "torch",
-    processes: Processes = 1,
-    ray: RayAddress = None,
-    gpus: Gpus = 0.0,
     limit: Limit = None,
-    batch_tasks: BatchTasks = 32,
-    threads: Threads = 0,
     seed: Seed = "curation",
+    *,
+    asking: Asking,
 ) -> None:
     """Keep the tasks that a model solves sometimes: drop duplicates, contamination, the too easy and the too hard."""
     from shoal.curation import Band, CurationSettings, curate
 
     if low > high:
         raise ConfigError(f"The band {low:g} … {high:g} is empty.", hint="--low must not exceed --high.")
-    settings = _settings(samples, temperature, max_new_tokens, target_lengths, system_prompt, seed, "")
-    post, crew = _crew(model, engine, settings, processes, ray, gpus, threads)
+    post, crew = asking.crew(model, asking.settings(seed))
     unseen = [task for source in evaluation or [] for task in tasks_to_measure(TasksConfig(source=source))]
     curate(
         _limited(_measurable(_training_tasks(tasks)), limit),
@@ -149,7 +117,7 @@ def curate_tasks(
         out,
         report,
         settings=CurationSettings(Band(low, high), similarity, overlap_words),
-        batch_tasks=batch_tasks,
+        batch_tasks=asking.batch_tasks,
     )
 
 
@@ -268,38 +236,6 @@ def train_reward(
     report(f"wrote {out}; in a run file:")
     report(f'  [reward]      parts = {{task = 1.0, "reward_model:{out.name}" = 0.1}}')
     report(f'  [validation]  reward_models = {{"{out.name}" = "{out}"}}')
-
-
-def _settings(
-    samples: int, temperature: float, max_new_tokens: int, targets: str, system_prompt: str, seed: str, category: str
-) -> Any:
-    from shoal.evaluation import AskSettings
-
-    try:
-        lengths = tuple(int(part) for part in targets.split(",") if part.strip())
-    except ValueError:
-        raise ConfigError(f"--target-lengths {targets} is no list of lengths.", hint="Such as 1000,2000.") from None
-    return AskSettings(
-        samples=samples,
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        target_lengths=lengths,
-        system_prompt=system_prompt,
-        seed=seed,
-        category=category,
-    )
-
-
-def _crew(
-    model: str, engine: str, settings: Any, processes: int, ray: str | None, gpus: float, threads: int
-) -> "tuple[Post, Crew]":
-    from shoal.evaluation.asking import make_crew
-    from shoal.evaluation.crews import Post
-    from shoal.roles import use_threads
-
-    use_threads(0)
-    post = Post(model, engine, settings, threads)
-    return post, make_crew(post, count=processes, ray_address=ray, gpus=gpus)
 
 
 def _training_tasks(source: str) -> list[Task]:
