@@ -345,7 +345,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=10_000)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=2, help="pairs of the small and the large swarm; the best counts")
-    parser.add_argument("--postgres-requests", type=int, default=20_000)
+    parser.add_argument("--postgres-requests", type=int, default=100_000)
     parser.add_argument("--part", choices=("sqlite", "dense", "postgres"), action="append", help="all unless named")
     options = parser.parse_args()
     if shutil.which("wrk") is None:
@@ -353,7 +353,7 @@ def main() -> None:
     parts = options.part or ["sqlite", "dense", "postgres"]
     result: dict[str, object] = {
         "workers": options.workers,
-        "machine": f"{platform.machine()}, server on one core, wrk on another",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, server on one core, wrk on the other",
     }
     if "sqlite" in parts:
         result |= on_sqlite(options.workers, options.requests, options.rounds)

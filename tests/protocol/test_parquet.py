@@ -7,7 +7,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.protocol.parquet import MAX_PAGES, Column, Kind, Limits, ParquetError, ParquetFile
+from shoal.protocol.parquet import MAX_PAGE_HEADER_BYTES, MAX_PAGES, Column, Kind, Limits, ParquetError, ParquetFile
 from shoal.protocol.rollouts import WRITER_OPTIONS
 
 COLUMNS = (Column("name", Kind.BYTES), Column("size", Kind.INT32), Column("parts", Kind.FLOAT, is_list=True))
@@ -105,6 +105,13 @@ def test_too_many_pages_are_refused() -> None:
     rows: Rows = {"name": [b""] * count, "size": [0] * count, "parts": [[]] * count}
     with pytest.raises(ParquetError, match=f"more than {MAX_PAGES} pages"):
         read(parquet(rows, data_page_size=1, write_batch_size=1))
+
+
+def test_a_page_header_of_unusual_size_is_not_parsed() -> None:
+    rows: Rows = {"name": [b"x" * (2 * MAX_PAGE_HEADER_BYTES)], "size": [0], "parts": [[]]}
+    data = parquet(rows, write_statistics=["name"])  # least and greatest value stand in the header
+    with pytest.raises(ParquetError, match="ends too early"):
+        read(data)
 
 
 def test_a_frame_that_asks_for_more_than_its_page_is_not_decompressed() -> None:

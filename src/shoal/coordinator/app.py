@@ -23,6 +23,7 @@ from shoal.coordinator.context import Context
 from shoal.coordinator.control_routes import control_routes
 from shoal.coordinator.express import Express
 from shoal.coordinator.middleware import AddressLimit, BodyLimit, ServerTime
+from shoal.coordinator.openapi import publish_schema
 from shoal.coordinator.owner_routes import owner_routes
 from shoal.coordinator.public_routes import public_routes
 from shoal.coordinator.refusals import refusal_of, refuse, too_many
@@ -58,6 +59,7 @@ def create_app(store: Store, context: Context, descriptor_bytes: bytes) -> FastA
         app.add_exception_handler(refused, refuse)
     for router in routers:
         app.include_router(router)
+    publish_schema(app, service, routers)
     app.state.service = service
     return app
 

@@ -2,18 +2,23 @@
 
 import asyncio
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import FileResponse, RedirectResponse, Response
 
 from shoal.coordinator import judging, steps
 from shoal.coordinator.database import Connection
+from shoal.coordinator.openapi import PARQUET
 from shoal.coordinator.service import Service, Signed, until_changed
 from shoal.errors import RefusedError
 from shoal.protocol import api
 
 LONGEST_WAIT_S = 30.0
+FILE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {PARQUET: {"schema": {"type": "string", "format": "binary"}}}},
+    307: {"description": "The file is in a bucket; the address is good for some minutes."},
+}
 SUBMISSION_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -23,7 +28,7 @@ def owner_routes(service: Service) -> APIRouter:
     Step = Annotated[int, Path(ge=0, le=1 << 53)]
     Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)]
 
-    @router.get("/v1/submissions/{submission_id}/file", response_class=FileResponse)
+    @router.get("/v1/submissions/{submission_id}/file", response_class=FileResponse, responses=FILE)
     async def submission_file(submission_id: str, caller: Caller) -> Response:
         if caller.key not in context.role_keys:
             raise RefusedError("role", "Rollouts are for the owner's roles.", status=403)
@@ -31,7 +36,7 @@ def owner_routes(service: Service) -> APIRouter:
             return RedirectResponse(context.bucket.download_url(submission_id))
         if not SUBMISSION_ID.fullmatch(submission_id) or not context.file_of(submission_id).exists():
             raise RefusedError("unknown_submission", "There is no such submission.", status=404)
-        return FileResponse(context.file_of(submission_id), media_type="application/vnd.apache.parquet")
+        return FileResponse(context.file_of(submission_id), media_type=PARQUET)
 
     @router.post("/v1/claims")
     async def claim(body: api.ClaimBody, caller: Caller) -> api.ClaimAnswer:

@@ -28,7 +28,7 @@ def public_routes(service: Service, descriptor_bytes: bytes) -> APIRouter:
     async def history() -> api.HistoryView:
         return await service.read(lambda connection: views.history(connection, context))
 
-    @router.get("/v1/ledger")
+    @router.get("/v1/ledger", response_class=StreamingResponse, responses={200: {"content": {"application/jsonl": {}}}})
     async def export_ledger() -> StreamingResponse:
         return StreamingResponse(_export(service), media_type="application/jsonl")
 

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from shoal.coordinator import assignments, steps, views, workers
 from shoal.coordinator.context import Context
 from shoal.coordinator.database import Connection, Row
+from shoal.coordinator.openapi import UPLOAD_BODY
 from shoal.coordinator.service import Service, Signed, bounded_stream, stream_to_disk
 from shoal.errors import RefusedError, ShoalError
 from shoal.protocol import api
@@ -60,7 +61,7 @@ def worker_routes(service: Service) -> APIRouter:
     async def lease(body: api.LeaseBody, caller: Caller) -> api.LeaseAnswer:
         return await service.write(caller, lambda connection: assignments.lease(connection, context, caller.key, body))
 
-    @router.delete("/v1/leases/{lease_id}")
+    @router.delete("/v1/leases/{lease_id}", status_code=204)
     async def give_back(lease_id: str, caller: Caller) -> Response:
         await service.write(caller, lambda connection: assignments.give_back(connection, context, caller.key, lease_id))
         return Response(status_code=204)
@@ -74,7 +75,7 @@ def worker_routes(service: Service) -> APIRouter:
             assignments.verify_upload(context, caller.key, lease_id, digest, signature)
         return lease
 
-    @router.put("/v1/submissions/{lease_id}")
+    @router.put("/v1/submissions/{lease_id}", openapi_extra=UPLOAD_BODY)
     async def submit(lease_id: str, request: Request) -> api.SubmissionAnswer:
         limit = context.config.coordinator.max_upload_bytes
         claimed = request.headers.get(BODY_HEADER, "")

@@ -23,6 +23,8 @@ MAGIC = b"PAR1"
 TAIL_BYTES = 8
 MAX_FOOTER_BYTES = 64 << 10
 MAX_PAGES = 4096
+MAX_PAGE_HEADER_BYTES = 1 << 10
+"""Thirty are usual. Metadata is read slowly, and all pages of a file together must not take long."""
 MAX_WINDOW_BYTES = 8 << 20
 
 DATA_PAGE = 0
@@ -172,7 +174,7 @@ def _walk_pages(data: memoryview, chunk: _Chunk) -> Iterator[_Page]:
     for _ in range(MAX_PAGES):
         if not rest:
             return
-        header, header_bytes = _parse(rest[:MAX_FOOTER_BYTES])
+        header, header_bytes = _parse(rest[:MAX_PAGE_HEADER_BYTES])
         page_bytes = header_bytes + _int(header, 3)
         if not header_bytes <= page_bytes <= len(rest):
             raise ParquetError("A page reaches past the end of its column.")

@@ -50,15 +50,10 @@ def pin(dataset: HubDataset) -> HubDataset:
     if dataset.is_pinned:
         return dataset
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     try:
         info = HfApi().dataset_info(dataset.name, revision=dataset.revision or None)
-    except RepositoryNotFoundError:
-        raise ConfigError(
-            f"The hub has no dataset {dataset.name}, or does not show it to you.",
-            hint="Look at its name; `hf auth login` shows private and gated ones.",
-        ) from None
     except (HfHubHTTPError, OfflineModeIsEnabled, OSError, ValueError) as error:
         raise UnavailableError(
             f"The hub does not say which commit {dataset.name} is at: {_one_line(error)}.",
