@@ -72,3 +72,12 @@ def test_a_refusal_reaches_its_caller_and_one_who_went_away_disturbs_nobody() ->
         return await asyncio.wait_for(fine.future, PATIENCE_S)
 
     assert asyncio.run(scenario()) == "fine"
+
+
+def test_a_result_for_a_loop_that_has_ended_does_not_stop_the_store() -> None:
+    async def scenario() -> Letter[object]:
+        return Mailbox().expect()
+
+    letter = asyncio.run(scenario())
+    letter.set_result("late")
+    assert not letter.future.done()

@@ -5,6 +5,7 @@ with it, so a commit that answers a hundred requests wakes the loop about once.
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import Generic, TypeVar
 
@@ -30,7 +31,8 @@ class Mailbox:
         self._settled.append((future, result, problem))
         if not self._is_under_way:
             self._is_under_way = True
-            self._loop.call_soon_threadsafe(self._deliver)
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it everybody who waits
+                self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         self._is_under_way = False  # first: what is posted from here on is either seen below or wakes the loop again
