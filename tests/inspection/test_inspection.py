@@ -1,5 +1,6 @@
 """Rollouts as a person asks for them: from a run or from files, filtered, explained, and harmless to the terminal."""
 
+import io
 import json
 import re
 import shutil
@@ -188,3 +189,19 @@ def test_a_damaged_file_is_refused(run: RunDirectory, tmp_path: Path, model: Pat
     file.write_bytes((run.submissions / "honest-file.parquet").read_bytes()[:-40])
     with pytest.raises(ShoalError):
         list(open_recording([file], tokenizer=model).records())
+
+
+def test_the_terms_of_a_reward_are_told_apart(run: RunDirectory) -> None:
+    first = records(run)[0]
+    assert first.verdict is not None
+    learned = replace(first, rollout=replace(first.rollout, length_penalty=0.75))
+    assert "0.5 = 1 − 0.75 for its length + 0.25 from reward models" in shown(learned)
+    plain = replace(first, rollout=replace(first.rollout, length_penalty=0.5))
+    assert "0.5 = 1 − 0.5 for its length" in shown(plain)
+    assert "reward models" not in shown(plain)
+
+
+def shown(record: Record) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render_record(record))
+    return console.export_text()
