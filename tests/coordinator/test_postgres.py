@@ -95,6 +95,8 @@ def test_processes_that_start_at_once_make_the_schema_once(database: PostgreSQL)
 def test_a_lost_connection_fails_what_was_under_way_and_is_made_again(database: PostgreSQL) -> None:
     store, other = Store(database), Store(database)
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type='client backend'"
+    store.write(lambda connection: connection.execute("SELECT 1 AS n").fetchone())
+    store.read(lambda connection: connection.execute("SELECT 1 AS n").fetchone())
     other.write(lambda connection: connection.execute(kill).fetchall())
     with pytest.raises(StoreError, match="cannot be written"):
         store.write(lambda connection: connection.execute("INSERT INTO meta VALUES ('lost', '')"))
@@ -108,7 +110,7 @@ def test_a_lost_connection_fails_what_was_under_way_and_is_made_again(database: 
 
 def test_a_wrong_address_and_another_runs_database_are_named(database: PostgreSQL, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a PostgreSQL URL"):
-        PostgreSQL("postgresql://host:port:port/")
+        PostgreSQL("postgresql://[::1/")
     store = Store(database)
     store.write(lambda connection: connection.execute("INSERT INTO meta VALUES ('started_at','1'), ('run_id','other')"))
     store.close()
