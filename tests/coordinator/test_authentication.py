@@ -113,6 +113,28 @@ def test_the_same_nonce_of_another_key_or_time_is_another_one(swarm: Swarm) -> N
         assert_refused(send(swarm, stamp.headers()), 409, "replay")
 
 
+def test_a_heartbeat_that_is_shown_again_keeps_nobody_alive(swarm: Swarm) -> None:
+    swarm.join("ann")
+    body = api.HeartbeatBody(activity="working").model_dump_json().encode()
+    headers = signed(swarm, path="/v1/heartbeat", body=body)
+    assert send(swarm, headers, path="/v1/heartbeat", body=body).status_code == 200
+    swarm.clock.advance(20)
+    assert send(swarm, headers, path="/v1/heartbeat", body=body).status_code == 200
+    swarm.clock.advance(11)
+    swarm.sweep()
+    assert swarm.state_of("ann") == "gone"
+
+
+def test_an_announcement_of_a_relay_that_is_shown_again_does_not_undo_a_newer_one(swarm: Swarm) -> None:
+    old, new = (api.RelayBody(url=url).model_dump_json().encode() for url in ("http://old", "http://new"))
+    replayed = signed(swarm, path="/v1/relays", body=old)
+    assert send(swarm, replayed, path="/v1/relays", body=old).status_code == 200
+    swarm.clock.advance(1)
+    assert send(swarm, signed(swarm, path="/v1/relays", body=new), path="/v1/relays", body=new).status_code == 200
+    answer = send(swarm, replayed, path="/v1/relays", body=old)
+    assert [relay["url"] for relay in answer.json()["relays"]] == ["http://new"]
+
+
 def test_nonces_are_kept_exactly_as_long_as_their_request_could_be_accepted(swarm: Swarm) -> None:
     headers = signed(swarm, skew_s=299)
     assert send(swarm, headers).status_code == 200

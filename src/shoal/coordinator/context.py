@@ -23,6 +23,13 @@ RELAY_MEMORY_S = 600.0
 CLOCK_SLACK_S = 2.0
 """Hosts of one database may disagree by so much about the time."""
 
+Stamp = tuple[float, str]
+"""Signed time and nonce of a request that costs no durable write."""
+
+
+def is_news(stamp: Stamp, newest: Stamp) -> bool:
+    return stamp[0] > newest[0] or (stamp[0] == newest[0] and stamp[1] != newest[1])
+
 
 @dataclass
 class Presence:
@@ -30,9 +37,10 @@ class Presence:
     activity: str = ""
     tokens_generated: int = 0
     bytes_received: int = 0
+    newest: Stamp = (0.0, "")
 
-    def note(self, body: api.HeartbeatBody) -> None:
-        self.activity = body.activity
+    def note(self, body: api.HeartbeatBody, stamp: Stamp) -> None:
+        self.activity, self.newest = body.activity, stamp
         self.tokens_generated, self.bytes_received = body.tokens_generated, body.bytes_received
 
 
@@ -40,6 +48,7 @@ class Presence:
 class RelayPresence:
     seen_at: float
     body: api.RelayBody
+    newest: Stamp = (0.0, "")
 
 
 @dataclass
@@ -76,6 +85,12 @@ class Context:
             self.heard.add(key)
         return presence
 
+    def hear(self, key: str, body: api.HeartbeatBody, stamp: Stamp) -> None:
+        """Takes a heartbeat in, unless it was heard before or a newer one was: a replay keeps nobody alive."""
+        known = self.presence.get(key)
+        if known is None or is_news(stamp, known.newest):
+            self.seen(key).note(body, stamp)
+
     def is_present(self, key: str) -> bool:
         presence = self.presence.get(key)
         return presence is not None and self.clock() - presence.seen_at <= self.config.coordinator.gone_after_s
@@ -84,15 +99,16 @@ class Context:
         """Keys that have said nothing for too long."""
         return [key for key in list(self.presence) if not self.is_present(key)]
 
-    def note_relay(self, key: str, body: api.RelayBody) -> None:
-        """Keeps who announced itself lately; an open list must end somewhere."""
+    def note_relay(self, key: str, body: api.RelayBody, stamp: Stamp) -> None:
+        """Keeps who announced itself lately, and its newest word; an open list must end somewhere."""
         now = self.clock()
         for silent in [known for known, relay in self.relays.items() if now - relay.seen_at > RELAY_MEMORY_S]:
             del self.relays[silent]
         if key not in self.relays and len(self.relays) >= MAX_RELAYS:
             hint = "The list frees a place when a relay falls silent."
             raise RefusedError("too_many_relays", f"{MAX_RELAYS} relays serve this run.", hint=hint, status=409)
-        self.relays[key] = RelayPresence(now, body)
+        if key not in self.relays or is_news(stamp, self.relays[key].newest):
+            self.relays[key] = RelayPresence(now, body, stamp)
 
     def forget(self, key: str) -> None:
         """A key that is banned or gone is not present."""

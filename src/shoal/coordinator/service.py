@@ -13,7 +13,7 @@ from typing import TypeVar
 from blake3 import blake3
 from fastapi import Request
 
-from shoal.coordinator.context import Context
+from shoal.coordinator.context import Context, Stamp
 from shoal.coordinator.database import Connection
 from shoal.coordinator.limits import RateLimit
 from shoal.coordinator.mailbox import Letter, Mailbox
@@ -59,6 +59,10 @@ class Signed:
     key: str
     at: float
     nonce: str
+
+    @property
+    def stamp(self) -> Stamp:
+        return self.at, self.nonce
 
     def spend(self, connection: Connection) -> None:
         spent = connection.execute(

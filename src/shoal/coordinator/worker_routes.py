@@ -37,12 +37,12 @@ def worker_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/heartbeat")
     async def heartbeat(body: api.HeartbeatBody, caller: Caller) -> api.HeartbeatAnswer:
-        # Costs no nonce and no durable write. Replayed, it repeats what its own key said, and not for long.
+        # Costs no nonce and no durable write; one that is shown again changes nothing.
         service.check_clock(caller.at, context.config.coordinator.gone_after_s)
 
         def look(connection: Connection) -> tuple[api.WorkerView, str]:
             row = workers.require_worker(connection, caller.key)
-            context.seen(caller.key).note(body)
+            context.hear(caller.key, body, caller.stamp)
             return views.worker_view(connection, context, row), steps.run_state(connection, context)
 
         view, state = await service.glance(look)
@@ -143,7 +143,7 @@ def worker_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/relays")
     async def announce_relay(body: api.RelayBody, caller: Caller) -> api.RelaysAnswer:
-        context.note_relay(caller.key, body)
+        context.note_relay(caller.key, body, caller.stamp)
         return relays_answer()
 
     @router.get("/v1/relays")
