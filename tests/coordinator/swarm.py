@@ -2,12 +2,13 @@
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import httpx
+import pytest
 from fastapi.testclient import TestClient
 
 from protocol.samples import NUMERICS_CLASS, RUN_SECRET, descriptor, keypair
@@ -19,6 +20,7 @@ from shoal.coordinator.context import Context
 from shoal.coordinator.database import Connection, Database, PostgreSQL, SQLite
 from shoal.coordinator.server import begin, collect_leftovers
 from shoal.coordinator.store import Store, Work
+from shoal.errors import RefusedError
 from shoal.files import digest_bytes
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
@@ -28,6 +30,7 @@ Result = TypeVar("Result")
 ROLES = ("coordinator", "trainer", "validator", "evaluator")
 TOKENS_PER_GROUP = 10
 TEST_DATABASE = "SHOAL_TEST_DATABASE"
+HEARTBEAT = api.HeartbeatBody(activity="generating", tokens_generated=5, bytes_received=7)
 
 app_module.SWEEP_INTERVAL_S = 3600.0  # tests sweep by hand
 
@@ -218,6 +221,27 @@ class Swarm:
 
     def state_of(self, name: str) -> object:
         return self.one("SELECT state FROM workers WHERE key=?", keypair(name).public)["state"]
+
+
+def lossy(swarm: Swarm, name: str) -> tuple[CoordinatorClient, Bridge]:
+    client = swarm.client(name)
+    bridge = client._http._transport
+    assert isinstance(bridge, Bridge)
+    return client, bridge
+
+
+def refusal(call: Callable[[], object]) -> str:
+    with pytest.raises(RefusedError) as caught:
+        call()
+    return caught.value.code
+
+
+def submission_state(swarm: Swarm, submission_id: str) -> object:
+    return swarm.one("SELECT state FROM submissions WHERE submission_id=?", submission_id)["state"]
+
+
+def ledger_kinds(swarm: Swarm) -> list[object]:
+    return [row["kind"] for row in swarm.all("SELECT kind FROM ledger ORDER BY seq")]
 
 
 def registration(name: str = "worker", **changes: object) -> api.RegisterBody:

@@ -1,10 +1,8 @@
 """Rollouts in a bucket: the signatures against a published example, everything else against a real S3-speaking server."""
 
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from coordinator.ports import free_port, wait_for
 from coordinator.swarm import Swarm, running, small_config
 from shoal.coordinator.buckets import Bucket, Credentials
 from shoal.errors import ConfigError, IntegrityError, RefusedError
@@ -40,18 +39,12 @@ def test_missing_credentials_are_named() -> None:
 @contextmanager
 def s3_server(root: Path) -> Iterator[str]:
     (root / "rollouts").mkdir(parents=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [str(RCLONE), "serve", "s3", "--addr", f"127.0.0.1:{port}", "--vfs-cache-mode", "off"]
     command += ["--config", str(root / "none.conf"), "--auth-key", f"{OURS.key},{OURS.secret}", str(root)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 120
-        while socket.socket().connect_ex(("127.0.0.1", port)):
-            assert time.monotonic() < deadline, "rclone did not start"
-            assert process.poll() is None
-            time.sleep(0.05)
+        wait_for("rclone", port, process)
         yield f"http://127.0.0.1:{port}/rollouts"
     finally:
         process.terminate()

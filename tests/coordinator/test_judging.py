@@ -1,138 +1,23 @@
-import json
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+"""Verdicts and all that follows from them."""
+
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from coordinator.swarm import TOKENS_PER_GROUP, Bridge, Swarm, running, small_config, verdict_of
-from protocol.samples import keypair
+from coordinator.swarm import (
+    TOKENS_PER_GROUP,
+    Bridge,
+    Swarm,
+    ledger_kinds,
+    running,
+    small_config,
+    submission_state,
+    verdict_of,
+)
 from shoal.coordinator import retries
-from shoal.coordinator.ledger import LedgerError, check_draws, verify_export
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
-
-PATIENCE_S = 60
-
-
-def submission_state(swarm: Swarm, submission_id: str) -> object:
-    return swarm.one("SELECT state FROM submissions WHERE submission_id=?", submission_id)["state"]
-
-
-def ledger_kinds(swarm: Swarm) -> list[object]:
-    return [row["kind"] for row in swarm.all("SELECT kind FROM ledger ORDER BY seq")]
-
-
-# Claims
-
-
-def test_submissions_are_claimed_in_the_order_of_their_arrival(swarm: Swarm) -> None:
-    swarm.publish(0)
-    ann, bob = swarm.join("ann", "bob")
-    arrived = []
-    for worker in (ann, bob, ann):
-        arrived.append(swarm.work(worker)[1])
-        swarm.clock.advance(1)
-    assert [swarm.claim().submission_id for _ in arrived] == arrived
-
-
-def test_a_claim_names_everything_that_a_validator_needs(swarm: Swarm) -> None:
-    swarm.publish(0)
-    (ann,) = swarm.join("ann")
-    lease, submission_id = swarm.work(ann)
-    claim = swarm.claim()
-    assert (claim.submission_id, claim.worker_key, claim.lease) == (submission_id, keypair("ann").public, lease)
-    assert claim.audit
-    data = swarm.client("validator").submission_file(claim.submission_id, claim.digest)
-    assert data == f"rollouts of {lease.lease_id}".encode()
-
-
-def test_a_repeated_claim_gets_the_same_submission(swarm: Swarm) -> None:
-    swarm.publish(0)
-    (ann,) = swarm.join("ann")
-    swarm.work(ann)
-    swarm.work(ann)
-    assert swarm.claim("request-once") == swarm.claim("request-once")
-    assert swarm.claim("request-other").submission_id != swarm.claim("request-once").submission_id
-
-
-def test_without_submissions_there_is_nothing_to_claim(swarm: Swarm) -> None:
-    answer = swarm.client("validator").claim(api.ClaimBody(request_id="request-0", wait_s=0))
-    assert (answer.claim, answer.run_state) == (None, "running")
-
-
-def test_a_waiting_validator_is_woken_by_a_submission(swarm: Swarm) -> None:
-    swarm.publish(0)
-    (ann,) = swarm.join("ann")
-    validator = swarm.client("validator")
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(validator.claim, api.ClaimBody(request_id="request-0", wait_s=30))
-        _, submission_id = swarm.work(ann)
-        answer = waiting.result(PATIENCE_S)
-    assert answer.claim is not None
-    assert answer.claim.submission_id == submission_id
-
-
-def test_a_waiting_trainer_is_woken_by_the_verdict_that_completes_its_batch(swarm: Swarm) -> None:
-    swarm.publish(0)
-    (ann,) = swarm.join("ann")
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(swarm.client("trainer").batch, 0, 30.0)
-        swarm.produce(ann)
-        answer = waiting.result(PATIENCE_S)
-    assert answer.batch is not None
-
-
-def test_a_waiting_validator_is_told_that_the_run_is_finished(tmp_path: Path) -> None:
-    with running(tmp_path, small_config(run={"steps": 1})) as swarm, ThreadPoolExecutor(1) as pool:
-        swarm.publish(0)
-        (ann,) = swarm.join("ann")
-        swarm.produce(ann)
-        waiting = pool.submit(swarm.client("validator").claim, api.ClaimBody(request_id="request-0", wait_s=30))
-        swarm.publish(1)
-        answer = waiting.result(PATIENCE_S)
-        assert (answer.claim, answer.run_state) == (None, "finished")
-
-
-def test_nobody_is_left_waiting_when_the_coordinator_stops(swarm: Swarm) -> None:
-    swarm.publish(0)
-    with ThreadPoolExecutor(2) as pool:
-        validator = pool.submit(swarm.client("validator").claim, api.ClaimBody(request_id="request-0", wait_s=30))
-        trainer = pool.submit(swarm.client("trainer").batch, 0, 30.0)
-        assert swarm.http.portal is not None
-        swarm.http.portal.call(swarm.app.state.service.stop_waiting)
-        assert validator.result(PATIENCE_S).claim is None
-        assert "useful groups" in trainer.result(PATIENCE_S).waiting_for
-
-
-def test_a_trainer_that_waits_in_vain_is_told_for_whom(swarm: Swarm) -> None:
-    swarm.publish(0)
-    (ann,) = swarm.join("ann")
-    swarm.produce(ann, useful=1)
-    swarm.lease(ann)
-    answer = swarm.client("trainer").batch(0, wait_s=0)
-    assert answer.waiting_for == "1 of 2 useful groups of step 0 (2 on their way, 1 workers present)"
-
-
-def test_the_claim_of_a_validator_that_died_passes_to_another(swarm: Swarm) -> None:
-    swarm.publish(0)
-    (ann,) = swarm.join("ann")
-    swarm.work(ann)
-    lost = swarm.claim()
-    swarm.clock.advance(20.1)
-    found = swarm.claim()
-    assert found.submission_id == lost.submission_id
-    assert found.claim_id != lost.claim_id
-    validator = swarm.client("validator")
-    assert not validator.verdict(verdict_of(lost)).recorded
-    assert validator.verdict(verdict_of(found)).recorded
-    assert not validator.verdict(verdict_of(lost)).recorded
-    assert len(swarm.all("SELECT * FROM groups")) == 2
-
-
-# Verdicts
 
 
 def test_a_repeated_verdict_counts_once(swarm: Swarm) -> None:
@@ -355,94 +240,3 @@ def test_no_group_is_consumed_twice(swarm: Swarm) -> None:
         for group in getattr(swarm.client("trainer").batch(step, wait_s=0).batch, "groups", [])
     ]
     assert len(consumed) == len(set(consumed)) == 6
-
-
-# Versions and evaluations
-
-
-def test_a_version_is_published_once(swarm: Swarm) -> None:
-    first = swarm.publish(0)
-    assert swarm.publish(0) == first
-    assert ledger_kinds(swarm).count("version") == 1
-
-
-@pytest.mark.parametrize("field", ["manifest_digest", "weights_digest"])
-def test_a_number_never_gets_other_bytes(swarm: Swarm, field: str) -> None:
-    swarm.publish(0)
-    digest = f"{0:064x}"
-    body = api.VersionBody(version=0, manifest_digest=digest, weights_digest=digest, bytes_total=100)
-    with pytest.raises(RefusedError) as caught:
-        swarm.client("trainer").publish(body.model_copy(update={field: "f" * 64}))
-    assert (caught.value.code, caught.value.status) == ("version_conflict", 409)
-
-
-@pytest.mark.parametrize("version", [1, 2, 7])
-def test_versions_come_in_order_and_after_their_batch(swarm: Swarm, version: int) -> None:
-    swarm.publish(0)
-    with pytest.raises(RefusedError) as caught:
-        swarm.publish(version)
-    assert caught.value.code == "version_order"
-
-
-def test_an_evaluation_is_recorded_once(swarm: Swarm) -> None:
-    body = api.EvaluationBody(version=0, accuracy=0.25, problems=512, samples=1, mean_tokens=9.5, seconds=3)
-    evaluator = swarm.client("evaluator")
-    evaluator.report_evaluation(body)
-    swarm.clock.advance(5)
-    evaluator.report_evaluation(body.model_copy(update={"accuracy": 0.9}))
-    assert [(view.accuracy, view.at_s) for view in evaluator.history().evaluations] == [(0.25, 0.0)]
-
-
-def test_time_alone_completes_a_step_that_a_lost_slot_held_back(swarm: Swarm) -> None:
-    swarm.publish(0)
-    ann, bob = swarm.join("ann", "bob")
-    swarm.lease(bob)
-    swarm.produce(ann)
-    trainer = swarm.client("trainer")
-    assert trainer.batch(0, wait_s=0).batch is None
-    swarm.clock.advance(10.1)
-    assert swarm.sweep()
-    batch = trainer.batch(0, wait_s=0).batch
-    assert batch is not None
-    assert [group.group_id for group in batch.groups] == ["0/1/0", "0/1/1"]
-
-
-# The audit draw
-
-
-def audited_late(swarm: Swarm) -> list[dict[str, Any]]:
-    """Ann's file completes the batch of step 0; bob's file of that step comes after the step's secret is public."""
-    swarm.publish(0)
-    ann, bob = swarm.join("ann", "bob")
-    swarm.work(ann)
-    late = swarm.lease(bob)
-    swarm.accept()
-    bob.submit(late.lease_id, b"late")
-    swarm.accept()
-    return [json.loads(str(row["body"])) for row in swarm.all("SELECT body FROM ledger WHERE kind='verdict'")]
-
-
-def test_the_draw_uses_the_step_that_is_open_when_the_file_arrives(swarm: Swarm) -> None:
-    first, *_, last = audited_late(swarm)
-    assert (first["step"], first["audit_step"]) == (0, 0)
-    assert last["step"] == 0
-    assert last["audit_step"] > 0, "the secret of step 0 was public when this file was made"
-    assert last["audit_rate"] == 1.0
-
-
-def test_everybody_can_repeat_the_draws_from_an_export(swarm: Swarm) -> None:
-    audited_late(swarm)
-    export = swarm.client("x").ledger_export().splitlines()
-    entries, _ = verify_export(export, keypair("coordinator").public)
-    formed = swarm.all("SELECT step FROM batches")
-    assert check_draws(entries) == len(formed) > 0, "one file arrived during each step"
-
-
-def test_an_audit_that_the_draw_does_not_explain_is_located(swarm: Swarm) -> None:
-    audited_late(swarm)
-    entries, _ = verify_export(swarm.client("x").ledger_export().splitlines(), keypair("coordinator").public)
-    number = next(number for number, entry in enumerate(entries) if entry.kind == "verdict")
-    lie = json.loads(entries[number].body) | {"audit_drawn": False}
-    entries[number] = replace(entries[number], body=json.dumps(lie))
-    with pytest.raises(LedgerError, match=f"Line {number + 1}: the draw of step 0"):
-        check_draws(entries)

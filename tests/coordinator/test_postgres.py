@@ -34,12 +34,19 @@ HERE = Path(__file__).parent
 PATIENCE_S = 120
 SUITE = [
     "test_assignments.py",
+    "test_audit_draws.py",
     "test_authentication.py",
+    "test_claims.py",
     "test_hostile_requests.py",
     "test_judging.py",
     "test_lifecycle.py",
+    "test_openapi.py",
+    "test_shares.py",
     "test_slots.py",
+    "test_steps.py",
+    "test_uploads.py",
     "test_views.py",
+    "test_workers.py",
 ]
 
 

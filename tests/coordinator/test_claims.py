@@ -1,0 +1,114 @@
+"""Who judges what, and who is woken when there is something to judge or to train on."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from coordinator.swarm import Swarm, running, small_config, verdict_of
+from protocol.samples import keypair
+from shoal.protocol import api
+
+PATIENCE_S = 60
+
+
+def test_submissions_are_claimed_in_the_order_of_their_arrival(swarm: Swarm) -> None:
+    swarm.publish(0)
+    ann, bob = swarm.join("ann", "bob")
+    arrived = []
+    for worker in (ann, bob, ann):
+        arrived.append(swarm.work(worker)[1])
+        swarm.clock.advance(1)
+    assert [swarm.claim().submission_id for _ in arrived] == arrived
+
+
+def test_a_claim_names_everything_that_a_validator_needs(swarm: Swarm) -> None:
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    lease, submission_id = swarm.work(ann)
+    claim = swarm.claim()
+    assert (claim.submission_id, claim.worker_key, claim.lease) == (submission_id, keypair("ann").public, lease)
+    assert claim.audit
+    data = swarm.client("validator").submission_file(claim.submission_id, claim.digest)
+    assert data == f"rollouts of {lease.lease_id}".encode()
+
+
+def test_a_repeated_claim_gets_the_same_submission(swarm: Swarm) -> None:
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    swarm.work(ann)
+    swarm.work(ann)
+    assert swarm.claim("request-once") == swarm.claim("request-once")
+    assert swarm.claim("request-other").submission_id != swarm.claim("request-once").submission_id
+
+
+def test_without_submissions_there_is_nothing_to_claim(swarm: Swarm) -> None:
+    answer = swarm.client("validator").claim(api.ClaimBody(request_id="request-0", wait_s=0))
+    assert (answer.claim, answer.run_state) == (None, "running")
+
+
+def test_a_waiting_validator_is_woken_by_a_submission(swarm: Swarm) -> None:
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    validator = swarm.client("validator")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(validator.claim, api.ClaimBody(request_id="request-0", wait_s=30))
+        _, submission_id = swarm.work(ann)
+        answer = waiting.result(PATIENCE_S)
+    assert answer.claim is not None
+    assert answer.claim.submission_id == submission_id
+
+
+def test_a_waiting_trainer_is_woken_by_the_verdict_that_completes_its_batch(swarm: Swarm) -> None:
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(swarm.client("trainer").batch, 0, 30.0)
+        swarm.produce(ann)
+        answer = waiting.result(PATIENCE_S)
+    assert answer.batch is not None
+
+
+def test_a_waiting_validator_is_told_that_the_run_is_finished(tmp_path: Path) -> None:
+    with running(tmp_path, small_config(run={"steps": 1})) as swarm, ThreadPoolExecutor(1) as pool:
+        swarm.publish(0)
+        (ann,) = swarm.join("ann")
+        swarm.produce(ann)
+        waiting = pool.submit(swarm.client("validator").claim, api.ClaimBody(request_id="request-0", wait_s=30))
+        swarm.publish(1)
+        answer = waiting.result(PATIENCE_S)
+        assert (answer.claim, answer.run_state) == (None, "finished")
+
+
+def test_nobody_is_left_waiting_when_the_coordinator_stops(swarm: Swarm) -> None:
+    swarm.publish(0)
+    with ThreadPoolExecutor(2) as pool:
+        validator = pool.submit(swarm.client("validator").claim, api.ClaimBody(request_id="request-0", wait_s=30))
+        trainer = pool.submit(swarm.client("trainer").batch, 0, 30.0)
+        assert swarm.http.portal is not None
+        swarm.http.portal.call(swarm.app.state.service.stop_waiting)
+        assert validator.result(PATIENCE_S).claim is None
+        assert "useful groups" in trainer.result(PATIENCE_S).waiting_for
+
+
+def test_a_trainer_that_waits_in_vain_is_told_for_whom(swarm: Swarm) -> None:
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    swarm.produce(ann, useful=1)
+    swarm.lease(ann)
+    answer = swarm.client("trainer").batch(0, wait_s=0)
+    assert answer.waiting_for == "1 of 2 useful groups of step 0 (2 on their way, 1 workers present)"
+
+
+def test_the_claim_of_a_validator_that_died_passes_to_another(swarm: Swarm) -> None:
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    swarm.work(ann)
+    lost = swarm.claim()
+    swarm.clock.advance(20.1)
+    found = swarm.claim()
+    assert found.submission_id == lost.submission_id
+    assert found.claim_id != lost.claim_id
+    validator = swarm.client("validator")
+    assert not validator.verdict(verdict_of(lost)).recorded
+    assert validator.verdict(verdict_of(found)).recorded
+    assert not validator.verdict(verdict_of(lost)).recorded
+    assert len(swarm.all("SELECT * FROM groups")) == 2

@@ -1,0 +1,105 @@
+"""How the slots of a step are shared by keys, proven ones and those on probation."""
+
+from pathlib import Path
+
+from coordinator.swarm import HEARTBEAT, Swarm, running, small_config
+from protocol.samples import keypair
+from shoal.coordinator import assignments
+
+
+def test_one_key_fills_its_share_and_no_more_while_others_work(tmp_path: Path) -> None:
+    config = small_config(trust={"key_share": 0.5}, training={"groups_per_step": 8})
+    with running(tmp_path, config) as swarm:
+        swarm.publish(0)
+        ann, bob = swarm.join("ann", "bob")
+        swarm.lease(bob)
+        while (lease := swarm.ask(ann, 0).lease) is not None:
+            ann.submit(lease.lease_id, lease.lease_id.encode())
+        planned = 10  # 1.25 × 8 groups at a useful share of one half, two per slot
+        filled = swarm.one("SELECT COUNT(*) AS n FROM leases WHERE worker=?", keypair("ann").public)["n"]
+        assert filled == planned / 2
+        assert swarm.ask(bob, 0).lease is not None
+
+
+def test_a_key_that_only_shows_life_cannot_stall_the_swarm(tmp_path: Path) -> None:
+    config = small_config(trust={"key_share": 0.5, "probation_share": 0.5}, training={"groups_per_step": 8})
+    with running(tmp_path, config) as swarm:
+        swarm.publish(0)
+        ann, idler = swarm.join("ann", "idler")
+        idler.heartbeat(HEARTBEAT)
+        for _ in range(4):
+            swarm.produce(ann)
+        assert swarm.client("trainer").batch(0, wait_s=0).batch is not None
+
+
+def test_shares_that_do_not_add_up_slow_a_step_but_never_stall_it(tmp_path: Path) -> None:
+    config = small_config(trust={"key_share": 0.01}, training={"groups_per_step": 8})
+    with running(tmp_path, config) as swarm:
+        swarm.publish(0)
+        ann, bob = swarm.join("ann", "bob")
+        swarm.produce(bob)
+        lease = swarm.lease(ann)
+        assert swarm.ask(ann, 0).reason == swarm.ask(bob, 0).reason == "no_work"
+        ann.submit(lease.lease_id, b"rollouts")
+        assert swarm.ask(ann, 0).reason == swarm.ask(bob, 0).reason == "no_work"
+        swarm.accept()
+        assert swarm.ask(bob, 0).lease is not None
+        assert swarm.ask(ann, 0).reason == "no_work"
+
+
+def test_keys_on_probation_share_what_proven_ones_leave(tmp_path: Path) -> None:
+    config = small_config(
+        trust={"probation_share": 0.25, "probation_audits": 1}, training={"groups_per_step": 8, "oversampling": 8.0}
+    )
+    with running(tmp_path, config) as swarm:
+        swarm.publish(0)
+        proven, *newcomers = swarm.join("proven", "new-1", "new-2", "new-3")
+        swarm.produce(proven, useful=0)
+        assert swarm.state_of("proven") == "active"
+        swarm.lease(proven)
+        granted = [answer.lease for new in newcomers for _ in range(2) if (answer := swarm.ask(new, 0)).lease]
+        planned = swarm.one("SELECT COUNT(*) AS n FROM slots")["n"]
+        assert 1 <= len(granted) <= 4
+        assert planned == 2 + len(granted)
+        assert swarm.ask(proven, 0).lease is not None
+
+
+def test_work_means_a_lease_granted_lately_to_somebody_who_is_present(swarm: Swarm) -> None:
+    def others_work(name: str, *, proven: bool = False) -> bool:
+        key = keypair(name).public
+        return swarm.read(lambda connection: assignments.others_work(connection, swarm.context, key, proven=proven))
+
+    swarm.publish(0)
+    ann, bob = swarm.join("ann", "bob")
+    assert not others_work("ann")
+    swarm.write(lambda connection: connection.execute("UPDATE workers SET state='active' WHERE name='ann'"))
+    swarm.lease(ann)
+    assert not others_work("ann", proven=True)
+    assert others_work("bob", proven=True)
+    swarm.lease(bob)
+    assert others_work("ann")
+    assert not others_work("ann", proven=True)
+    swarm.clock.advance(31)
+    assert not others_work("ann")
+    bob.heartbeat(HEARTBEAT)
+    assert others_work("ann")
+    swarm.clock.advance(30)
+    bob.heartbeat(HEARTBEAT)
+    assert not others_work("ann")
+
+
+def test_one_who_works_is_found_behind_many_who_left(swarm: Swarm) -> None:
+    swarm.publish(0)
+    swarm.join("ann")
+    (bob,) = swarm.join("bob")
+    swarm.lease(bob)
+    row = swarm.one("SELECT * FROM leases")
+    for number in range(40):
+        copy = row | {"lease_id": f"lease-{number}", "worker": f"left-{number}"}
+        swarm.write(
+            lambda connection, copy=copy: connection.execute(  # type: ignore[misc]
+                f"INSERT INTO leases VALUES ({','.join('?' * len(copy))})", tuple(copy.values())
+            )
+        )
+    key = keypair("ann").public
+    assert swarm.read(lambda connection: assignments.others_work(connection, swarm.context, key, proven=False))
