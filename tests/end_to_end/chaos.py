@@ -62,7 +62,7 @@ class Plan:
     mean_pause_s: float = 3.3
     seed: int = 1
     faults: FaultRates = field(default_factory=FaultRates)
-    deadline_s: float = 1500.0
+    deadline_s: float = 2400.0
 
 
 @dataclass
