@@ -62,7 +62,7 @@ def database(server: str, tmp_path: Path) -> PostgreSQL:
 
 
 def test_what_holds_on_sqlite_holds_on_postgresql(server: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", *(str(HERE / name) for name in SUITE)]
+    command = [sys.executable, "-m", "pytest", "-n", "0", *(str(HERE / name) for name in SUITE)]
     done = subprocess.run(command, env=os.environ | {TEST_DATABASE: server}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
     passed = re.search(r"(\d+) passed", done.stdout)
