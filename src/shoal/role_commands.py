@@ -46,11 +46,16 @@ def train(
     tools.replay_rollouts(config, replay, config.run.dir / "replay", report)
 
 
-def validate(run_file: RunFile = None, dry_run: DryRun = False, threads: Threads = 0) -> None:
+def validate(
+    run_file: RunFile = None,
+    dry_run: DryRun = False,
+    threads: Threads = 0,
+    engine: Annotated[str, typer.Option(help="`torch` or `vllm`; default: `validation.engine` of the run.")] = "",
+) -> None:
     """Judge submissions; start as many as you like."""
     from shoal import roles
 
-    roles.validate(run_directory(run_file, dry_run), report, threads=threads)
+    roles.validate(run_directory(run_file, dry_run), report, threads=threads, engine=engine)
 
 
 def evaluate(run_file: RunFile = None, dry_run: DryRun = False, threads: Threads = 0) -> None:
