@@ -119,3 +119,14 @@ def test_a_new_kind_of_machine_is_added_beside_the_known_ones(tmp_path: Path) ->
     other = build_config({"model": {"path": str(save_policy(tmp_path / "other", seed=4))}, "tasks": {"count": 8}})
     with pytest.raises(ConfigError, match="another base weights"):
         calibrate_run(other, 2, out, lambda text: None, machine=FLOAT32, extend=True)
+
+
+def test_vllm_is_calibrated_for_one_compute_type_at_a_time() -> None:
+    with pytest.raises(ConfigError, match="one compute type at a time"):
+        Machine("vllm").check()
+    Machine("vllm", dtypes=("float32",)).check()
+
+
+def test_an_unknown_engine_cannot_be_calibrated() -> None:
+    with pytest.raises(ConfigError, match="no engine 'abacus'"):
+        Machine("abacus").check()

@@ -19,6 +19,7 @@ from shoal.config import ShoalConfig
 from shoal.errors import ConfigError
 from shoal.files import write_atomic
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
+from shoal.policy.engines import ENGINES, Arithmetic, devices_here, make_engine
 from shoal.policy.models import resolve_model
 from shoal.policy.torch_engine import TorchEngine
 from shoal.proofs.commitments import ChunkDifference, compare_chunks, split_chunks
@@ -51,6 +52,7 @@ FORGERY_ROUNDS = 4
 """Each forges every prompt anew."""
 
 Report = Callable[[str], None]
+Sampled = tuple[Sequence[GenerationRequest], Sequence[Completion]]
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,14 @@ class Machine:
     device: str = "cpu"
     dtypes: Sequence[str] = ("float32", "bfloat16")
 
-    def start(self, work: "Work", dtype: str, max_batch: int) -> Engine:
-        if self.engine == "vllm":
-            from shoal.policy.vllm_engine import VllmEngine
-
-            return VllmEngine(work.model_directory, eos_token_ids=work.eos_token_ids, dtype=dtype, max_batch=max_batch)
-        if self.engine != "torch":
-            raise ConfigError(f"There is no engine {self.engine!r}.", hint="Known: torch, vllm.")
-        return work.engine(dtype, max_batch, self.device)
+    def check(self) -> None:
+        if self.engine not in ENGINES:
+            raise ConfigError(f"There is no engine {self.engine!r}.", hint=f"Known: {', '.join(ENGINES)}.")
+        if self.engine == "vllm" and len(self.dtypes) != 1:
+            raise ConfigError(
+                "vLLM starts once per process, so it is calibrated for one compute type at a time.",
+                hint="Name one with --dtype, and add others with --extend.",
+            )
 
 
 @dataclass(frozen=True)
@@ -222,15 +224,17 @@ def calibrate(
     report: Report = lambda text: None,
 ) -> Calibration:
     """Measures the engine of this machine; every prompt is two honest samples per setting and dtype."""
-    scorer = work.engine()
+    scorer, worker = work.engine(), _Honest(work, machine)
     measured: dict[str, tuple[Limits, Measured, Judged]] = {}
     for dtype in machine.dtypes:
         honest, judged, name = Measured(), Judged(), ""
-        for numerics_class, completions, scored in _honest(work, scorer, machine, settings, dtype, "limits"):
-            honest.add(completions, scored)
-            name = numerics_class
+        for threads, rows in settings:
+            name, (requests, completions) = worker.sample(dtype, threads, rows, "limits")
+            honest.add(completions, _score(scorer, requests, completions, work.temperature))
         limits = _limits(honest)
-        for _, completions, scored in _honest(work, scorer, machine, settings, dtype, "test"):
+        for threads, rows in settings:
+            _, (requests, completions) = worker.sample(dtype, threads, rows, "test")
+            scored = _score(scorer, requests, completions, work.temperature)
             judged.add(completions, scored, limits, work.submission_size)
         measured[name] = limits, honest, judged
         report(
@@ -263,16 +267,34 @@ def table(calibration: Calibration) -> Iterator[str]:
             yield f"  {forgery:22s} {judged.submissions:7d} {caught:8d}  {judged.missed_upper95:.4f}"
 
 
-def _honest(
-    work: Work, scorer: Engine, machine: Machine, settings: Sequence[tuple[int, int]], dtype: str, purpose: str
-) -> Iterator[tuple[str, list[Completion], list[Scored]]]:
-    """The numerics class, and what an honest worker of it makes under each setting."""
-    for threads, max_batch in settings:
-        requests = work.requests(f"{purpose} {dtype} {threads} {max_batch}")
+class _Honest:
+    """Honest workers of a machine, under settings that differ as honest machines do."""
+
+    def __init__(self, work: Work, machine: Machine) -> None:
+        machine.check()
+        self._work, self._machine = work, machine
+        self._vllm: Engine | None = None
+
+    def sample(self, dtype: str, threads: int, rows: int, salt: str) -> tuple[str, Sampled]:
+        """The numerics class, and what such a worker makes of every prompt."""
+        work, requests = self._work, self._work.requests(f"{salt} {dtype} {threads} {rows}")
+        if self._machine.engine == "vllm":
+            engine = self._vllm = self._vllm or self._start_vllm(dtype)
+            parts = [requests[start : start + rows] for start in range(0, len(requests), rows)]
+        else:
+            engine, parts = work.engine(dtype, rows, self._machine.device), [requests]
         with _threads(threads):
-            engine = machine.start(work, dtype, max_batch)
-            completions = engine.generate(requests, temperature=work.temperature)
-        yield engine.numerics_class, completions, _score(scorer, requests, completions, work.temperature)
+            made = [done for part in parts for done in engine.generate(part, temperature=work.temperature)]
+        return engine.numerics_class, (requests, made)
+
+    def _start_vllm(self, dtype: str) -> Engine:
+        # Once, and before the scorer: it looks through all modules of the process and stumbles over those of a compiler.
+        return make_engine(
+            "vllm",
+            self._work.model_directory,
+            self._work.eos_token_ids,
+            arithmetic=Arithmetic(devices_here()[0], dtype),
+        )
 
 
 def _limits(honest: Measured) -> Limits:
