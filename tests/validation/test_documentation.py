@@ -52,10 +52,12 @@ def detection_row(name: str, cheat: dict[str, Any], *, slow: bool) -> str:
 
 def cost_table() -> str:
     audit = json.loads((RESULTS / "audit_cost.json").read_text())
+    hot = audit["hot"]
     build = json.loads((RESULTS / "commitments.json").read_text())
     rows = [
         f"| full audit, CPU seconds of the validator ÷ worker | {audit['full_audit']} |",
         f"| at the audit floor of 10 % | {audit['at_floor']} |",
+        f"| the same two at temperature 2, where hardly two samples agree | {hot['full_audit']}, {hot['at_floor']} |",
         f"| re-scoring of rewards, apart | {audit['rescoring']} |",
         *(
             f"| {what}, {width} wide: times as fast as `toploc` 0.1.6 | {build[f'{name}_speedup_{width}']:.1f} |"
