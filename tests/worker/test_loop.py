@@ -20,7 +20,7 @@ class RecordingEngine:
     """The real engine, with a diary."""
 
     def __init__(self, engine: Engine) -> None:
-        self.numerics_class = engine.numerics_class
+        self.numerics_class, self.vocab_size = engine.numerics_class, engine.vocab_size
         self._engine = engine
         self.diary: list[str] = []
         self.on_generate: Callable[[], None] = lambda: None
