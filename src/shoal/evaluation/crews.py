@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
-from shoal.errors import ConfigError, UnavailableError
+from shoal.errors import ConfigError, ShoalError, UnavailableError
 from shoal.evaluation.answers import Answer
 from shoal.evaluation.respondent import AskSettings, Respondent
 from shoal.tasks import Task
@@ -130,6 +130,17 @@ class _Member:
         return number, self._respondent.answer(tasks)
 
 
+def _told_by(error: Exception) -> ShoalError:
+    """What a member refused, as it would have said it here; otherwise the last line of its trace."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, ShoalError):
+        return cause
+    last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    return UnavailableError(
+        f"A member of the Ray cluster failed: {last}", hint="The same command goes on from the finished batches."
+    )
+
+
 def _deal(ray: Any, members: Sequence[Any], batches: list[Batch]) -> Iterator[Answered]:
     """One batch per member at a time: when the driver dies, no more than those are lost."""
     batches.reverse()
@@ -145,11 +156,7 @@ def _deal(ray: Any, members: Sequence[Any], batches: list[Batch]) -> Iterator[An
         try:
             answered: Answered = ray.get(ready[0])
         except ray.exceptions.RayError as error:
-            first = next(iter(str(error).splitlines()), type(error).__name__)
-            raise UnavailableError(
-                f"A member of the Ray cluster failed: {first}",
-                hint="The same command goes on from the finished batches.",
-            ) from error
+            raise _told_by(error) from error
         if batches:
             number, tasks = batches.pop()
             busy[member.answer.remote(number, tasks)] = member
