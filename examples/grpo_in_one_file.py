@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from shoal.config import TasksConfig
-from shoal.tasks import Task, TaskSet, TextCodec, length_penalty, load_tasks, score
+from shoal.tasks import PromptStyle, Task, TaskSet, TextCodec, length_penalty, load_tasks, score
 
 # Shapes: B completions, L tokens of prompt and output, V vocabulary.
 
@@ -122,11 +122,7 @@ def generate(model: PreTrainedModel, prompts: Sequence[list[int]], settings: Set
 
 
 def prompts_for(codec: TextCodec, tasks: Sequence[Task], targets: Sequence[int]) -> list[list[int]]:
-    words = TasksConfig()
-    return [
-        codec.prompt_tokens(task, target, system_prompt="", length_instruction=words.length_instruction)
-        for task, target in zip(tasks, targets, strict=True)
-    ]
+    return [codec.prompt_tokens(task, target, PromptStyle()) for task, target in zip(tasks, targets, strict=True)]
 
 
 def sample_groups(

@@ -31,7 +31,7 @@ PUBLIC = {
         render_summary sort_records
     """,
     "shoal.observe": """
-        Happening LiveView ViewExtra draws_pictures failures headline progress_line render render_report
+        Happening LiveView Summary ViewExtra draws_pictures failures headline progress_line render render_report
         summarise write_picture write_report write_summary
     """,
     "shoal.policy": """
@@ -49,7 +49,7 @@ PUBLIC = {
         read_rollouts secret_commitment slot_seed step_secret weight write_rollouts
     """,
     "shoal.tasks": """
-        CODEC_FILES THINK_CLOSE THINK_OPEN Info MalformedTaskError Outcome OwnVerifierError SandboxError
+        CODEC_FILES THINK_CLOSE THINK_OPEN Info MalformedTaskError Outcome OwnVerifierError PromptStyle SandboxError
         Score Task TaskSet TaskSets TextCodec Verifier check_requirements is_exact is_learned length_penalty load_tasks
         register row_to_task score score_all verifiable verifier
     """,

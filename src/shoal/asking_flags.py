@@ -25,6 +25,7 @@ RayAddress = Annotated[
 Gpus = Annotated[float, typer.Option(min=0, help="GPUs of each copy on Ray.")]
 BatchTasks = Annotated[int, typer.Option(min=1, help="Tasks of one batch: what a kill may lose.")]
 SystemPrompt = Annotated[str, typer.Option(help="System turn of the chat.")]
+Thinking = Annotated[bool, typer.Option(help="Open a think tag; without it the whole completion is the answer.")]
 Threads = Annotated[int, typer.Option(help="Compute threads of each copy; 0 lets torch decide.")]
 
 
@@ -37,6 +38,7 @@ class Asking:
     max_new_tokens: MaxNewTokens = 4096
     target_lengths: Targets = ""
     system_prompt: SystemPrompt = ""
+    thinking: Thinking = True
     engine: EngineName = "torch"
     processes: Processes = 1
     ray: RayAddress = None
@@ -46,6 +48,7 @@ class Asking:
 
     def settings(self, seed: str, category: str = "") -> "AskSettings":
         from shoal.evaluation import AskSettings
+        from shoal.tasks import PromptStyle
 
         try:
             lengths = tuple(int(part) for part in self.target_lengths.split(",") if part.strip())
@@ -58,7 +61,7 @@ class Asking:
             temperature=self.temperature,
             max_new_tokens=self.max_new_tokens,
             target_lengths=lengths,
-            system_prompt=self.system_prompt,
+            style=PromptStyle(self.system_prompt, thinking=self.thinking),
             seed=seed,
             category=category,
         )

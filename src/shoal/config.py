@@ -59,6 +59,8 @@ class TasksConfig(Section):
     """System turn of the chat, left out if empty."""
     length_instruction: str = "Think for {target} tokens before giving a response."
     """Appended to the user turn when target lengths are set."""
+    thinking: bool = True
+    """Whether prompts end with an opened think tag and answers follow its end; without it the completion is the answer."""
 
 
 class RolloutConfig(Section):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.asking_flags import Asking, SystemPrompt, Threads, asks
+from shoal.asking_flags import Asking, SystemPrompt, Thinking, Threads, asks
 from shoal.config import TasksConfig
 from shoal.errors import ConfigError
 from shoal.files import write_atomic
@@ -140,11 +140,14 @@ def filter_file(
     max_repetition: MaxRepetition = 0.3,
     similarity: Similarity = 0.9,
     correct: Correct = True,
+    thinking: Thinking = True,
 ) -> None:
     """Drop demonstrations that teach nothing good: malformed, too long, repetitive, wrong, seen before."""
     from shoal.curation import FilterSettings, write_demonstration
 
-    settings = FilterSettings(min_tokens, max_tokens, max_repetition, correct=correct, similarity=similarity)
+    settings = FilterSettings(
+        min_tokens, max_tokens, max_repetition, correct=correct, similarity=similarity, thinking=thinking
+    )
     kept = _kept(demonstrations, settings, model)
     write_atomic(out, "".join(write_demonstration(demonstration) + "\n" for demonstration in kept).encode())
     report(f"wrote {out}")
@@ -163,6 +166,7 @@ def warm_start(
     filters: Annotated[bool, typer.Option(help="Filter first, as `shoal filter` does by default.")] = True,
     shuffle: Annotated[bool, typer.Option(help="Without it the order of the file is the curriculum.")] = True,
     system_prompt: SystemPrompt = "",
+    thinking: Thinking = True,
     work_dir: Annotated[Path | None, typer.Option(help="Where checkpoints go; OUT.work without it.")] = None,
     threads: Threads = 0,
 ) -> None:
@@ -170,16 +174,17 @@ def warm_start(
     from shoal.curation import FilterSettings, FitSettings, WarmStart, encode, read_demonstrations, write_policy
     from shoal.policy import resolve_model
     from shoal.roles import use_threads
-    from shoal.tasks import TextCodec
+    from shoal.tasks import PromptStyle, TextCodec
 
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} exists and is not empty.", hint="Name another directory, or remove it first.")
     use_threads(threads)
     directory = resolve_model(model)
     codec = TextCodec.from_directory(directory)
-    kept = _kept(demonstrations, FilterSettings(), model) if filters else list(read_demonstrations(demonstrations))
-    instruction = TasksConfig().length_instruction
-    examples = [encode(one, codec, system_prompt=system_prompt, length_instruction=instruction) for one in kept]
+    wanted = FilterSettings(thinking=thinking)
+    kept = _kept(demonstrations, wanted, model) if filters else list(read_demonstrations(demonstrations))
+    style = PromptStyle(system_prompt, thinking=thinking)
+    examples = [encode(one, codec, style) for one in kept]
     fit = FitSettings(
         epochs=epochs,
         batch=batch,

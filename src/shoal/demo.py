@@ -23,6 +23,7 @@ from shoal.files import write_atomic
 from shoal.locks import hold
 from shoal.observe import (
     LiveView,
+    Summary,
     ViewExtra,
     failures,
     headline,
@@ -98,19 +99,25 @@ def worker_role(
     return _role(directory, name, *arguments, *(("--cheat", cheat) if cheat else ()), essential=False)
 
 
-def run_owner_roles(directory: RunDirectory, report: Callable[[str], None]) -> None:
-    """Supervises the owner's roles until the run is finished or Ctrl-C."""
+def run_owner_roles(directory: RunDirectory, report: Callable[[str], None], *, workers: int = 0) -> None:
+    """Supervises the owner's roles, and workers of its own, until the run is finished or Ctrl-C."""
     config, descriptor = directory.config(), directory.descriptor()
+    own = [f"local-{number}" for number in range(1, workers + 1)]
+    roles = [*owner_roles(directory, config), *(worker_role(directory, config, name) for name in own)]
     with _alone(config), interrupt_on_termination():
         check_ports(config)
         report(f"contributors join with: shoal work {config.coordinator_url} --run-key {descriptor.run_key}")
         client = CoordinatorClient(config.coordinator_url, None, deadline_s=LOOK_DEADLINE_S)
-        with (
-            client,
-            Supervisor(list(owner_roles(directory, config))) as supervisor,
-            LiveView(descriptor.run_id) as view,
-        ):
-            status, _ = Watch(config, supervisor, view, client).run()
+        with client, Supervisor(roles) as supervisor:
+            with LiveView(descriptor.run_id) as view:
+                # Strangers may come to a run whose own workers all ended.
+                watch = Watch(config, supervisor, view, client)
+                status, history = watch.run()
+            if status.run_state != "drained":
+                ledger_ok = _ledger_ok(config, directory)
+                summary = summarise(status, history, ledger_ok=ledger_ok, role_restarts=watch.restarts)
+                _write_outcome(directory, config, summary, status, history, descriptor.run_id)
+                report(headline(summary))
             report(f"telling the workers that the run is over, for {FAREWELL_S:.0f} s")
             time.sleep(FAREWELL_S)
     if status.run_state == "drained":
@@ -120,6 +127,7 @@ def run_owner_roles(directory: RunDirectory, report: Callable[[str], None]) -> N
         )
         return
     report(f"{descriptor.run_id} is finished: {status.newest_version} versions in {directory.root}")
+    report(_where(directory))
 
 
 def check_ports(config: ShoalConfig) -> None:
@@ -187,22 +195,40 @@ def _run_demo(config: ShoalConfig, console: Console, honest_workers: int, fresh:
         role_restarts=watch.restarts,
     )
     broken = failures(summary)
-    write_picture(directory.root / "view.svg", status, history, ViewExtra("shoal demo"), columns=110)
-    write_summary(directory.root / "summary.json", summary)
-    write_report(
-        directory.root / "report.html",
-        summary,
-        status,
-        history,
-        title="Shoal demo",
-        problems=broken,
-        settings_toml=to_toml(config),
-    )
+    _write_outcome(directory, config, summary, status, history, "shoal demo", broken)
     console.print(headline(summary))
-    console.print(f"report: {directory.root / 'report.html'}   figures: {directory.root / 'summary.json'}")
+    console.print(_where(directory))
     for sentence in broken:
         console.print(f"[red]failed:[/red] {sentence}")
     return 1 if broken else 0
+
+
+def _write_outcome(
+    directory: RunDirectory,
+    config: ShoalConfig,
+    summary: Summary,
+    status: StatusView,
+    history: HistoryView,
+    title: str,
+    problems: Sequence[str] = (),
+) -> None:
+    """What is left to look at when a run is over: figures, report and a picture of the last view."""
+    root = directory.root
+    write_picture(root / "view.svg", status, history, ViewExtra(title), columns=110)
+    write_summary(root / "summary.json", summary)
+    write_report(
+        root / "report.html",
+        summary,
+        status,
+        history,
+        title=title[:1].upper() + title[1:],
+        problems=problems,
+        settings_toml=to_toml(config),
+    )
+
+
+def _where(directory: RunDirectory) -> str:
+    return f"report: {directory.root / 'report.html'}   figures: {directory.root / 'summary.json'}"
 
 
 @dataclass

@@ -145,11 +145,15 @@ def work(
     )
 
 
-def up(run_file: RunFile = None, dry_run: DryRun = False) -> None:
-    """Start and supervise the owner's roles of a run on this host."""
+def up(
+    run_file: RunFile = None,
+    workers: Annotated[int, typer.Option(min=0, help="Workers to start beside the owner's roles.")] = 0,
+    dry_run: DryRun = False,
+) -> None:
+    """Start and supervise the owner's roles of a run on this host, with workers of its own if you like."""
     from shoal.demo import run_owner_roles
 
-    run_owner_roles(run_directory(run_file, dry_run), report)
+    run_owner_roles(run_directory(run_file, dry_run), report, workers=workers)
 
 
 def demo(

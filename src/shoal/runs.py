@@ -16,7 +16,7 @@ from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.protocol.signing import PROTOCOL_VERSION
 from shoal.rundir import ROLES, RunDirectory, located
-from shoal.tasks import CODEC_FILES, TaskSet, TaskSets, TextCodec, load_tasks
+from shoal.tasks import CODEC_FILES, PromptStyle, TaskSet, TaskSets, TextCodec, load_tasks
 from shoal.tasks.learned import check_named
 from shoal.tasks.parcels import pack
 from shoal.tasks.rewards import check_parts
@@ -186,12 +186,7 @@ def _admitted(directory: RunDirectory, old: RunDescriptor, config: ShoalConfig) 
 def _check_prompts(tasks: TaskSet, codec: TextCodec, config: ShoalConfig) -> None:
     target_length = max(config.reward.target_lengths, default=0)
     for task in tasks.longest(LONGEST_PROMPTS):
-        tokens = codec.prompt_tokens(
-            task,
-            target_length,
-            system_prompt=config.tasks.system_prompt,
-            length_instruction=config.tasks.length_instruction,
-        )
+        tokens = codec.prompt_tokens(task, target_length, PromptStyle.of(config.tasks))
         if len(tokens) > config.rollouts.max_prompt_tokens:
             raise ConfigError(
                 f"The prompt of {task.problem_id} has {len(tokens)} tokens, "

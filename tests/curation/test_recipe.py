@@ -18,7 +18,7 @@ from shoal.curation.recipe import (
     style_for,
     worked_solution,
 )
-from shoal.tasks import TextCodec, score
+from shoal.tasks import PromptStyle, TextCodec, score
 from shoal.tasks.chain_sums import ChainSum, as_task, draw_chain_sum
 
 PROBLEM = ChainSum(47, 38, -19)
@@ -102,6 +102,6 @@ def test_transformers_loads_policy_and_tokenizer_and_agrees_with_the_codec(codec
     tokenizer = AutoTokenizer.from_pretrained(DIRECTORY)
     chat = [{"role": "user", "content": PROBLEM.prompt}]
     theirs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-    assert theirs == codec.prompt_tokens(as_task(PROBLEM), 0, system_prompt="", length_instruction="")
+    assert theirs == codec.prompt_tokens(as_task(PROBLEM), 0, PromptStyle())
     assert model.config.vocab_size == len(tokenizer) == codec.vocab_size
     assert (model.config.eos_token_id,) == codec.eos_token_ids

@@ -15,7 +15,7 @@ from shoal.curation.fitting import scheduled_rate, step_order
 from shoal.errors import ConfigError
 from shoal.evaluation import AskSettings, Respondent
 from shoal.policy import build_model
-from shoal.tasks import TextCodec, load_tasks
+from shoal.tasks import PromptStyle, TextCodec, load_tasks
 from worker.tiny_run import save_policy
 
 SETTINGS = FitSettings(epochs=3, batch=4, learning_rate=5e-3, warmup_steps=2, checkpoint_every=2)
@@ -32,7 +32,7 @@ def examples(model: Path) -> list:  # type: ignore[type-arg]
     codec = TextCodec.from_directory(model)
     tasks = load_tasks(TasksConfig(count=12, heldout=1)).train
     made = [Demonstration(task, f"it is easy</think>{task.verification_info['answer']}") for task in tasks]
-    return [encode(one, codec, system_prompt="", length_instruction="") for one in made]
+    return [encode(one, codec, PromptStyle()) for one in made]
 
 
 def weights(checkpoint: Path, model: Path, out: Path) -> bytes:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.errors import ConfigError
-from shoal.tasks import CODEC_FILES, Task, TextCodec
+from shoal.tasks import CODEC_FILES, PromptStyle, Task, TextCodec, score
 
 BUNDLED = Path(shoal.__file__).parent / "policy" / "bundled"
 INSTRUCTION = "Think for {target} tokens before giving a response."
@@ -30,7 +30,7 @@ def codec() -> TextCodec:
 
 
 def prompt_text(codec: TextCodec, target: int, *, system_prompt: str = "") -> str:
-    tokens = codec.prompt_tokens(TASK, target, system_prompt=system_prompt, length_instruction=INSTRUCTION)
+    tokens = codec.prompt_tokens(TASK, target, PromptStyle(system_prompt, INSTRUCTION))
     return str(codec._tokenizer.decode(tokens, skip_special_tokens=False))
 
 
@@ -48,7 +48,7 @@ def test_system_prompt_comes_first(codec: TextCodec) -> None:
 
 
 def test_exact_tokens_of_a_bundled_prompt(codec: TextCodec) -> None:
-    tokens = codec.prompt_tokens(TASK, 21, system_prompt="", length_instruction=INSTRUCTION)
+    tokens = codec.prompt_tokens(TASK, 21, PromptStyle(length_instruction=INSTRUCTION))
     spelled = [str(codec._tokenizer.id_to_token(token)).replace("Ġ", " ") for token in tokens]
     request = ["Compute ", *"47+38-19", ". Think for ", "2", "1", " tokens before giving a response."]
     assert spelled == ["<|user|>", *request, "<|end|>", "<|assistant|>", "<think>"]
@@ -116,7 +116,7 @@ def test_unusable_files_are_refused_in_one_sentence(change: dict[str, bytes | No
 def test_hostile_or_refusing_templates_end_in_a_config_error(template: bytes) -> None:
     codec = TextCodec.from_files(bundled_files() | {"chat_template.jinja": template})
     with pytest.raises(ConfigError, match="chat template"):
-        codec.prompt_tokens(TASK, 0, system_prompt="", length_instruction=INSTRUCTION)
+        codec.prompt_tokens(TASK, 0, PromptStyle(length_instruction=INSTRUCTION))
 
 
 CHATML = (
@@ -147,6 +147,19 @@ CHATML = (
 )
 def test_exact_tokens_of_a_chat_in_another_template(system_prompt: str, target: int, expected: str) -> None:
     codec = TextCodec.from_files(bundled_files() | {"chat_template.jinja": CHATML.encode()})
-    tokens = codec.prompt_tokens(TASK, target, system_prompt=system_prompt, length_instruction=INSTRUCTION)
+    tokens = codec.prompt_tokens(TASK, target, PromptStyle(system_prompt, INSTRUCTION))
     assert tokens == codec.encode(expected)
     assert codec.decode(tokens) == expected
+
+
+def test_without_thinking_no_tag_is_opened_and_the_whole_completion_is_the_answer(codec: TextCodec) -> None:
+    style = PromptStyle(thinking=False)
+    files = bundled_files()
+    plain = files["chat_template.jinja"].replace(b"<think>", b"")
+    untagged = TextCodec.from_files({**files, "chat_template.jinja": plain})
+    prompt = untagged.prompt_tokens(TASK, 0, style)
+    assert untagged.encode("<|user|>Compute 47+38-19.<|end|><|assistant|>") == prompt
+    assert untagged.prompt_tokens(TASK, 0, PromptStyle()) == [*prompt, *untagged.encode("<think>")]
+    answer = codec.encode("66<|end|>")
+    assert score(TASK, codec.judged_text(answer, style)).reward == 1.0
+    assert score(TASK, codec.judged_text(answer, PromptStyle())).reward == 0.0

@@ -44,6 +44,8 @@ class FilterSettings:
     """Bytes over zlib-compressed bytes; loops compress far better than prose or algebra."""
     correct: bool = True
     """Whether the verifier must accept the answer."""
+    thinking: bool = True
+    """Whether a demonstration thinks before it answers; without it the whole text is the answer."""
     similarity: float = 0.9
     """Demonstrations at least this similar to an earlier one are dropped; 1 drops equal ones only."""
 
@@ -58,13 +60,14 @@ class DemonstrationFilter:
     def refusal(self, demonstration: Demonstration) -> str:
         """The first reason against it, the cheapest first; empty if it is good."""
         settings, text = self.settings, demonstration.completion
-        if problem := format_problem(text):
+        judged = text if settings.thinking else THINK_CLOSE + text
+        if problem := format_problem(judged, thinking=settings.thinking):
             return problem
         if problem := self._length_problem(text):
             return problem
         if repetition(text) > settings.max_repetition or compression(text) > settings.max_compression:
             return "repetitive"
-        if settings.correct and score(demonstration.task, text).reward < SOLVED:
+        if settings.correct and score(demonstration.task, judged).reward < SOLVED:
             return "wrong answer"
         return "near duplicate" if self._duplicates.seen(f"{demonstration.task.prompt} {text}") else ""
 
@@ -75,14 +78,14 @@ class DemonstrationFilter:
         return "too long" if tokens > self.settings.max_tokens else ""
 
 
-def format_problem(text: str) -> str:
+def format_problem(text: str, *, thinking: bool = True) -> str:
     """A demonstration thinks, closes its thinking once, and answers."""
     thought, tag, answer = text.partition(THINK_CLOSE)
     if not tag:
         return "thinking not closed"
     if THINK_CLOSE in answer or THINK_OPEN in text:
         return "think tags nested or repeated"
-    if not thought.strip():
+    if thinking and not thought.strip():
         return "no thinking"
     return "" if answer.strip() else "no answer"
 

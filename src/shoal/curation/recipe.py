@@ -27,7 +27,7 @@ from shoal.curation.sft import WarmStart, encode, write_policy
 from shoal.evaluation import AskSettings, Respondent, figures_of
 from shoal.files import write_atomic
 from shoal.policy import bundled_directory
-from shoal.tasks import THINK_CLOSE, THINK_OPEN, TextCodec, load_tasks
+from shoal.tasks import THINK_CLOSE, THINK_OPEN, PromptStyle, TextCodec, load_tasks
 from shoal.tasks.chain_sums import ChainSum, as_task, draw_chain_sum
 
 DIRECTORY = bundled_directory()
@@ -197,9 +197,7 @@ def build(recipe: Recipe, out: Path, work_dir: Path) -> None:
     model = build_model(recipe, codec)
     model.save_pretrained(base)
     print(f"{sum(weight.numel() for weight in model.parameters())} parameters")
-    examples = [
-        encode(one, codec, system_prompt="", length_instruction=INSTRUCTION) for one in demonstrations(recipe, codec)
-    ]
+    examples = [encode(one, codec, PromptStyle()) for one in demonstrations(recipe, codec)]
     checkpoint = WarmStart(fit_settings(recipe), base, work_dir=work_dir).train(examples, _tell)
     shutil.rmtree(work_dir / "policy", ignore_errors=True)
     policy = write_policy(checkpoint, base, work_dir / "policy", base_model="random weights", loss_curve=())

@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal.curation.demonstrations import Demonstration
 from shoal.curation.fitting import Fit, FitReport, FitSettings
 from shoal.errors import ConfigError
-from shoal.tasks import TextCodec
+from shoal.tasks import PromptStyle, TextCodec
 from shoal.training import RunFacts, Sample, World, export_policy
 from shoal.training.batch import Member, MiniBatch, build_minibatch
 from shoal.training.model import load_policy
@@ -30,13 +30,8 @@ class Example:
     completion: tuple[int, ...]
 
 
-def encode(demonstration: Demonstration, codec: TextCodec, *, system_prompt: str, length_instruction: str) -> Example:
-    prompt = codec.prompt_tokens(
-        demonstration.task,
-        demonstration.target_length,
-        system_prompt=system_prompt,
-        length_instruction=length_instruction,
-    )
+def encode(demonstration: Demonstration, codec: TextCodec, style: PromptStyle) -> Example:
+    prompt = codec.prompt_tokens(demonstration.task, demonstration.target_length, style)
     return Example(tuple(prompt), (*codec.encode(demonstration.completion), codec.eos_token_ids[0]))
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from shoal.config import TasksConfig
 from shoal.evaluation.answers import Answer
 from shoal.files import digest_file
 from shoal.policy import Completion, Engine, GenerationRequest, resolve_model
 from shoal.policy.engines import make_engine
-from shoal.tasks import Score, Task, TextCodec, score_all
+from shoal.tasks import PromptStyle, Score, Task, TextCodec, score_all
 
 DEFAULT_CATEGORY_KEYS = ("category", "domain", "subject", "difficulty")
 
@@ -28,8 +27,7 @@ class AskSettings:
     max_new_tokens: int = 64
     target_lengths: tuple[int, ...] = ()
     """Thinking budgets; each task gets one of them, by its id."""
-    system_prompt: str = ""
-    length_instruction: str = TasksConfig().length_instruction
+    style: PromptStyle = PromptStyle()  # noqa: RUF009  # frozen
     seed: str = "0"
     category: str = ""
     """Metadata field that names a task's category; without it the first usual one, then the task type."""
@@ -61,10 +59,7 @@ class Respondent:
         settings = self.settings
         targets = settings.target_lengths or (0,)
         target = targets[draw(settings.seed, task.problem_id, "target") % len(targets)]
-        prompt = self.codec.prompt_tokens(
-            task, target, system_prompt=settings.system_prompt, length_instruction=settings.length_instruction
-        )
-        return Question(task, target, tuple(prompt))
+        return Question(task, target, tuple(self.codec.prompt_tokens(task, target, settings.style)))
 
     def answer_questions(
         self, questions: Sequence[Question], *, on_progress: Callable[[int], None] | None = None
@@ -80,16 +75,14 @@ class Respondent:
             for question, sample in asked
         ]
         made = self.engine.generate(requests, temperature=settings.temperature, on_progress=on_progress)
-        texts = [self.codec.decode(completion.tokens) for completion in made]
+        texts = [self.codec.judged_text(completion.tokens, settings.style) for completion in made]
         verdicts = score_all([(question.task, text) for (question, _), text in zip(asked, texts, strict=True)])
         return [
-            self._answer(*asked[number], requests[number].seed, made[number], texts[number], verdicts[number])
+            self._answer(*asked[number], requests[number].seed, made[number], verdicts[number])
             for number in range(len(asked))
         ]
 
-    def _answer(
-        self, question: Question, sample: int, seed: int, completion: Completion, text: str, verdict: Score
-    ) -> Answer:
+    def _answer(self, question: Question, sample: int, seed: int, completion: Completion, verdict: Score) -> Answer:
         task = question.task
         return Answer(
             problem_id=task.problem_id,
@@ -100,7 +93,7 @@ class Respondent:
             target_length=question.target_length,
             prompt_tokens=list(question.prompt_tokens),
             output_tokens=list(completion.tokens),
-            completion=text,
+            completion=self.codec.decode(completion.tokens),
             finish_reason=completion.finish_reason,
             reward=verdict.reward,
             why=verdict.why,

@@ -2,12 +2,13 @@
 
 from shoal.observe.live import LiveView, draws_pictures, progress_line, write_picture
 from shoal.observe.report import render_report, write_report
-from shoal.observe.summary import failures, headline, summarise, write_summary
+from shoal.observe.summary import Summary, failures, headline, summarise, write_summary
 from shoal.observe.view import Happening, ViewExtra, render
 
 __all__ = [
     "Happening",
     "LiveView",
+    "Summary",
     "ViewExtra",
     "draws_pictures",
     "failures",

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.policy.attention import Step
+from shoal.policy.packed import Product
 
 _FAMILY = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
@@ -32,6 +33,7 @@ class FusedBody:
         self.rotary = body.rotary_emb
         self.final_norm = body.norm
         self.layers = [_FusedLayer(index, layer, model.config) for index, layer in enumerate(body.layers)]
+        self.products = [product for layer in self.layers for product in layer.products]
 
     def __call__(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:
         cos_BSd, sin_BSd = self.rotary(self.embedding, positions_BS)
@@ -56,19 +58,20 @@ class _FusedLayer:
         self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
         self.qkv = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
         self.gate_up = _joined([mlp.gate_proj, mlp.up_proj])
-        self.out, self.down = attention.o_proj, mlp.down_proj
+        self.out, self.down = (Product(linear.weight, linear.bias) for linear in (attention.o_proj, mlp.down_proj))
+        self.products = (self.qkv, self.out, self.gate_up, self.down)
 
     def __call__(self, hidden_TD: Tensor, shape: Sequence[int], cos: Tensor, sin: Tensor, step: Step) -> Tensor:
-        heads_BSHd = F.linear(_normalised(hidden_TD, self.input_norm), *self.qkv).view(*shape, -1, self.head_size)
+        heads_BSHd = self.qkv(_normalised(hidden_TD, self.input_norm)).view(*shape, -1, self.head_size)
         rotated_BSHd = self._rotate(heads_BSHd[:, :, : self.rotated_heads], cos, sin)
         query, key = rotated_BSHd.transpose(1, 2).split_with_sizes(
             [self.query_heads, self.rotated_heads - self.query_heads], dim=1
         )
         value = heads_BSHd[:, :, self.rotated_heads :].transpose(1, 2)
         attended = step.attend(self.index, query, key, value, self.scale, self.window)
-        hidden_TD = _add_linear(hidden_TD, attended.reshape(hidden_TD.shape[0], -1), self.out)
-        gate, up = F.linear(_normalised(hidden_TD, self.mlp_norm), *self.gate_up).chunk(2, dim=-1)
-        return _add_linear(hidden_TD, F.silu(gate).mul_(up), self.down)
+        hidden_TD = self.out.add_to(hidden_TD, attended.reshape(hidden_TD.shape[0], -1))
+        gate, up = self.gate_up(_normalised(hidden_TD, self.mlp_norm)).chunk(2, dim=-1)
+        return self.down.add_to(hidden_TD, F.silu(gate).mul_(up))
 
     def _rotate(self, heads_BSHd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.head_norms is not None:
@@ -79,24 +82,19 @@ class _FusedLayer:
         return torch.addcmul(heads_BSHd * cos, heads_BSHd.roll(self.head_size // 2, dims=-1), sin)
 
 
-def _joined(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+def _joined(linears: Sequence[nn.Linear]) -> Product:
     """One weight and bias for several projections of the same input; the modules keep their part as a slice."""
     sizes = [linear.out_features for linear in linears]
     weight = torch.cat([linear.weight.data for linear in linears])
     for linear, part in zip(linears, weight.split_with_sizes(sizes), strict=True):
         linear.weight.data = part
     if linears[0].bias is None:
-        return weight, None
+        return Product(weight, None)
     bias = torch.cat([linear.bias.data for linear in linears])
     for linear, part in zip(linears, bias.split_with_sizes(sizes), strict=True):
         linear.bias.data = part
-    return weight, bias
+    return Product(weight, bias)
 
 
 def _normalised(values: Tensor, norm: Any) -> Tensor:
     return F.rms_norm(values, values.shape[-1:], norm.weight, norm.variance_epsilon)
-
-
-def _add_linear(residual_TD: Tensor, inputs: Tensor, linear: nn.Linear) -> Tensor:
-    added_TD = torch.addmm(residual_TD, inputs, linear.weight.t())
-    return added_TD if linear.bias is None else added_TD.add_(linear.bias)

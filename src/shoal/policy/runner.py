@@ -16,6 +16,7 @@ from shoal.policy.attention import ATTENTION_NAME, DecodeStep, PrefillStep, Step
 from shoal.policy.fused import FusedBody, can_fuse
 from shoal.policy.kv_cache import KeyValueCache, PlaneShape
 from shoal.policy.models import ArchitectureError
+from shoal.policy.packed import Product, choose_packed
 
 _PROBE_TOKENS = 6
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -47,7 +48,8 @@ class ModelRunner:
         self.max_tokens: int = getattr(self.config, "max_position_embeddings", None) or 1 << 30
         self.planes: list[PlaneShape] = []
         self._body: Body = TransformersBody(model)
-        self._head = self.model.get_output_embeddings()
+        self._packed: list[Product] = []
+        self._head: Any = self.model.get_output_embeddings()
         if self._head is None or self.model.base_model is self.model:
             raise ArchitectureError(
                 f"{type(model).__name__} has no separate LM head, so its states cannot be committed."
@@ -95,7 +97,10 @@ class ModelRunner:
         ids_1S = (torch.arange(_PROBE_TOKENS, device=self.device) * 7 % self.vocab_size)[None]
         reference_V = self.model(input_ids=ids_1S, use_cache=False).logits[0, -1, : self.vocab_size]
         if can_fuse(self.model):
-            self._body = FusedBody(self.model)
+            body = FusedBody(self.model)
+            self._body, self._head = body, Product(self._head.weight, self._head.bias)
+            self._packed = choose_packed([*body.products, self._head])
+            self.weights_changed()
         else:
             self._take_over_attention()
         _, entries = self.prefill(ids_1S[:, :-1])
@@ -106,6 +111,11 @@ class ModelRunner:
         error = (own_V - reference_V).abs().max() / reference_V.abs().max().clamp_min(1e-6)
         if not error <= _TOLERANCES[self.dtype]:
             raise self._refusal(f"disagrees with its own forward pass by {float(error):.1e}")
+
+    def weights_changed(self) -> None:
+        """To be called after the model's tensors were written in place."""
+        for product in self._packed:
+            product.pack()
 
     def _probe_decode(self, ids_S: Tensor, entries: list[Tensor]) -> Tensor:
         cache = KeyValueCache(self.planes, 1, _PROBE_TOKENS, dtype=self.dtype, device=self.device)

@@ -58,7 +58,9 @@ class TorchEngine:
 
     def load(self, directory: Path) -> None:
         load_weights(self._runner.model, directory)
-        if not self._loaded:
+        if self._loaded:
+            self._runner.weights_changed()
+        else:
             self._runner.prepare()
             self._loaded = True
 

@@ -2,7 +2,7 @@
 
 from shoal.tasks.answers import THINK_CLOSE, THINK_OPEN
 from shoal.tasks.checks import Info, Outcome
-from shoal.tasks.codec import CODEC_FILES, TextCodec
+from shoal.tasks.codec import CODEC_FILES, PromptStyle, TextCodec
 from shoal.tasks.columns import MalformedTaskError, row_to_task
 from shoal.tasks.learned import is_learned, verifiable
 from shoal.tasks.model import Task, TaskSet, TaskSets
@@ -20,6 +20,7 @@ __all__ = [
     "MalformedTaskError",
     "Outcome",
     "OwnVerifierError",
+    "PromptStyle",
     "SandboxError",
     "Score",
     "Task",

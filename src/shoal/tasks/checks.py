@@ -13,6 +13,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictInt, fiel
 from shoal.tasks.answers import NEVER_CLOSED, answer_part, final_answer, last_boxed, last_code_block
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,32}")
+_NUMBER = re.compile(r"(?<![0-9.])-?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?")
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?[.:)]?")
 _SHOWN = 80
 LEFT_TO_MODEL = "left to the reward model of the validator"
@@ -56,6 +57,21 @@ def check_integer(info: IntegerInfo, text: str) -> Outcome:
     if not _INTEGER.fullmatch(found):
         return Outcome(0.0, "the answer is not an integer")
     return compare(str(int(found)), str(info.answer), int(found) == info.answer)
+
+
+def check_last_number(info: IntegerInfo, text: str) -> Outcome:
+    """1 if the last number of the answer is the integer, whatever is said around it."""
+    answer = answer_part(text)
+    if answer is None:
+        return Outcome(0.0, NEVER_CLOSED)
+    numbers = _NUMBER.findall(answer)
+    if not numbers:
+        return Outcome(0.0, "there is no number in the answer")
+    found = str(numbers[-1])
+    whole, _, decimals = found.replace(",", "").partition(".")
+    # Compared as text: a number of a million digits costs nothing.
+    same = not decimals.strip("0") and (whole.lstrip("-").lstrip("0") or "0") == str(abs(info.answer))
+    return compare(found, str(info.answer), same and (info.answer == 0 or (info.answer < 0) == whole.startswith("-")))
 
 
 class ExactInfo(Info):

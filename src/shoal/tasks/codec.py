@@ -6,6 +6,7 @@ validator and trainer see exactly the same prompt tokens. Built from bytes, as t
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,8 +15,9 @@ from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from shoal.config import TasksConfig
 from shoal.errors import ConfigError
-from shoal.tasks.answers import THINK_OPEN
+from shoal.tasks.answers import THINK_CLOSE, THINK_OPEN
 from shoal.tasks.model import Task
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -23,6 +25,20 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 GENERATION_CONFIG_FILE = "generation_config.json"
 CODEC_FILES = (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, TEMPLATE_FILE, GENERATION_CONFIG_FILE)
+
+
+@dataclass(frozen=True)
+class PromptStyle:
+    """How a task becomes a chat, and where in a completion its answer is looked for."""
+
+    system_prompt: str = ""
+    length_instruction: str = TasksConfig().length_instruction
+    thinking: bool = True
+    """Without it no think tag is opened, and the whole completion is the answer."""
+
+    @classmethod
+    def of(cls, tasks: TasksConfig) -> "PromptStyle":
+        return cls(tasks.system_prompt, tasks.length_instruction, tasks.thinking)
 
 
 class TextCodec:
@@ -51,15 +67,16 @@ class TextCodec:
     def from_directory(cls, path: Path) -> "TextCodec":
         return cls.from_files({name: (path / name).read_bytes() for name in CODEC_FILES if (path / name).is_file()})
 
-    def prompt_tokens(
-        self, task: Task, target_length: int, *, system_prompt: str, length_instruction: str
-    ) -> list[int]:
-        """The chat up to and including the opened think tag; a target length of 0 leaves the instruction out."""
+    def prompt_tokens(self, task: Task, target_length: int, style: PromptStyle) -> list[int]:
+        """The chat up to where the completion begins; a target length of 0 leaves the instruction out."""
         request = task.prompt
         if target_length:
-            request = f"{request} {length_instruction.replace('{target}', str(target_length))}"
-        messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        return self.encode(self._render([*messages, {"role": "user", "content": request}]))
+            request = f"{request} {style.length_instruction.replace('{target}', str(target_length))}"
+        messages = [{"role": "system", "content": style.system_prompt}] if style.system_prompt else []
+        text = self._render([*messages, {"role": "user", "content": request}])
+        if style.thinking and not text.rstrip().endswith(THINK_OPEN):
+            text += THINK_OPEN
+        return self.encode(text)
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text that already holds its special tokens."""
@@ -70,12 +87,15 @@ class TextCodec:
         kept = [token for token in tokens if token not in self.eos_token_ids]
         return str(self._tokenizer.decode(kept, skip_special_tokens=False))
 
+    def judged_text(self, tokens: Sequence[int], style: PromptStyle) -> str:
+        """What verifiers read: without thinking, a completion whose think part has already been closed."""
+        return self.decode(tokens) if style.thinking else THINK_CLOSE + self.decode(tokens)
+
     def _render(self, messages: list[dict[str, str]]) -> str:
         try:
-            text = self._template.render(messages=messages, add_generation_prompt=True, **self._names)
+            return self._template.render(messages=messages, add_generation_prompt=True, **self._names)
         except TemplateError as error:
             raise ConfigError(f"The chat template cannot render the prompt: {error}.") from None
-        return text if text.rstrip().endswith(THINK_OPEN) else text + THINK_OPEN
 
 
 def _parse_tokenizer(data: bytes) -> Tokenizer:

@@ -91,7 +91,7 @@ def _dataset(config: TasksConfig) -> _Dataset:
 
 
 def _cached(dataset: _Dataset, config: TasksConfig, cache: Path) -> TaskSets:
-    settings = config.model_dump(exclude={"source", "system_prompt", "length_instruction"}, mode="json")
+    settings = config.model_dump(exclude={"source", "system_prompt", "length_instruction", "thinking"}, mode="json")
     key = canonical_json([READER_VERSION, dataset.name, dataset.identity, settings])
     directory = cache / blake3(key.encode()).hexdigest()[:32]
     train, heldout = directory / "train.arrow", directory / "heldout.arrow"

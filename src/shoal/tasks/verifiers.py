@@ -120,6 +120,7 @@ _CODE = Verifier(programs.check_code, programs.CodeInfo, exact=False, slow=True,
 
 VERIFIERS: dict[str, Verifier] = {
     "integer_answer": Verifier(checks.check_integer, checks.IntegerInfo, exact=True),
+    "last_number": Verifier(checks.check_last_number, checks.IntegerInfo, exact=True),
     "exact_match": Verifier(checks.check_exact, checks.ExactInfo, exact=True),
     "multiple_choice": Verifier(checks.check_choice, checks.ChoiceInfo, exact=True),
     "format": Verifier(checks.check_format, checks.FormatInfo, exact=True),

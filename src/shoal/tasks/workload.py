@@ -11,7 +11,7 @@ from shoal.errors import ConfigError
 from shoal.protocol.assignment import assign
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.rollouts import RolloutLimits
-from shoal.tasks.codec import TextCodec
+from shoal.tasks.codec import PromptStyle, TextCodec
 from shoal.tasks.model import Task, TaskSets
 from shoal.tasks.rewards import length_penalty, score_all
 from shoal.tasks.sources import load_tasks
@@ -49,6 +49,7 @@ class Workload:
                 hint="Install the release that the run's owner uses.",
             )
         self.descriptor, self.codec, self.tasks = descriptor, codec, tasks
+        self.style = PromptStyle.of(descriptor.tasks)
 
     @classmethod
     def build(cls, descriptor: RunDescriptor, files: Mapping[str, bytes], tasks: TaskSets | None = None) -> "Workload":
@@ -76,13 +77,7 @@ class Workload:
         return items
 
     def prompt_tokens(self, task: Task, target_length: int) -> tuple[int, ...]:
-        settings = self.descriptor.tasks
-        tokens = self.codec.prompt_tokens(
-            task,
-            target_length,
-            system_prompt=settings.system_prompt,
-            length_instruction=settings.length_instruction,
-        )
+        tokens = self.codec.prompt_tokens(task, target_length, self.style)
         limit = self.descriptor.rollouts.max_prompt_tokens
         if len(tokens) > limit:
             # A longer one could not be submitted, and submitting it would look like cheating.
@@ -98,7 +93,8 @@ class Workload:
     def rewards(self, outputs: Sequence[tuple[Task, int, Sequence[int]]]) -> list[Reward]:
         """What each (task, target length, output tokens) is worth; dear verifiers run side by side."""
         settings = self.descriptor.reward
-        verdicts = score_all([(task, self.codec.decode(tokens)) for task, _, tokens in outputs], settings.parts)
+        judged = [(task, self.codec.judged_text(tokens, self.style)) for task, _, tokens in outputs]
+        verdicts = score_all(judged, settings.parts)
         penalties = [length_penalty(target, len(tokens), settings.length_alpha) for _, target, tokens in outputs]
         return [
             Reward(verdict.reward, penalty, verdict.reward - penalty, verdict.why, verdict.exact, verdict.limited)

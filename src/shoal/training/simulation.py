@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from shoal.config import ShoalConfig
 from shoal.policy import Completion, GenerationRequest, TorchEngine, resolve_model
-from shoal.tasks import Task, TextCodec, length_penalty, load_tasks, score
+from shoal.tasks import PromptStyle, Task, TextCodec, length_penalty, load_tasks, score
 from shoal.training.replay import useful
 from shoal.training.reports import StepReport
 from shoal.training.samples import Group, Sample
@@ -32,7 +32,7 @@ class Simulation:
         model_dir = resolve_model(config.model.path)
         self.config = config
         self.tasks = load_tasks(config.tasks)
-        self.codec = TextCodec.from_directory(model_dir)
+        self.codec, self.style = TextCodec.from_directory(model_dir), PromptStyle.of(config.tasks)
         self.engine = TorchEngine(model_dir, eos_token_ids=self.codec.eos_token_ids)
         self.trainer = Trainer(
             config.training,
@@ -102,15 +102,8 @@ class Simulation:
         return statistics.fmean(sample.task_reward for sample in judged)
 
     def _sample(self, asked: Sequence[Question]) -> list[Answer]:
-        tasks, rollouts = self.config.tasks, self.config.rollouts
-        prompts = [
-            tuple(
-                self.codec.prompt_tokens(
-                    task, target, system_prompt=tasks.system_prompt, length_instruction=tasks.length_instruction
-                )
-            )
-            for task, target in asked
-        ]
+        rollouts = self.config.rollouts
+        prompts = [tuple(self.codec.prompt_tokens(task, target, self.style)) for task, target in asked]
         requests = [
             GenerationRequest(prompt, self._draw.getrandbits(64), rollouts.max_new_tokens) for prompt in prompts
         ]
@@ -119,7 +112,7 @@ class Simulation:
 
     def _judge(self, asked: Question, made: Answer, version: int) -> Sample:
         (task, target), (prompt, done) = asked, made
-        task_reward = score(task, self.codec.decode(done.tokens)).reward
+        task_reward = score(task, self.codec.judged_text(done.tokens, self.style)).reward
         penalty = length_penalty(target, len(done.tokens), self.config.reward.length_alpha)
         return Sample(
             prompt,

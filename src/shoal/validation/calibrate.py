@@ -24,7 +24,7 @@ from shoal.policy.models import resolve_model
 from shoal.policy.torch_engine import TorchEngine
 from shoal.proofs.commitments import ChunkDifference, compare_chunks, split_chunks
 from shoal.protocol.api import AuditFigures
-from shoal.tasks import TextCodec, load_tasks
+from shoal.tasks import PromptStyle, TextCodec, load_tasks
 from shoal.validation.calibration import (
     Calibration,
     Evidence,
@@ -184,16 +184,9 @@ def calibrate_run(
     if old is not None:
         old.require_model(ModelIdentity.of(directory))
     codec, tasks = TextCodec.from_directory(directory), load_tasks(config.tasks).train
-    targets = config.reward.target_lengths or (0,)
+    targets, style = config.reward.target_lengths or (0,), PromptStyle.of(config.tasks)
     prompts = [
-        tuple(
-            codec.prompt_tokens(
-                tasks[index % len(tasks)],
-                targets[index % len(targets)],
-                system_prompt=config.tasks.system_prompt,
-                length_instruction=config.tasks.length_instruction,
-            )
-        )
+        tuple(codec.prompt_tokens(tasks[index % len(tasks)], targets[index % len(targets)], style))
         for index in range(prompt_count)
     ]
     rollouts = config.rollouts

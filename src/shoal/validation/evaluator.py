@@ -89,6 +89,7 @@ class Evaluator:
             samples=self.samples,
             temperature=rollouts.temperature,
             max_new_tokens=rollouts.max_new_tokens,
+            style=workload.style,
             seed=f"evaluation {version}",
         )
         questions = []

@@ -1,0 +1,194 @@
+"""A real language model learns on two CPU cores: SmolLM2-135M, trained by a whole swarm, every submission verified.
+
+    python examples/smollm2/run.py [--smoke] [--workers 2]
+
+Fetches the model, writes the tasks, runs the swarm of run.toml (coordinator, trainer, two relays, validator, evaluator, workers),
+exports the last version and compares it with the model it came from on problems that nothing else has seen. Each part is a command
+that is printed before it runs, and each may be killed: the same command goes on. `--smoke` proves the path with a few steps.
+The last line is one JSON object; the exit code is 1 if a promise was broken.
+"""
+
+import argparse
+import json
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+MODEL, TASKS = "build/smollm2-135m-instruct", "build/smollm2-tasks"
+GOAL = 0.15
+"""By how much held-out accuracy has to rise."""
+SMOKE = (
+    *("--run.dir", "runs/smollm2-smoke", "--run.name", "smollm2-smoke", "--run.steps", "3"),
+    *("--training.groups_per_step", "4", "--training.checkpoint_every", "1", "--tasks.heldout", "32"),
+)
+U16 = NDArray[np.uint16]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="three small steps instead of the whole run")
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    run_file, settings = "examples/smollm2/run.toml", SMOKE if options.smoke else ()
+    started = time.monotonic()
+    python("examples/smollm2/fetch.py", MODEL)
+    python("examples/smollm2/tasks.py", TASKS)
+    shoal("up", run_file, "--workers", str(options.workers), *settings)
+    run_dir = ROOT / ("runs/smollm2-smoke" if options.smoke else "runs/smollm2")
+    trained = run_dir / "policy"
+    shutil.rmtree(trained, ignore_errors=True)
+    shoal("export", str(trained.relative_to(ROOT)), run_file, *settings)
+    comparison = compare(trained.relative_to(ROOT), run_dir, problems=32 if options.smoke else 400)
+    figures = {
+        "run": run_dir.name,
+        "seconds": round(time.monotonic() - started),
+        **comparison,
+        **swarm_figures(run_dir),
+        **delta_figures(run_dir),
+    }
+    (run_dir / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    broken = failures(figures, smoke=options.smoke)
+    for sentence in broken:
+        print(f"failed: {sentence}", file=sys.stderr)
+    print(json.dumps(figures))
+    raise SystemExit(1 if broken else 0)
+
+
+def python(*arguments: str) -> None:
+    _run(sys.executable, *arguments)
+
+
+def shoal(*arguments: str) -> None:
+    _run(sys.executable, "-m", "shoal", *arguments)
+
+
+def _run(*command: str) -> None:
+    print(f"$ {shlex.join(['python', *command[1:]])}", flush=True)
+    done = subprocess.run(command, cwd=ROOT, check=False)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+
+
+def compare(trained: Path, run_dir: Path, *, problems: int) -> dict[str, Any]:
+    """The trained policy against the model it came from, at the run's temperature, by a paired test."""
+    out = run_dir / "comparison.json"
+    shoal(
+        *("eval", str(trained), "--against", MODEL, "--tasks", f"{TASKS}/test.jsonl", "--limit", str(problems)),
+        *("--samples", "4", "--max-new-tokens", "16", "--no-thinking", "--system-prompt", "Answer with one number."),
+        *("--dir", str(run_dir / "evaluations"), "--json", str(out)),
+    )
+    found = json.loads(out.read_text())["comparison"]
+    overall = found[0]
+    return {
+        "before": round(overall["first"], 4),
+        "after": round(overall["second"], 4),
+        "difference": round(overall["difference"], 4),
+        "difference_95": [round(overall["low"], 4), round(overall["high"], 4)],
+        "p_value": overall["p_value"],
+        "problems": overall["problems"],
+        "by_category": {row["category"]: [round(row["first"], 3), round(row["second"], 3)] for row in found[1:]},
+    }
+
+
+def swarm_figures(run_dir: Path) -> dict[str, Any]:
+    summary = json.loads((run_dir / "summary.json").read_text())
+    entries = [json.loads(line) for line in (run_dir / "ledger.jsonl").read_text().splitlines()]
+    verdicts = [json.loads(entry["body"]) for entry in entries if entry.get("kind") == "verdict"]
+    return {
+        "steps": summary["steps"],
+        "steps_planned": summary["steps_planned"],
+        "run_seconds": round(summary["wall_s"]),
+        "submissions": len(verdicts),
+        "submissions_audited": sum(verdict["audit_drawn"] for verdict in verdicts),
+        "submissions_rejected": sum(not verdict["accepted"] for verdict in verdicts),
+        "ledger_ok": summary["ledger_ok"],
+        "max_staleness": summary["max_staleness"],
+        "mean_delta_ratio": summary["delta_ratio"],
+    }
+
+
+def delta_figures(run_dir: Path) -> dict[str, Any]:
+    """The versions that the origin still has, fetched as anybody would: what each update changed and what its delta weighs."""
+    from shoal.broadcast.bounds import bound_bytes
+
+    updates = []
+    versions = published(run_dir)
+    _, before, _ = next(versions)
+    for _, after, size_bytes in versions:
+        updates.append((np.mean(before != after), after.nbytes / size_bytes, bound_bytes(before, after) / size_bytes))
+        before = after
+    changed, ratios, fractions = ([float(value) for value in column] for column in zip(*updates, strict=True))
+    return {
+        "updates_measured": len(updates),
+        "weights_changed": round(statistics.fmean(changed), 5),
+        "delta_ratio": round(statistics.fmean(ratios), 1),
+        "delta_fraction_of_bound": round(min(fractions), 3),
+    }
+
+
+def published(run_dir: Path) -> Iterator[tuple[int, U16, int]]:
+    """Version, weights as bf16 bit patterns, and the bytes of its delta."""
+    from shoal.broadcast import WeightClient, serve_origin
+    from shoal.broadcast.manifest import open_manifest
+    from shoal.rundir import RunDirectory
+
+    descriptor = RunDirectory(run_dir).descriptor()
+    server = serve_origin(run_dir / "origin", "127.0.0.1", 0)
+    server.start()
+    try:
+        client = WeightClient(
+            descriptor.run_key,
+            lambda: (server.url,),
+            run_dir / "delta-check",
+            run_id=descriptor.run_id,
+            clock=lambda: 0.0,  # the head of a run that ended may be old
+        )
+        for entry in client.head().versions:
+            manifest = open_manifest(
+                (run_dir / "origin" / "manifests" / entry.manifest_digest).read_bytes(), descriptor.run_key
+            )
+            directory = client.fetch_version(entry.version, entry.manifest_digest)
+            size_bytes = min(form.size_bytes for form in manifest.forms)
+            yield entry.version, bits(directory / "model.safetensors"), size_bytes
+        client.close()
+    finally:
+        server.stop()
+        shutil.rmtree(run_dir / "delta-check", ignore_errors=True)
+
+
+def bits(path: Path) -> U16:
+    import torch
+    from safetensors.torch import load_file
+
+    tensors = load_file(path)
+    return np.concatenate([tensors[name].view(torch.uint16).numpy().reshape(-1) for name in sorted(tensors)])
+
+
+def failures(figures: dict[str, Any], *, smoke: bool) -> list[str]:
+    unaudited = figures["submissions"] - figures["submissions_audited"]
+    checks = [
+        (figures["steps"] < figures["steps_planned"], f"only {figures['steps']} steps were trained."),
+        (unaudited > 0, f"{unaudited} submissions were not audited."),
+        (figures["submissions_rejected"] > 0, f"{figures['submissions_rejected']} honest submissions were rejected."),
+        (not figures["ledger_ok"], "the ledger does not verify."),
+        (
+            not smoke and figures["difference"] < GOAL,
+            f"held-out accuracy rose by {figures['difference']:.3f}, {GOAL} is the goal.",
+        ),
+    ]
+    return [sentence for failed, sentence in checks if failed]
+
+
+if __name__ == "__main__":
+    main()
