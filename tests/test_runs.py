@@ -1,15 +1,18 @@
 """A run is made once, whole or not at all, and means the same ever after."""
 
 import json
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from shoal.config import ShoalConfig, build_config
 from shoal.errors import ConfigError, KeyFileError, ShoalError
 from shoal.files import digest_bytes
+from shoal.policy import ModelError
 from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.descriptor import open_descriptor
 from shoal.rundir import ROLES, RunDirectory
@@ -60,6 +63,18 @@ def test_a_run_admits_the_numerics_classes_that_its_owner_names(model: Path, tmp
         initialise(
             config(model, tmp_path / "coarse", validation={"foreign_calibration": True, "numerics_classes": ["abacus"]})
         )
+
+
+def test_a_tokenizer_whose_tokens_the_model_does_not_know_is_refused(model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    settings = json.loads((other / "config.json").read_text())
+    known = Tokenizer.from_file(str(other / "tokenizer.json")).get_vocab_size(with_added_tokens=False)
+    for vocab_size, refusal in ((8, "do not belong together"), (known, f"does not fit the model: its token {known}")):
+        (other / "config.json").write_text(json.dumps(settings | {"vocab_size": vocab_size}))
+        with pytest.raises(ModelError, match=refusal):
+            initialise(config(other, tmp_path / "run"))
+    assert not (tmp_path / "run" / "descriptor.json").exists()
 
 
 def test_a_calibration_of_another_model_is_refused_unless_the_owner_insists(model: Path, tmp_path: Path) -> None:

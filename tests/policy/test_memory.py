@@ -22,6 +22,8 @@ def test_weights_that_fit_pass() -> None:
     check_weights(weights_bytes=GIB, staging_bytes=GIB, available_bytes=2 * GIB, what="it")
     with pytest.raises(MemoryPlanError, match="for it"):
         check_weights(weights_bytes=GIB, staging_bytes=GIB, available_bytes=2 * GIB - 1, what="it")
+    with pytest.raises(MemoryPlanError, match=r"staging 1,024 MiB, cache 1,024 MiB, available 2,048 MiB"):
+        check_weights(weights_bytes=GIB, staging_bytes=GIB, available_bytes=2 * GIB, what="it", cache_bytes=GIB)
 
 
 def test_this_machine_has_memory() -> None:

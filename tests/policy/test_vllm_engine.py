@@ -16,9 +16,12 @@ from shoal.policy import (
     ArchitectureError,
     Completion,
     GenerationRequest,
+    MemoryPlanError,
+    ModelError,
     RequestError,
     ScoreRequest,
     TorchEngine,
+    models,
 )
 from shoal.policy.vllm_engine import VllmEngine, VllmError
 from shoal.proofs.commitments import compare_chunks, split_chunks
@@ -175,3 +178,28 @@ def test_an_unknown_version_is_refused(model_directory: Directory, monkeypatch: 
     monkeypatch.setitem(sys.modules, "vllm", module)
     with pytest.raises(VllmError, match=r"0\.99\.1 is not supported\. Supported: 0\.32\.x"):
         VllmEngine(model_directory(MODEL), eos_token_ids=EOS)
+
+
+@pytest.fixture
+def _supported_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if vLLM were installed: what is refused before it starts needs nothing of it."""
+    module: Any = ModuleType("vllm")
+    module.__version__ = "0.32.0"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "vllm", module)
+
+
+@pytest.mark.usefixtures("_supported_vllm")
+def test_too_little_memory_is_refused_with_the_plan_before_vllm_starts(
+    model_directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
+    monkeypatch.setattr(models, "available_bytes", lambda device: 2 << 30)
+    with pytest.raises(MemoryPlanError, match=r"weights 0 MiB, staging 0 MiB, cache 3,072 MiB, available 2,048 MiB"):
+        VllmEngine(model_directory(MODEL), eos_token_ids=EOS)
+
+
+@pytest.mark.usefixtures("_supported_vllm")
+def test_an_end_token_that_the_model_does_not_know_is_refused(model_directory: Directory) -> None:
+    with pytest.raises(ModelError, match="tokenizer does not fit"):
+        VllmEngine(model_directory(MODEL), eos_token_ids=(64,))

@@ -46,11 +46,15 @@ def cache_rows(plan: MemoryPlan, wanted: int) -> int:
     return min(wanted, fitting)
 
 
-def check_weights(weights_bytes: int, staging_bytes: int, available_bytes: int, what: str) -> None:
-    if weights_bytes + staging_bytes > available_bytes:
+def check_weights(
+    weights_bytes: int, staging_bytes: int, available_bytes: int, what: str, *, cache_bytes: int | None = None
+) -> None:
+    """`cache_bytes` is None where the cache takes what the weights leave over."""
+    if weights_bytes + staging_bytes + (cache_bytes or 0) > available_bytes:
+        cache = "cache on top of that" if cache_bytes is None else f"cache {_mib(cache_bytes)}"
         raise MemoryPlanError(
             f"Not enough memory for {what} (weights {_mib(weights_bytes)}, staging {_mib(staging_bytes)}, "
-            f"cache on top of that, available {_mib(available_bytes)}).",
+            f"{cache}, available {_mib(available_bytes)}).",
             hint="Use a smaller model or dtype, or another machine.",
         )
 

@@ -7,7 +7,7 @@ tensor once, tied ones under the name that comes first.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def build_model(directory: Path, dtype: str = "float32", device: str = "cpu") ->
     disable_progress_bar()  # roles write logs, not bars
     config = read_config(directory)
     weight_files(directory)
-    _check_memory(config, directory, dtype, device)
+    check_memory(config, directory, dtype, device)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             directory, config=config, dtype=_dtype(dtype), local_files_only=True, output_loading_info=True
@@ -85,7 +85,7 @@ def build_empty_model(directory: Path, dtype: str = "float32", device: str = "cp
     from transformers.initialization import no_init_weights
 
     config = read_config(directory)
-    _check_memory(config, directory, dtype, device)
+    check_memory(config, directory, dtype, device)
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=_dtype(dtype))
     model.tie_weights()
@@ -117,6 +117,17 @@ def load_weights(model: nn.Module, directory: Path) -> None:
         raise ModelError(f"The weights in {directory} cannot be read: {_first_line(error)}.") from error
 
 
+def check_vocabulary(tokens: Iterable[int], vocab_size: int) -> None:
+    """Refuse a tokenizer that makes tokens which the model does not know."""
+    outside = [token for token in tokens if not 0 <= token < vocab_size]
+    if outside:
+        raise ModelError(
+            f"The tokenizer does not fit the model: its token {outside[0]} lies outside of the {vocab_size} "
+            f"that the model knows.",
+            hint="Use the tokenizer that the model was trained with.",
+        )
+
+
 def check_fit(model_files: Path, directory: Path) -> None:
     """Refuse weights in `directory` that are not exactly those of the model that `model_files` describes."""
     live = _meta_tensors(read_config(model_files), model_files)
@@ -124,6 +135,20 @@ def check_fit(model_files: Path, directory: Path) -> None:
         _check_headers(weight_files(directory), live, set(_unique(live)), directory)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"The weights in {directory} cannot be read: {_first_line(error)}.") from error
+
+
+def check_memory(
+    config: Any, directory: Path, dtype: str, device: str, *, cache_bytes: int | None = None, parts: int = 1
+) -> None:
+    """Refuse a model that does not fit; `cache_bytes` of engines that reserve them ahead, `parts` devices share the weights."""
+    sizes = [tensor.numel() for tensor in _unique(_meta_tensors(config, directory)).values()]
+    check_weights(
+        weights_bytes=sum(sizes) * _dtype(dtype).itemsize // parts,
+        staging_bytes=max(sizes) * torch.bfloat16.itemsize,
+        available_bytes=available_bytes(torch.device(device)),
+        what=f"the model in {directory}",
+        cache_bytes=cache_bytes,
+    )
 
 
 def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -175,7 +200,8 @@ def _check_directory(directory: Path) -> None:
 
 def _check_tokenizer(path: Path, config: dict[str, Any]) -> None:
     try:
-        tokens = Tokenizer.from_file(str(path)).get_vocab_size()
+        # Some models have added tokens that they were never trained with, beyond their embedding; prompts are checked for them.
+        tokens = Tokenizer.from_file(str(path)).get_vocab_size(with_added_tokens=False)
     except Exception as error:  # the library raises bare Exceptions
         raise ModelError(f"{path} is no tokenizer: {_first_line(error)}.") from error
     if tokens > config.get("vocab_size", tokens):
@@ -224,16 +250,6 @@ def _meta_tensors(config: Any, directory: Path) -> dict[str, Tensor]:
             f"{directory}/config.json describes no causal language model: {_first_line(error)}."
         ) from error
     return model.state_dict(keep_vars=True)
-
-
-def _check_memory(config: Any, directory: Path, dtype: str, device: str) -> None:
-    sizes = [tensor.numel() for tensor in _unique(_meta_tensors(config, directory)).values()]
-    check_weights(
-        weights_bytes=sum(sizes) * _dtype(dtype).itemsize,
-        staging_bytes=max(sizes) * torch.bfloat16.itemsize,
-        available_bytes=available_bytes(torch.device(device)),
-        what=f"the model in {directory}",
-    )
 
 
 def _check_headers(files: list[Path], live: dict[str, Tensor], wanted: set[str], directory: Path) -> None:

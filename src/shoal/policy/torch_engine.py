@@ -22,7 +22,14 @@ from shoal.policy.engine import (
 )
 from shoal.policy.kv_cache import KeyValueCache, bytes_per_position
 from shoal.policy.memory import MemoryPlan, available_bytes, cache_rows
-from shoal.policy.models import ModelError, build_empty_model, build_model, has_weights, load_weights, tensor_bytes
+from shoal.policy.models import (
+    build_empty_model,
+    build_model,
+    check_vocabulary,
+    has_weights,
+    load_weights,
+    tensor_bytes,
+)
 from shoal.policy.runner import ModelRunner
 from shoal.policy.scoring import score_requests
 
@@ -48,7 +55,7 @@ class TorchEngine:
         build = build_model if self._loaded else build_empty_model
         self._runner = ModelRunner(build(model_files, dtype, device))
         self._cache: KeyValueCache | None = None
-        self._check_eos()
+        check_vocabulary(self._eos_token_ids, self.vocab_size)
         if self._loaded:
             self._runner.prepare()
 
@@ -112,14 +119,6 @@ class TorchEngine:
             available_bytes=available_bytes(runner.device),
         )
         return KeyValueCache(runner.planes, cache_rows(plan, rows), capacity, dtype=runner.dtype, device=runner.device)
-
-    def _check_eos(self) -> None:
-        outside = [token for token in self._eos_token_ids if not 0 <= token < self.vocab_size]
-        if outside:
-            raise ModelError(
-                f"The tokenizer does not fit the model: its end token {outside[0]} lies outside of the "
-                f"{self.vocab_size} tokens that the model knows."
-            )
 
     def _check_loaded(self) -> None:
         if not self._loaded:

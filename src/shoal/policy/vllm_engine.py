@@ -27,7 +27,7 @@ from shoal.policy.engine import (
     check_temperature,
     signed_seed,
 )
-from shoal.policy.models import check_fit, has_weights, read_config
+from shoal.policy.models import check_fit, check_memory, check_vocabulary, has_weights, read_config
 
 SUPPORTED = "0.32"
 _SETTINGS = {
@@ -63,11 +63,13 @@ class VllmEngine:
         self._directory = model_files
         self._eos_token_ids = list(eos_token_ids)
         self.vocab_size: int = config.vocab_size
+        check_vocabulary(eos_token_ids, self.vocab_size)
         self._model_tokens: int = config.max_position_embeddings
         self.max_tokens = min(max_tokens or self._model_tokens, self._model_tokens)
         self._loaded = has_weights(model_files)
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
+        self._check_memory(config, dtype, tensor_parallel)
         with self._refusals():
             self._llm = self._start(dtype, max_batch, tensor_parallel, vllm_options)
             self._llm.collective_rpc("shoal_install")
@@ -110,6 +112,14 @@ class VllmEngine:
             pass
         scored = self._collect()[1]
         return [_scored(scored[index], len(request.output_tokens)) for index, request in enumerate(requests)]
+
+    def _check_memory(self, config: Any, dtype: str, tensor_parallel: int) -> None:
+        """On a GPU the cache takes what vLLM's own share leaves over; on the CPU it is reserved ahead."""
+        if torch.cuda.is_available():
+            check_memory(config, self._directory, dtype, "cuda", parts=tensor_parallel)
+        else:
+            cache_bytes = int(float(os.environ["VLLM_CPU_KVCACHE_SPACE"]) * (1 << 30))
+            check_memory(config, self._directory, dtype, "cpu", cache_bytes=cache_bytes * tensor_parallel)
 
     def _start(self, dtype: str, max_batch: int, tensor_parallel: int, options: dict[str, Any]) -> Any:
         from vllm import LLM
