@@ -51,14 +51,15 @@ def train_versions(model_directory: Path, directory: Path, learning_rate: float,
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from shoal.training.masters import spread_masters
+
     torch.manual_seed(0)
     rng = random.Random(0)
     tokenizer = AutoTokenizer.from_pretrained(model_directory)
     model: Any = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
     named = list(model.named_parameters())
     parameters = [parameter for _, parameter in named]
-    for parameter in parameters:
-        spread_in_cells(parameter)
+    spread_masters(named, seed=0)
     optimiser = torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
     directory.mkdir(parents=True, exist_ok=True)
     for version in range(versions + 1):
@@ -72,19 +73,6 @@ def train_versions(model_directory: Path, directory: Path, learning_rate: float,
         temporary.rename(directory / f"v{version}.raw")
     layout = [[name, list(parameter.shape)] for name, parameter in named]
     (directory / "tensors.json").write_text(json.dumps(layout))
-
-
-def spread_in_cells(parameter: Any) -> None:
-    """Move each fp32 master to a uniform place among those that round to the same bf16."""
-    import torch
-
-    with torch.no_grad():
-        rounded = parameter.to(torch.bfloat16)
-        bits = rounded.abs().view(torch.int16)
-        unit = (bits + 1).view(torch.bfloat16).float() - rounded.abs().float()
-        moved = rounded.float() + (torch.rand_like(parameter) - 0.5) * unit
-        # Cells at powers of two are narrower on one side.
-        parameter.copy_(torch.where(moved.to(torch.bfloat16) == rounded, moved, rounded.float()))
 
 
 def grpo_step(model: Any, tokenizer: Any, optimiser: Any, parameters: list[Any], rng: random.Random) -> None:

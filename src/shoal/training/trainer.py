@@ -26,6 +26,7 @@ from shoal.training.checkpoints import Checkpoints
 from shoal.training.corrections import CORRECTIONS
 from shoal.training.distributed import World
 from shoal.training.losses import LOSSES, TokenBatch, k3_divergence
+from shoal.training.masters import spread_masters
 from shoal.training.model import PolicyModel, load_policy
 from shoal.training.registry import find_function
 from shoal.training.reports import StepReport, TokenSums, describe_groups, fill_token_means, token_statistics
@@ -68,6 +69,8 @@ class Trainer:
         self._loss = find_function("loss", config.loss, LOSSES)
         self._correction = find_function("correction", config.correction, CORRECTIONS)
         self.policy = self._load(model_dir, temperature, trained=True)
+        if config.spread_masters:
+            spread_masters(unique_tensors(self.policy.model).items(), seed)
         self._reference = self._load(model_dir, temperature, trained=False) if config.kl_beta else None
         self._optimiser = torch.optim.AdamW(
             self.policy.parameters(),
