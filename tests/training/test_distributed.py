@@ -1,6 +1,7 @@
 """Two gloo processes train as one does, and read each other's checkpoints. Tolerance: 1e-6 in every fp32 weight."""
 
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 MODULE = "training.train_under_torchrun"
 TOLERANCE = 1e-6
@@ -24,8 +26,20 @@ def train(ranks: int, model_dir: Path, work_dir: Path, result: Path, steps: int)
     return pickle.loads(result.read_bytes())
 
 
+@pytest.fixture
+def bf16_model_dir(model_dir: Path, tmp_path: Path) -> Path:
+    """In bf16, so that its masters have cells to be spread over."""
+    copy = tmp_path / "bf16"
+    shutil.copytree(model_dir, copy)
+    for file in copy.glob("*.safetensors"):
+        tensors = {name: tensor.to(torch.bfloat16) for name, tensor in load_file(file).items()}
+        save_file(tensors, file, metadata={"format": "pt"})
+    return copy
+
+
 @pytest.mark.slow
-def test_world_of_two_equals_world_of_one_and_resumes_at_either_size(model_dir: Path, tmp_path: Path) -> None:
+def test_world_of_two_equals_world_of_one_and_resumes_at_either_size(bf16_model_dir: Path, tmp_path: Path) -> None:
+    model_dir = bf16_model_dir
     _, reports_one, weights_one, wire_one = train(1, model_dir, tmp_path / "one", tmp_path / "one.pkl", 3)
     _, reports_two, weights_two, wire_two = train(2, model_dir, tmp_path / "two", tmp_path / "two.pkl", 3)
     for one, two in zip(reports_one, reports_two, strict=True):

@@ -31,9 +31,9 @@ def spread_in_cells(masters: Tensor, noise: Tensor) -> None:
     magnitude = rounded.abs()
     unit = (magnitude.view(torch.int16) + 1).view(torch.bfloat16).float() - magnitude.float()
     moved = rounded.float() + noise.to(masters.device) * unit
-    # Cells at powers of two are narrower on one side; a master that is no bf16 number is spread already.
-    stays = (moved.to(torch.bfloat16) == rounded) & (masters == rounded.float())
-    masters.copy_(torch.where(stays, moved, masters))
+    # Cells at powers of two are narrower on one side, zero has a sign, and a master that is no bf16 number is spread already.
+    free = (moved.to(torch.bfloat16) == rounded) & (masters == rounded.float()) & (rounded != 0)
+    masters.copy_(torch.where(free, moved, masters))
 
 
 def _noise(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
