@@ -23,7 +23,7 @@ test: setup
 test-slow: setup
 	$(BIN)/pytest -m slow -n 0 $(ARGS)
 
-smollm2: setup  ## a real language model learns on two cores: about 90 minutes
+smollm2: setup  ## a real language model learns on two cores: about half an hour
 	$(BIN)/python examples/smollm2/run.py $(ARGS)
 
 smollm2-smoke: setup  ## the same path with a few steps

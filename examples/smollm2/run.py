@@ -108,7 +108,7 @@ def swarm_figures(run_dir: Path) -> dict[str, Any]:
     return {
         "steps": summary["steps"],
         "steps_planned": summary["steps_planned"],
-        "run_seconds": round(summary["wall_s"]),
+        "run_seconds": round(summary["evaluations"][-1]["at_s"]),
         "submissions": len(verdicts),
         "submissions_audited": sum(verdict["audit_drawn"] for verdict in verdicts),
         "submissions_rejected": sum(not verdict["accepted"] for verdict in verdicts),
@@ -145,7 +145,6 @@ def published(run_dir: Path) -> Iterator[tuple[int, U16, int]]:
 
     descriptor = RunDirectory(run_dir).descriptor()
     server = serve_origin(run_dir / "origin", "127.0.0.1", 0)
-    server.start()
     try:
         client = WeightClient(
             descriptor.run_key,
