@@ -190,3 +190,11 @@ def test_an_evaluator_that_never_comes_back_ends_the_wait() -> None:
     with pytest.raises(UnavailableError, match=r"within 120 s\. See .*evaluator\.log"):
         host.watch().run()
     assert host.now == pytest.approx(120, abs=1)
+
+
+def test_an_owner_waits_for_the_evaluation_of_a_large_model() -> None:
+    host = Host(*[look("finished", 0)] * 1000, look("finished", 0, STEPS))
+    watch = host.watch()
+    watch.finish_deadline_s = None
+    watch.run()
+    assert host.now > 2 * demo.FINISH_DEADLINE_S

@@ -101,11 +101,12 @@ def failures(
 def headline(summary: Summary) -> str:
     """The outcome in one line."""
     start, end = (f"{value:.3f}" if value is not None else "–" for value in _heldout(summary))
+    bans = f"{summary['cheaters_banned']} of {plural(summary['cheaters'], 'cheater')} banned"
     return " · ".join(
         [
             f"Held-out accuracy {start} → {end}",
             f"{plural(summary['steps'], 'step')} in {duration(summary['wall_s'])}",
-            f"{summary['cheaters_banned']} of {plural(summary['cheaters'], 'cheater')} banned",
+            *([bans] if summary["cheaters"] else []),
             f"{plural(summary['honest_rejected'], 'honest submission')} rejected",
             "ledger verified" if summary["ledger_ok"] else "ledger broken",
         ]
