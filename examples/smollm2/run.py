@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-MODEL, TASKS = "build/smollm2-135m-instruct", "build/smollm2-tasks"
+from shoal.config import ShoalConfig, load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN_FILE = "examples/smollm2/run.toml"
 GOAL = 0.15
 """By how much held-out accuracy has to rise."""
 SMOKE = (
@@ -40,16 +41,16 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="three small steps instead of the whole run")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    run_file, settings = "examples/smollm2/run.toml", SMOKE if options.smoke else ()
+    settings = SMOKE if options.smoke else ()
+    config = load_config(ROOT / RUN_FILE, settings)
+    tasks, trained, run_dir = Path(config.tasks.source).parent, config.run.dir / "policy", ROOT / config.run.dir
     started = time.monotonic()
-    python("examples/smollm2/fetch.py", MODEL)
-    python("examples/smollm2/tasks.py", TASKS)
-    shoal("up", run_file, "--workers", str(options.workers), *settings)
-    run_dir = ROOT / ("runs/smollm2-smoke" if options.smoke else "runs/smollm2")
-    trained = run_dir / "policy"
-    shutil.rmtree(trained, ignore_errors=True)
-    shoal("export", str(trained.relative_to(ROOT)), run_file, *settings)
-    comparison = compare(trained.relative_to(ROOT), run_dir, problems=32 if options.smoke else 400)
+    python("examples/smollm2/fetch.py", config.model.path)
+    python("examples/smollm2/tasks.py", str(tasks))
+    shoal("up", RUN_FILE, "--workers", str(options.workers), *settings)
+    shutil.rmtree(ROOT / trained, ignore_errors=True)
+    shoal("export", str(trained), RUN_FILE, *settings)
+    comparison = compare(config, trained, tasks / "test.jsonl", problems=32 if options.smoke else 400)
     figures = {
         "run": run_dir.name,
         "seconds": round(time.monotonic() - started),
@@ -80,15 +81,23 @@ def _run(*command: str) -> None:
         raise SystemExit(done.returncode)
 
 
-def compare(trained: Path, run_dir: Path, *, problems: int) -> dict[str, Any]:
-    """The trained policy against the model it came from, at the run's temperature, by a paired test."""
-    out = run_dir / "comparison.json"
+def compare(config: ShoalConfig, trained: Path, tasks: Path, *, problems: int) -> dict[str, Any]:
+    """The trained policy against the model it came from, asked as in the run, by a paired test."""
+    out, rollouts = config.run.dir / "comparison.json", config.rollouts
     shoal(
-        *("eval", str(trained), "--against", MODEL, "--tasks", f"{TASKS}/test.jsonl", "--limit", str(problems)),
-        *("--samples", "4", "--max-new-tokens", "16", "--no-thinking", "--system-prompt", "Answer with one number."),
-        *("--dir", str(run_dir / "evaluations"), "--json", str(out)),
+        *("eval", str(trained), "--against", config.model.path, "--tasks", str(tasks), "--limit", str(problems)),
+        *(
+            "--samples",
+            "4",
+            "--temperature",
+            str(rollouts.temperature),
+            "--max-new-tokens",
+            str(rollouts.max_new_tokens),
+        ),
+        *("--no-thinking", "--system-prompt", config.tasks.system_prompt),
+        *("--dir", str(config.run.dir / "evaluations"), "--json", str(out)),
     )
-    found = json.loads(out.read_text())["comparison"]
+    found = json.loads((ROOT / out).read_text())["comparison"]
     overall = found[0]
     return {
         "before": round(overall["first"], 4),
