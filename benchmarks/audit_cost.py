@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from adversaries.arena import Arena, make_arena, make_model_arena, with_model  # noqa: E402
 from shoal.config import TrustConfig, load_config  # noqa: E402
 from shoal.validation import Checked, audit, check_claims  # noqa: E402
-from validation.submissions import Submission  # noqa: E402
+from support.submissions import Submission  # noqa: E402
 
 HOT_TEMPERATURE = 2.0
 

@@ -32,7 +32,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.broadcast.limits import Bucket
+from shoal.broadcast.http.limits import Bucket
 
 TENSORS = 32
 CHANGED = 0.006

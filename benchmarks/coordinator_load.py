@@ -28,8 +28,8 @@ from typing import Any
 
 from shoal.config import build_config, to_toml
 from shoal.coordinator.assignments import lease_name
-from shoal.coordinator.database import Connection, open_database
-from shoal.coordinator.store import Store
+from shoal.coordinator.store.database import Connection, open_database
+from shoal.coordinator.store.writer import Store
 from shoal.files import digest_bytes, digest_file, write_atomic
 from shoal.identity import Keypair
 from shoal.protocol import api
@@ -387,7 +387,7 @@ def on_sqlite_dense(workers: int, at_most: int) -> dict[str, object]:
 
 
 def on_postgres(workers: int, at_most: int) -> dict[str, object]:
-    from coordinator.postgres import is_installed, postgres_server
+    from support.postgres import is_installed, postgres_server
 
     if not is_installed():
         sys.exit("PostgreSQL is not installed: run `make system`")

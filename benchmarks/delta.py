@@ -30,12 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.broadcast.baseline import SPAN_BYTES
-from shoal.broadcast.blocks import apply_block, encode_block
 from shoal.broadcast.bounds import bound_bytes
+from shoal.broadcast.codec.blocks import apply_block, encode_block
+from shoal.broadcast.codec.pieces import Block, partition
+from shoal.broadcast.codec.weights import Weights
 from shoal.broadcast.manifest import TensorEntry
-from shoal.broadcast.pieces import Block, partition
 from shoal.broadcast.store import map_file
-from shoal.broadcast.weights import Weights
 from shoal.files import digest_bytes
 
 FETCH = Path(__file__).resolve().parents[1] / "examples" / "smollm2" / "fetch.py"
@@ -51,7 +51,7 @@ def train_versions(model_directory: Path, directory: Path, learning_rate: float,
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from shoal.training.masters import spread_masters
+    from shoal.training.model.masters import spread_masters
 
     torch.manual_seed(0)
     rng = random.Random(0)

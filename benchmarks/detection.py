@@ -28,13 +28,13 @@ sys.path.insert(0, str(ROOT / "tests"))
 from adversaries.arena import COARSE_CLASS, Arena, Judgement, make_arena, make_model_arena, with_model  # noqa: E402
 from adversaries.cheats import CHEATS, SLOW_CHEATS  # noqa: E402
 from shoal.config import TrustConfig, load_config  # noqa: E402
-from shoal.coordinator import drift, trust  # noqa: E402
+from shoal.coordinator.rules import drift, trust  # noqa: E402
 from shoal.files import digest_bytes, write_atomic  # noqa: E402
 from shoal.proofs import TOP_K, proof_bytes  # noqa: E402
 from shoal.protocol.api import AuditFigures  # noqa: E402
 from shoal.protocol.verdicts import Reason, Weight, heaviest  # noqa: E402
-from shoal.validation.rates import binomial_upper  # noqa: E402
-from validation.submissions import Submission  # noqa: E402
+from shoal.validation.calibration.rates import binomial_upper  # noqa: E402
+from support.submissions import Submission  # noqa: E402
 
 BATCH_SLOTS = 25
 MOST_SLOTS = 4

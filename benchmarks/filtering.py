@@ -29,7 +29,7 @@ from shoal.curation.band import Band, solve_rates
 from shoal.evaluation import AskSettings, Respondent, mean_error
 from shoal.files import write_atomic
 from shoal.tasks import THINK_CLOSE, Task, TaskSet, TaskSets, load_tasks, verifier
-from shoal.training.samples import Group
+from shoal.training.packing.samples import Group
 from shoal.training.simulation import Simulation
 
 ROOT = Path(__file__).resolve().parents[1]

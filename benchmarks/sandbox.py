@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from shoal.tasks.programs import CodeTest, run_tests
-from shoal.tasks.sandbox import Job, Sandbox, require_sandbox
-from shoal.tasks.sandbox_pool import shared_pool
+from shoal.tasks.sandbox.pool import shared_pool
+from shoal.tasks.sandbox.sandbox import Job, Sandbox, require_sandbox
+from shoal.tasks.verifiers.programs import CodeTest, run_tests
 
 PROGRAM = "x = int(input())\nprint(x * x)\n"
 

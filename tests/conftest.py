@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tiny_disks import TinyDisk, mounted
+from support.tiny_disks import TinyDisk, mounted
 
 settings.register_profile(
     "shoal",

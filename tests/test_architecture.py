@@ -1,4 +1,4 @@
-"""The import rules of the package: a room imports only from rooms below it, and torch-free rooms stay torch-free."""
+"""The import rules of the package: a package imports only from packages below it, and torch-free packages stay torch-free."""
 
 import ast
 import subprocess
@@ -12,34 +12,21 @@ import shoal
 
 ROOT = Path(shoal.__file__).parent
 
-ROOMS = (
+PACKAGES = (
     "__main__",
     "cli",
-    "data_commands",
-    "asking_flags",
-    "record_commands",
-    "role_commands",
-    "run_commands",
-    "owner",
-    "restores",
-    "backups",
-    "bucket_rollouts",
-    "demo",
-    "doctor",
+    "host",
     "roles",
-    "joining",
-    "tools",
+    "owner",
     "inspection",
-    "supervisor",
     "observe",
-    "flags",
-    "runs",
     "curation",
     "training",
     "validation",
     "worker",
     "coordinator",
     "evaluation",
+    "joined",
     "policy",
     "proofs",
     "tasks",
@@ -55,11 +42,11 @@ ROOMS = (
     "tether",
 )
 """From the top down."""
-TORCH_ROOMS = {"curation", "training", "validation", "worker", "evaluation", "policy", "proofs"}
+TORCH_PACKAGES = {"curation", "training", "validation", "worker", "evaluation", "joined", "policy", "proofs"}
 HEAVY = ("torch", "transformers", "numba", "vllm")
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
@@ -77,23 +64,23 @@ def imported_names(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def imported_rooms(path: Path) -> set[str]:
+def imported_packages(path: Path) -> set[str]:
     parts = [name.split(".") for name in imported_names(path)]
     used = {part[1] for part in parts if part[0] == "shoal" and len(part) > 1}
-    return {room for room in used if not room.startswith("__version")}
+    return {package for package in used if not package.startswith("__version")}
 
 
-def test_every_room_has_its_place() -> None:
-    found = {room_of(path) for path in modules()}
-    assert found == set(ROOMS), "give a new room its place in ROOMS and in docs/architecture.md"
+def test_every_package_has_its_place() -> None:
+    found = {package_of(path) for path in modules()}
+    assert found == set(PACKAGES), "give a new package its place in PACKAGES and in docs/architecture.md"
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_room_imports_only_from_rooms_below_it(path: Path) -> None:
-    room = room_of(path)
-    below = set(ROOMS[ROOMS.index(room) + 1 :]) if room in ROOMS else set()
-    above = imported_rooms(path) - below - {room}
-    assert not above, f"{room} must not import {', '.join(sorted(above))}"
+def test_a_package_imports_only_from_packages_below_it(path: Path) -> None:
+    package = package_of(path)
+    below = set(PACKAGES[PACKAGES.index(package) + 1 :]) if package in PACKAGES else set()
+    above = imported_packages(path) - below - {package}
+    assert not above, f"{package} must not import {', '.join(sorted(above))}"
 
 
 def import_in_order(names: list[str], banned: tuple[str, ...]) -> None:
@@ -111,15 +98,17 @@ def import_in_order(names: list[str], banned: tuple[str, ...]) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_torch_free_rooms_start_without_anything_heavy() -> None:
-    rooms = [f"shoal.{room}" for room in reversed(ROOMS) if room not in TORCH_ROOMS and room != "__main__"]
-    import_in_order(rooms, HEAVY)
+def test_torch_free_packages_start_without_anything_heavy() -> None:
+    packages = [
+        f"shoal.{package}" for package in reversed(PACKAGES) if package not in TORCH_PACKAGES and package != "__main__"
+    ]
+    import_in_order(packages, HEAVY)
 
 
-def test_no_corner_of_a_torch_free_room_imports_torch() -> None:
+def test_no_corner_of_a_torch_free_package_imports_torch() -> None:
     corners = [
         ".".join(("shoal", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
         for path in modules()
-        if room_of(path) not in TORCH_ROOMS and path.stem != "__main__"
+        if package_of(path) not in TORCH_PACKAGES and path.stem != "__main__"
     ]
     import_in_order(corners, ("torch", "transformers", "vllm"))

@@ -67,6 +67,9 @@ PUBLIC = {
     """,
 }
 
+COMMAND_PACKAGES = {"shoal.cli", "shoal.host", "shoal.owner", "shoal.roles"}
+"""Nobody builds on these: the commands are their interface."""
+
 
 def in_house_order(name: str) -> tuple[int, list[tuple[int, str]]]:
     """Constants, then classes, then functions; numbers by value: the order that the linter keeps."""
@@ -75,8 +78,8 @@ def in_house_order(name: str) -> tuple[int, list[tuple[int, str]]]:
 
 
 def test_every_package_is_guarded() -> None:
-    packages = {module.name for module in pkgutil.walk_packages(shoal.__path__, "shoal.") if module.ispkg}
-    assert packages == set(PUBLIC)
+    packages = {module.name for module in pkgutil.iter_modules(shoal.__path__, "shoal.") if module.ispkg}
+    assert packages == set(PUBLIC) | COMMAND_PACKAGES
 
 
 @pytest.mark.parametrize("package", PUBLIC)
@@ -88,6 +91,7 @@ def test_a_package_exports_what_it_promises(package: str) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("package", PUBLIC)
-def test_a_package_says_what_it_is(package: str) -> None:
-    assert (importlib.import_module(package).__doc__ or "").strip()
+def test_every_package_says_what_it_is() -> None:
+    for module in pkgutil.walk_packages(shoal.__path__, "shoal."):
+        if module.ispkg:
+            assert (importlib.import_module(module.name).__doc__ or "").strip(), module.name

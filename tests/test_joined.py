@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from protocol.samples import descriptor, keypair
 from shoal.broadcast import Origin, OriginServer
 from shoal.config import RolloutConfig, TasksConfig
 from shoal.errors import ConfigError, UnavailableError
+from shoal.joined import RelayList, join_run
+from shoal.owner.create import CONFIG_FILE, _serve_files, _serve_tasks
 from shoal.policy import WeightsNotLoadedError
 from shoal.policy.engine import GenerationRequest
-from shoal.policy.joined import RelayList, join_run
 from shoal.protocol.descriptor import RunDescriptor
-from shoal.runs import CONFIG_FILE, _serve_files, _serve_tasks
 from shoal.tasks import CODEC_FILES, OwnVerifierError, SandboxError, Task, TaskSet, TaskSets, load_tasks
-from worker.tiny_run import save_policy
+from support.samples import descriptor, keypair
+from support.tiny_run import save_policy
 
 TASKS = TasksConfig(count=12, heldout=4)
 
@@ -75,7 +75,7 @@ def test_a_relay_with_other_bytes_delivers_nothing(
 ) -> None:
     config = run.model_files[CONFIG_FILE]
     (origin.root / "shards" / config.digest).write_bytes(b"x" * config.bytes)
-    monkeypatch.setattr("shoal.policy.joined.FILE_DEADLINE_S", 0.2)
+    monkeypatch.setattr("shoal.joined.FILE_DEADLINE_S", 0.2)
     with pytest.raises(UnavailableError, match="instead of"):
         join_run(run, tmp_path / "cache")
     assert not (tmp_path / "cache" / "model").exists()
@@ -144,7 +144,7 @@ CODE = Task(
 def test_a_machine_without_bubblewrap_is_refused_when_the_run_has_code_tasks(
     run: RunDescriptor, origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.tasks.sandbox.sandbox_complaint", lambda: "bubblewrap is not installed")
+    monkeypatch.setattr("shoal.tasks.sandbox.sandbox.sandbox_complaint", lambda: "bubblewrap is not installed")
     tasks = TaskSets(train=TaskSet([CODE]), heldout=TaskSet([CODE]))
     with pytest.raises(SandboxError, match="Install bubblewrap"):
         join_run(served(origin, run, tasks), tmp_path / "cache")

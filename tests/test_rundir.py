@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from protocol.samples import descriptor, keypair
 from shoal.config import ShoalConfig, to_toml
 from shoal.errors import ConfigError, KeyFileError, SignatureError
 from shoal.protocol.assignment import SECRET_BYTES
 from shoal.rundir import ROLES, RunDirectory, load_run, located
+from support.samples import descriptor, keypair
 
 
 @pytest.fixture

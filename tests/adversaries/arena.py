@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from protocol.samples import descriptor
 from shoal.config import ShoalConfig
 from shoal.files import write_atomic
 from shoal.policy import TorchEngine, build_model, bundled_directory
@@ -26,10 +25,11 @@ from shoal.protocol.verdicts import Reason
 from shoal.tasks import TextCodec, load_tasks
 from shoal.tasks.workload import WorkItem, Workload
 from shoal.validation import Calibration, Checked, RejectedError, audit, check_claims, load_calibration
-from shoal.validation.calibrate import Machine, Work, calibrate
-from shoal.validation.forgeries import noisy
-from validation.submissions import Submission, header_for
-from worker.tiny_run import make_lease
+from shoal.validation.calibration.forgeries import noisy
+from shoal.validation.calibration.measure import Machine, Work, calibrate
+from support.samples import descriptor
+from support.submissions import Submission, header_for
+from support.tiny_run import make_lease
 
 VERSIONS = 6
 LEARNING_RATE = 2e-4

@@ -21,9 +21,9 @@ from shoal.policy.engine import GenerationRequest, ScoreRequest
 from shoal.policy.models import WEIGHTS_FILE
 from shoal.proofs import build_proofs, sampling, split_chunks
 from shoal.protocol.rollouts import Rollout
-from shoal.validation.forgeries import Forge, quantised
-from validation.submissions import Submission
-from worker.tiny_run import replaced
+from shoal.validation.calibration.forgeries import Forge, quantised
+from support.submissions import Submission
+from support.tiny_run import replaced
 
 Cheat = Callable[[Arena, Sequence[int]], list[Submission]]
 NOT_A_TIE = 0.05
@@ -123,7 +123,7 @@ def cutting(keep: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
         claimed_R = torch.log_softmax(logits_RV.float() / temperature, -1).gather(-1, tokens_R[:, None]).squeeze(-1)
         return tokens_R, claimed_R
 
-    with mock.patch("shoal.policy.decode_batch.choose_tokens", choose):
+    with mock.patch("shoal.policy.embedded.decode_batch.choose_tokens", choose):
         yield
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from coordinator.ports import free_port, wait_for
+from support.ports import free_port, wait_for
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/bin")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "broadcast.md"

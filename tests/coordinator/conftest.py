@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.swarm import Swarm, running, small_config
+from support.swarm import Swarm, running, small_config
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.swarm import HEARTBEAT, Swarm, lossy, refusal, registration, running, small_config
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
+from support.swarm import HEARTBEAT, Swarm, lossy, refusal, registration, running, small_config
 
 
 def test_nobody_works_before_the_first_version(swarm: Swarm) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.swarm import Swarm
-from protocol.samples import keypair
 from shoal.coordinator.ledger import LedgerError, check_draws, verify_export
+from support.samples import keypair
+from support.swarm import Swarm
 
 
 def audited_late(swarm: Swarm) -> list[dict[str, Any]]:

@@ -3,9 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from coordinator.swarm import Swarm, running, small_config, verdict_of
-from protocol.samples import keypair
 from shoal.protocol import api
+from support.samples import keypair
+from support.swarm import Swarm, running, small_config, verdict_of
 
 PATIENCE_S = 60
 

@@ -1,4 +1,4 @@
-from coordinator.swarm import Swarm
+from support.swarm import Swarm
 
 
 def test_presence_ends_after_silence(swarm: Swarm) -> None:

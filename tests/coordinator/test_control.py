@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.swarm import TOKENS_PER_GROUP, Swarm, running, small_config
-from protocol.samples import keypair
 from shoal.coordinator.ledger import balances, verify_export
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.verdicts import Reason
+from support.samples import keypair
+from support.swarm import TOKENS_PER_GROUP, Swarm, running, small_config
 
 
 def owner(swarm: Swarm) -> CoordinatorClient:

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.swarm import Swarm, registration
-from coordinator.test_store import tracing
-from shoal.coordinator.database import Connection
+from coordinator.store.test_store import tracing
+from shoal.coordinator.store.database import Connection
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
+from support.swarm import Swarm, registration
 
 Work = Callable[[Swarm], object]
 

@@ -4,7 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.swarm import (
+from shoal.coordinator.rules import retries
+from shoal.errors import RefusedError
+from shoal.protocol import api
+from shoal.protocol.verdicts import Reason
+from support.swarm import (
     TOKENS_PER_GROUP,
     Bridge,
     Swarm,
@@ -14,10 +18,6 @@ from coordinator.swarm import (
     submission_state,
     verdict_of,
 )
-from shoal.coordinator import retries
-from shoal.errors import RefusedError
-from shoal.protocol import api
-from shoal.protocol.verdicts import Reason
 
 
 def test_a_repeated_verdict_counts_once(swarm: Swarm) -> None:

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.samples import keypair
 from shoal.coordinator import ledger
-from shoal.coordinator.database import Connection, SQLite
 from shoal.coordinator.ledger import GENESIS, Entry, LedgerError, balances, verify_export
-from shoal.coordinator.schema import migrate
+from shoal.coordinator.store.database import Connection, SQLite
+from shoal.coordinator.store.schema import migrate
 from shoal.identity import Keypair
+from support.samples import keypair
 
 COORDINATOR = keypair("coordinator")
 MALLORY = keypair("mallory")

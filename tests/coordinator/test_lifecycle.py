@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.swarm import TOKENS_PER_GROUP, Swarm, running, small_config
-from protocol.samples import RUN_SECRET, keypair
 from shoal.coordinator.ledger import balances, verify_export
 from shoal.files import digest_bytes
 from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed, step_secret
 from shoal.protocol.client import fetch_descriptor
 from shoal.protocol.verdicts import Reason
+from support.samples import RUN_SECRET, keypair
+from support.swarm import TOKENS_PER_GROUP, Swarm, running, small_config
 
 
 def test_a_run_from_the_first_registration_to_its_end(swarm: Swarm) -> None:

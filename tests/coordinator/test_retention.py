@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.swarm import Swarm, registration, running, small_config
 from shoal.config import ShoalConfig
 from shoal.coordinator import app, retention
-from shoal.coordinator.database import Connection
 from shoal.coordinator.server import collect_leftovers
+from shoal.coordinator.store.database import Connection
 from shoal.errors import RefusedError, UnavailableError
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.verdicts import Reason
-from tiny_disks import TinyDisk
+from support.swarm import Swarm, registration, running, small_config
+from support.tiny_disks import TinyDisk
 
 DISPUTE_S = 1000.0
 

@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.swarm import ROLES, Swarm, running, small_config
-from protocol.samples import descriptor, keypair
 from shoal.config import ShoalConfig, to_toml
 from shoal.coordinator.server import PortTakenError, bind, build_context
 from shoal.errors import ConfigError, KeyFileError
 from shoal.files import write_atomic
 from shoal.rundir import RunDirectory, located
+from support.samples import descriptor, keypair
+from support.swarm import ROLES, Swarm, running, small_config
 
 
 def run_directory(root: Path, config: ShoalConfig) -> RunDirectory:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from coordinator.swarm import HEARTBEAT, Swarm, running, small_config
-from protocol.samples import keypair
 from shoal.coordinator import assignments
+from support.samples import keypair
+from support.swarm import HEARTBEAT, Swarm, running, small_config
 
 
 def test_one_key_fills_its_share_and_no_more_while_others_work(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ import contextlib
 import random
 from pathlib import Path
 
-from coordinator.swarm import Swarm, running, small_config
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.verdicts import Reason
+from support.swarm import Swarm, running, small_config
 
 
 def assert_tallies_are_true(swarm: Swarm) -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from coordinator.swarm import Swarm, ledger_kinds
 from shoal.errors import RefusedError
 from shoal.protocol import api
+from support.swarm import Swarm, ledger_kinds
 
 PATIENCE_S = 60
 

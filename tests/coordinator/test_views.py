@@ -1,8 +1,8 @@
 from pathlib import Path
 
-from coordinator.swarm import Swarm, running, small_config
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
+from support.swarm import Swarm, running, small_config
 
 
 def test_an_empty_run_has_a_status(swarm: Swarm) -> None:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from coordinator.swarm import HEARTBEAT, Swarm, refusal, registration, running, small_config
-from protocol.samples import keypair
 from shoal.protocol import api
+from support.samples import keypair
+from support.swarm import HEARTBEAT, Swarm, refusal, registration, running, small_config
 
 
 def test_registering_twice_updates_what_is_said_and_keeps_what_is_earned(swarm: Swarm) -> None:

@@ -1,8 +1,8 @@
 import pytest
 
-from evaluation.samples import answer
 from shoal.curation import Band, solve_rates
 from shoal.curation.band import TOO_EASY, TOO_HARD, histogram
+from support.answers import answer
 
 
 @pytest.mark.parametrize(("solved", "reason"), [(0, TOO_HARD), (1, ""), (2, ""), (4, ""), (5, TOO_EASY), (8, TOO_EASY)])

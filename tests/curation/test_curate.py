@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.samples import answer
 from shoal.curation import Band, CurationSettings, curate
 from shoal.curation.curate import sieve
 from shoal.errors import ConfigError
 from shoal.evaluation import AskSettings, Post
 from shoal.evaluation.crews import Answered, Batch
 from shoal.tasks import Task
-from worker.tiny_run import Reports
+from support.answers import answer
+from support.tiny_run import Reports
 
 POST = Post("bundled", "torch", AskSettings(samples=4))
 

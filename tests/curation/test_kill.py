@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.evaluation import read_answers
-from worker.tiny_run import save_policy
+from support.tiny_run import save_policy
 
 pytestmark = pytest.mark.slow
 DEADLINE_S = 240

@@ -19,7 +19,7 @@ from shoal.curation.recipe import (
     worked_solution,
 )
 from shoal.tasks import PromptStyle, TextCodec, score
-from shoal.tasks.chain_sums import ChainSum, as_task, draw_chain_sum
+from shoal.tasks.datasets.chain_sums import ChainSum, as_task, draw_chain_sum
 
 PROBLEM = ChainSum(47, 38, -19)
 

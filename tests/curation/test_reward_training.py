@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from evaluation.samples import answer
 from shoal.curation import FitSettings, Pair, make_pairs, pair_accuracy, read_candidates, train_reward_model
 from shoal.curation.preferences import Candidate, is_heldout
 from shoal.curation.reward_training import REWARD_FIT
@@ -15,7 +14,8 @@ from shoal.errors import ConfigError
 from shoal.evaluation import write_answers
 from shoal.policy import ModelError, bundled_directory
 from shoal.policy.reward_model import RewardModel, classify, win_chances
-from worker.tiny_run import save_policy
+from support.answers import answer
+from support.tiny_run import save_policy
 
 
 def candidates(tasks: int) -> list[Candidate]:

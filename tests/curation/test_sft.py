@@ -16,7 +16,7 @@ from shoal.errors import ConfigError
 from shoal.evaluation import AskSettings, Respondent
 from shoal.policy import build_model
 from shoal.tasks import PromptStyle, TextCodec, load_tasks
-from worker.tiny_run import save_policy
+from support.tiny_run import save_policy
 
 SETTINGS = FitSettings(epochs=3, batch=4, learning_rate=5e-3, warmup_steps=2, checkpoint_every=2)
 

@@ -20,11 +20,11 @@ from end_to_end.faults import FaultRates, FaultyProxy
 from end_to_end.swarm import free_ports, small_config
 from shoal.config import ShoalConfig, to_toml
 from shoal.errors import UnavailableError
+from shoal.host.supervisor import RestartPolicy, Role, RoleEvent, Supervisor
+from shoal.owner.create import initialise
 from shoal.protocol.api import StatusView
 from shoal.protocol.client import CoordinatorClient
 from shoal.rundir import RunDirectory
-from shoal.runs import initialise
-from shoal.supervisor import RestartPolicy, Role, RoleEvent, Supervisor
 
 MARK = "SHOAL_CHAOS_MARK"
 """Environment variable by which a process of the swarm is recognised, whoever its parent is now."""

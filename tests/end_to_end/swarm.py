@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal import demo
 from shoal.config import ShoalConfig, build_config
 from shoal.coordinator import verify_export
 from shoal.coordinator.ledger import Entry
 from shoal.errors import UnavailableError
+from shoal.host import demo
+from shoal.host.supervisor import RoleEvent, Supervisor, log_tail
+from shoal.owner.create import initialise
 from shoal.protocol.api import HistoryView, StatusView, WorkerView
 from shoal.protocol.client import CoordinatorClient
 from shoal.rundir import RunDirectory
-from shoal.runs import initialise
-from shoal.supervisor import RoleEvent, Supervisor, log_tail
 
 DEADLINE_S = 600.0
 """Only a machine that does nothing else comes this far."""

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.test_buckets import OURS, needs_rclone, s3_server
+from coordinator.test_bucket import OURS, needs_rclone, s3_server
 from end_to_end.swarm import small_config, swarm
-from shoal.backups import write_backup
 from shoal.files import digest_file
-from shoal.restores import restore_backup
+from shoal.owner.backup import write_backup
+from shoal.owner.restore import restore_backup
 from shoal.rundir import RunDirectory
 
 ROLES = ("coordinator", "trainer", "validator")

@@ -9,7 +9,7 @@ import pytest
 from end_to_end.commands import shoal, status_of, wait_for_text
 from end_to_end.swarm import DEADLINE_S, free_ports, small_config
 from shoal.config import to_toml
-from shoal.runs import initialise
+from shoal.owner.create import initialise
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ WRONG_CLOCK = f"""
 import sys, time
 right = time.time
 time.time = lambda: right() + {AHEAD_S}
-from shoal.cli import main
+from shoal.cli.main import main
 main(sys.argv[1:])
 """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from end_to_end.swarm import Swarm, small_config, swarm, worker_named
-from shoal import demo
+from shoal.host import demo
 from shoal.protocol.api import StatusView
 
 pytestmark = [

@@ -13,7 +13,7 @@ import pytest
 
 from end_to_end.problems import STEPS, code_task, math_task, taught_policy, write_problems
 from end_to_end.swarm import Swarm, small_config, swarm, worker_named
-from shoal import cli
+from shoal.cli import main as cli
 from shoal.config import TasksConfig
 from shoal.curation import make_pairs, read_candidates
 from shoal.inspection import Record, explain, open_recording

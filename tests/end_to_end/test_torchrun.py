@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from end_to_end.swarm import small_config, swarm
-from shoal import demo
-from shoal.owner import find_run
+from shoal.host import demo
+from shoal.host.supervisor import Role
+from shoal.owner.control import find_run
 from shoal.rundir import RunDirectory
-from shoal.supervisor import Role
 from shoal.training import Checkpoints, World
 
 STEPS = 3

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from end_to_end.swarm import Swarm, small_config, swarm
-from shoal import demo
+from shoal.host import demo
+from shoal.host.supervisor import Role
 from shoal.protocol.api import StatusView
-from shoal.supervisor import Role
 
 CLAIM_S = 10.0
 

@@ -2,7 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from worker.tiny_run import save_policy
+from support.fixtures import one_thread, tiny_run
+from support.tiny_run import save_policy
+
+__all__ = ["one_thread", "tiny_policy", "tiny_run"]
 
 
 @pytest.fixture(scope="session")

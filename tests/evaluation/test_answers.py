@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.samples import answer
 from shoal.evaluation import AnswersError, read_answers, write_answers
 from shoal.evaluation.answers import by_problem
+from support.answers import answer
 
 
 def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.samples import answer
 from shoal.config import TasksConfig
 from shoal.errors import ConfigError, UnavailableError
 from shoal.evaluation import AskSettings, Journal, Post, ask_all, make_crew
 from shoal.evaluation.crews import Answered, Batch
 from shoal.locks import BusyError, hold
 from shoal.tasks import load_tasks
-from worker.tiny_run import Reports
+from support.answers import answer
+from support.tiny_run import Reports
 
 TASKS = list(load_tasks(TasksConfig(count=1, heldout=7)).heldout)
 

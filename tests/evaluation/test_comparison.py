@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from evaluation.samples import answer
 from shoal.evaluation import ComparisonError, compare_answers
 from shoal.evaluation.comparison import EXACT_UP_TO, compare_values, sign_flip_test
+from support.answers import answer
 
 
 def test_the_exact_test_counts_sign_patterns() -> None:

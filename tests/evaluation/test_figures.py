@@ -6,8 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from evaluation.samples import answer
 from shoal.evaluation.figures import estimate, figures_by_category, figures_of, mean_error, pass_at_k, usual_ks
+from support.answers import answer
 
 
 @pytest.mark.parametrize(("samples", "solved", "k"), [(8, 3, 1), (8, 3, 4), (6, 6, 2), (6, 0, 6), (5, 2, 5)])

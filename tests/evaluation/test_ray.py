@@ -13,7 +13,7 @@ import pytest
 from shoal.config import TasksConfig
 from shoal.evaluation import AskSettings, Post, ask_all, make_crew
 from shoal.tasks import load_tasks
-from worker.tiny_run import Reports
+from support.tiny_run import Reports
 
 pytestmark = pytest.mark.slow
 START_S = 240

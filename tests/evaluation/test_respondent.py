@@ -75,7 +75,7 @@ def test_the_category_comes_from_the_metadata_or_the_type() -> None:
 
 
 def test_another_policy_has_another_digest(tiny_policy: Path, tmp_path: Path) -> None:
-    from worker.tiny_run import save_policy
+    from support.tiny_run import save_policy
 
     assert policy_digest(tiny_policy) != policy_digest(save_policy(tmp_path / "other", seed=1))
     assert policy_digest(tiny_policy) == policy_digest(tiny_policy)

@@ -1,6 +1,5 @@
 import json
 
-from evaluation.samples import answer
 from shoal.evaluation import (
     compare_answers,
     comparison_json,
@@ -10,6 +9,7 @@ from shoal.evaluation import (
     figures_table,
 )
 from shoal.evaluation.tables import histogram_lines, markdown_table
+from support.answers import answer
 
 ANSWERS = [
     answer("a", 0, 1.0, category="x|y"),

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.config import TasksConfig, load_config
 from shoal.tasks import Task, load_tasks, score
-from shoal.validation.calibration import load_calibration
+from shoal.validation.calibration.limits import load_calibration
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "smollm2"

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from shoal.config import build_config
 from shoal.coordinator import Store
-from shoal.coordinator.database import Connection
+from shoal.coordinator.store.database import Connection
 from shoal.files import digest_bytes
+from shoal.owner.create import initialise
 from shoal.policy import GenerationRequest, TorchEngine
 from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed, step_secret
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
 from shoal.protocol.verdicts import Reason
 from shoal.rundir import RunDirectory
-from shoal.runs import initialise
 from shoal.tasks import TextCodec, load_tasks
 from shoal.tasks.workload import Workload
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.errors import ConfigError, ShoalError
 from shoal.inspection import Filter, InspectionError, Record, add_margins, open_recording, render_record, sort_records
 from shoal.rundir import RunDirectory
-from worker.tiny_run import save_policy
+from support.tiny_run import save_policy
 
 from .recorded import CHEAT, HONEST, STEP, make_run
 

@@ -112,7 +112,7 @@ def test_report_is_written_whole(tmp_path: Path) -> None:
 
 
 def test_importing_the_room_loads_neither_torch_nor_matplotlib() -> None:
-    code = "import sys, shoal.observe, shoal.supervisor; print(sorted({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
+    code = "import sys, shoal.observe, shoal.host.supervisor; print(sorted({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "torch" not in ended.stdout
     assert "matplotlib" not in ended.stdout

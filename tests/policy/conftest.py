@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from policy.tiny import save_model
+from support.tiny_models import save_model
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from policy.tiny import EOS, save_model
 from shoal.errors import ConfigError
 from shoal.policy.engines import Arithmetic, NumericsError, choose_arithmetic, make_engine
+from support.tiny_models import EOS, save_model
 
 ADMITTED = ("torch/float32/cpu", "torch/bfloat16/cuda", "torch/float32/cuda", "vllm/bfloat16/cuda")
 

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.tiny import EOS, save_model
 from shoal.policy import TorchEngine, scoring
-from shoal.policy.attention import Step
+from shoal.policy.embedded.attention import Step
+from shoal.policy.embedded.runner import ModelRunner
 from shoal.policy.engine import ScoreRequest
-from shoal.policy.runner import ModelRunner
 from shoal.policy.scoring import length_batches
+from support.tiny_models import EOS, save_model
 
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 120))

@@ -4,13 +4,13 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from protocol.samples import descriptor, keypair
 from shoal.errors import IntegrityError, RefusedError, UnavailableError
 from shoal.files import digest_bytes
 from shoal.identity import verify_signature
 from shoal.protocol import api
 from shoal.protocol.client import SUBMISSION_SIGNATURE_HEADER, CoordinatorClient, fetch_descriptor
 from shoal.protocol.signing import BODY_HEADER, TIME_HEADER, RequestStamp, check_stamp, submission_message
+from support.samples import descriptor, keypair
 
 WORKER = keypair("worker")
 HEARTBEAT = api.HeartbeatBody(activity="testing")

@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from protocol.samples import descriptor, keypair
 from shoal.errors import IntegrityError, SignatureError
 from shoal.identity import Envelope
 from shoal.protocol.descriptor import DESCRIPTOR_KIND, MAX_DESCRIPTOR_BYTES, ProtocolVersionError, open_descriptor
+from support.samples import descriptor, keypair
 
 RUN_KEY = keypair("run")
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from protocol.hostile import GOOD, LIGHT, LIMITS, WAYS, hostile_file
 from shoal.protocol.rollouts import read_rollouts
+from support.hostile_files import GOOD, LIGHT, LIMITS, WAYS, hostile_file
 
 KINDS = set(pq.read_table(pa.BufferReader(GOOD)).schema.types) - {pa.binary()}
 CASES = 10_000
@@ -23,7 +23,7 @@ TESTS = Path(__file__).parents[1]
 def read_in_a_small_room(first: int, stop: int, stride: int) -> dict[str, Any]:
     """What became of these files in a process that cannot take much memory."""
     path = os.pathsep.join([str(TESTS), *sys.path])
-    command = [sys.executable, "-m", "protocol.hostile", str(first), str(stop), str(stride)]
+    command = [sys.executable, "-m", "support.hostile_files", str(first), str(stop), str(stride)]
     done = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=LONGEST_S
     )

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.samples import descriptor, header, rollout
-from shoal.protocol.parquet import MAX_FOOTER_BYTES
+from shoal.protocol.parquet.reader import MAX_FOOTER_BYTES
 from shoal.protocol.rollouts import (
     HEADER_KEY,
     WRITER_OPTIONS,
@@ -18,6 +17,7 @@ from shoal.protocol.rollouts import (
     read_rollouts,
     write_rollouts,
 )
+from support.samples import descriptor, header, rollout
 
 LIMITS = RolloutLimits.of(descriptor())
 ROLLOUTS = [rollout(group, sample) for group in range(2) for sample in range(2)]

@@ -2,7 +2,6 @@ import dataclasses
 
 import pytest
 
-from protocol.samples import keypair
 from shoal.errors import SignatureError
 from shoal.files import digest_bytes
 from shoal.identity import verify_signature
@@ -17,6 +16,7 @@ from shoal.protocol.signing import (
     stamp_request,
     submission_message,
 )
+from support.samples import keypair
 
 WORKER = keypair("worker")
 BODY = digest_bytes(b"{}")

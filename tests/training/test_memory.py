@@ -7,11 +7,11 @@ import torch
 
 from shoal.config import TrainingConfig
 from shoal.policy import bundled_directory
-from shoal.training.bins import build_packed
-from shoal.training.distributed import World
 from shoal.training.memory import KNOWN_MODELS, ModelShape, model_shape, plan_memory
-from shoal.training.model import load_policy
-from shoal.training.packing import form_families
+from shoal.training.model.distributed import World
+from shoal.training.model.model import load_policy
+from shoal.training.packing.bins import build_packed
+from shoal.training.packing.packing import form_families
 
 
 def test_known_models_have_their_published_sizes() -> None:

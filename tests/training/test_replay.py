@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import main
+from shoal.cli.main import main
 from shoal.config import TrainingConfig
 from shoal.protocol.rollouts import Rollout, RolloutHeader, RolloutLimits, write_rollouts
 from shoal.training import Group, Trainer

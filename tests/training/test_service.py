@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from protocol.samples import NUMERICS_CLASS, descriptor, keypair
 from shoal.broadcast import Origin, WireTensor
 from shoal.config import ShoalConfig, build_config
 from shoal.errors import IntegrityError, UnavailableError
@@ -19,9 +18,10 @@ from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
 from shoal.training import DivergedError, Group, Trackers, Trainer, World
 from shoal.training.checkpoints import CheckpointError
 from shoal.training.service import RepeatedStepError, TrainerService
-from tiny_disks import TinyDisk
-from worker.fakes import FakeCoordinator
-from worker.tiny_run import Reports
+from support.fake_coordinator import FakeCoordinator
+from support.samples import NUMERICS_CLASS, descriptor, keypair
+from support.tiny_disks import TinyDisk
+from support.tiny_run import Reports
 
 GROUP_SIZE = 4
 VOCABULARY = 32

@@ -10,8 +10,8 @@ import torch
 from shoal.config import TrainingConfig
 from shoal.errors import ConfigError
 from shoal.training import BatchError, DivergedError, Group, Sample, Trainer
-from shoal.training.advantages import ADVANTAGES
-from shoal.training.batch import choose_members
+from shoal.training.objective.advantages import ADVANTAGES
+from shoal.training.packing.batch import choose_members
 from shoal.training.trainer import learning_rate
 
 Groups = Callable[..., list[Group]]

@@ -1,14 +1,3 @@
-import pytest
-import torch
+from support.fixtures import one_thread, tiny_run
 
-from worker.tiny_run import TinyRun, make_tiny_run
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
-    return make_tiny_run(tmp_path_factory.mktemp("tiny-run"))
+__all__ = ["one_thread", "tiny_run"]

@@ -13,8 +13,8 @@ from shoal.protocol.api import AuditFigures
 from shoal.protocol.rollouts import Rollout
 from shoal.protocol.verdicts import Reason
 from shoal.validation import Checked, Finding, Limits, RejectedError, audit, check_claims, load_calibration
-from validation.submissions import FULL_ROW, STOPPED_ROW, Submission, resampled, submit
-from worker.tiny_run import TinyRun
+from support.submissions import FULL_ROW, STOPPED_ROW, Submission, resampled, submit
+from support.tiny_run import TinyRun
 
 VOCABULARY = 320
 EOS = 1

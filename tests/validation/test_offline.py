@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from protocol.samples import RUN_SECRET, keypair
 from shoal.coordinator.ledger import Entry
 from shoal.errors import ConfigError
 from shoal.protocol.assignment import step_secret
 from shoal.protocol.verdicts import Reason
 from shoal.validation.offline import OfflineVerdict, recorded, verdict_lines, verify_file
-from validation.submissions import Submission, submit
-from worker.tiny_run import TinyRun
+from support.samples import RUN_SECRET, keypair
+from support.submissions import Submission, submit
+from support.tiny_run import TinyRun
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.samples import keypair
 from shoal.errors import UnavailableError
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason, Weight, heaviest
@@ -12,9 +11,10 @@ from shoal.tasks.workload import Reward
 from shoal.validation import Calibration, Checked, Validator, load_calibration
 from shoal.validation.validator import _groups
 from shoal.worker import CHEATERS
-from validation.submissions import Submission, submit
-from worker.fakes import FakeCoordinator, Refuse
-from worker.tiny_run import DiskWeights, Reports, TinyRun
+from support.fake_coordinator import FakeCoordinator, Refuse
+from support.samples import keypair
+from support.submissions import Submission, submit
+from support.tiny_run import DiskWeights, Reports, TinyRun
 
 VALIDATOR = keypair("validator")
 

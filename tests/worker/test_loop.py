@@ -12,8 +12,8 @@ from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, S
 from shoal.protocol import api
 from shoal.protocol.rollouts import read_rollouts
 from shoal.worker import Worker
-from worker.fakes import FakeCoordinator, Refuse, request_ids
-from worker.tiny_run import WORKER, DiskWeights, Reports, TinyRun, make_lease
+from support.fake_coordinator import FakeCoordinator, Refuse, request_ids
+from support.tiny_run import WORKER, DiskWeights, Reports, TinyRun, make_lease
 
 
 class RecordingEngine:

@@ -4,7 +4,7 @@ import pytest
 
 from shoal.protocol import api
 from shoal.worker.progress import Progress
-from worker.tiny_run import Reports, make_lease
+from support.tiny_run import Reports, make_lease
 
 
 class Clock:

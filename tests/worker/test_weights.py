@@ -11,7 +11,7 @@ from broadcast.conftest import RUN_KEY, make_tensors
 from shoal.broadcast import Origin, OriginServer, WeightClient
 from shoal.errors import UnavailableError
 from shoal.worker import WeightFollower
-from worker.tiny_run import DiskWeights, Reports, version_digest
+from support.tiny_run import DiskWeights, Reports, version_digest
 
 DEADLINE_S = 30.0
 

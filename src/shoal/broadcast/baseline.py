@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from shoal.broadcast.codec.pieces import partition
+from shoal.broadcast.codec.weights import Weights
 from shoal.broadcast.cutter import ShardCutter
 from shoal.broadcast.manifest import BaseRef, Form, Manifest, TensorEntry
-from shoal.broadcast.pieces import partition
 from shoal.broadcast.store import map_file
-from shoal.broadcast.weights import Weights
 from shoal.files import digest_bytes
 
 SPAN_BYTES = 32 << 20
@@ -77,7 +77,7 @@ def write_delta(
     base: Weights, base_ref: BaseRef, new: Weights, cutter: ShardCutter, pool: ThreadPoolExecutor, span_bytes: int
 ) -> Form:
     """Encode block after block on the pool, a few ahead, and cut the results into shards in order."""
-    from shoal.broadcast.blocks import encode_block  # compiled code, needed for deltas only
+    from shoal.broadcast.codec.blocks import encode_block  # compiled code, needed for deltas only
 
     sizes: list[int] = []
     pending: deque[Future[bytes]] = deque()

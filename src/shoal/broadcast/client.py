@@ -17,13 +17,13 @@ from pathlib import Path
 
 from shoal.broadcast.book import RelayReport
 from shoal.broadcast.checking import check_weights
-from shoal.broadcast.fetching import ShardFetch
+from shoal.broadcast.download import ShardFetch
 from shoal.broadcast.heads import HeadNews, HeadWatch
 from shoal.broadcast.library import Library
 from shoal.broadcast.manifest import MAX_SHARD_BYTES, Head, Manifest, VersionEntry
+from shoal.broadcast.peers import Sources
 from shoal.broadcast.plan import Plan, cheapest_plan
 from shoal.broadcast.progress import OnProgress, Progress, SupersededError
-from shoal.broadcast.sources import Sources
 from shoal.broadcast.staging import WEIGHTS_FILE, StagedWeights
 from shoal.broadcast.store import Store
 from shoal.errors import IntegrityError, UnavailableError

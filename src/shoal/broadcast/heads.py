@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 
 from shoal.broadcast.manifest import MAX_HEAD_BYTES, Head, VersionEntry, open_head
-from shoal.broadcast.sources import Sources
+from shoal.broadcast.peers import Sources
 from shoal.errors import IntegrityError, ShoalError, UnavailableError
 from shoal.files import write_atomic
 

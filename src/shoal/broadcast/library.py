@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from shoal.broadcast.manifest import Manifest, open_manifest
-from shoal.broadcast.sources import ABSENT_AFTER_S, Sources
+from shoal.broadcast.peers import ABSENT_AFTER_S, Sources
 from shoal.broadcast.store import Store
 from shoal.files import digest_bytes
 

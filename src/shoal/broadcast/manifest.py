@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeVar
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from shoal.broadcast.pieces import ITEM_BYTES, block_bytes, partition
+from shoal.broadcast.codec.pieces import ITEM_BYTES, block_bytes, partition
 from shoal.errors import IntegrityError, SignatureError
 from shoal.identity import Envelope, Keypair
 

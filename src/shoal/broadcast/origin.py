@@ -17,6 +17,8 @@ from io import RawIOBase
 from pathlib import Path
 
 from shoal.broadcast.baseline import SPAN_BYTES, Baselines, write_delta
+from shoal.broadcast.codec.pieces import ITEM_BYTES
+from shoal.broadcast.codec.weights import Weights
 from shoal.broadcast.cutter import ShardCutter
 from shoal.broadcast.manifest import (
     MAX_SHARD_BYTES,
@@ -35,10 +37,8 @@ from shoal.broadcast.manifest import (
     seal_head,
     seal_manifest,
 )
-from shoal.broadcast.pieces import ITEM_BYTES
 from shoal.broadcast.retention import needed_manifests, prune
 from shoal.broadcast.store import Readers, Store, map_file
-from shoal.broadcast.weights import Weights
 from shoal.errors import ConfigError, IntegrityError
 from shoal.files import digest_bytes, write_atomic
 from shoal.identity import Keypair

@@ -14,17 +14,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shoal.broadcast.heads import HeadWatch
+from shoal.broadcast.http.limits import ServerLimits
+from shoal.broadcast.http.listener import ServerThread
+from shoal.broadcast.http.pool import FetchError, check_url
+from shoal.broadcast.http.server import DirectoryServer
 from shoal.broadcast.library import Library
-from shoal.broadcast.limits import ServerLimits
-from shoal.broadcast.listening import ServerThread
 from shoal.broadcast.manifest import MAX_DESCRIPTOR_BYTES, Form, Head, Manifest, open_descriptor
 from shoal.broadcast.mesh import Mesh
+from shoal.broadcast.peers import Sources
+from shoal.broadcast.queue import Route, Wanted, WantedShard
 from shoal.broadcast.retention import needed_manifests, prune
-from shoal.broadcast.server import DirectoryServer
-from shoal.broadcast.sources import Sources
 from shoal.broadcast.store import NoRoomError, Readers, Store, write_whole
-from shoal.broadcast.transport import FetchError, check_url
-from shoal.broadcast.wanted import Route, Wanted, WantedShard
 from shoal.errors import ConfigError, ShoalError
 from shoal.files import write_atomic
 from shoal.metrics import Metrics

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.broadcast.checking import TensorChecks
+from shoal.broadcast.codec.pieces import Block, block_bytes, offsets, partition
+from shoal.broadcast.codec.weights import Weights
 from shoal.broadcast.manifest import Form, Manifest, ShardEntry, safetensors_header
-from shoal.broadcast.pieces import Block, block_bytes, offsets, partition
 from shoal.broadcast.store import disk_error, map_file
-from shoal.broadcast.weights import Weights
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_BYTES = 4
@@ -74,7 +74,7 @@ class StagedWeights:
 
     def apply(self, base_path: Path, base: Manifest) -> None:
         """Make the weights from the base and the fetched delta, block by block on all cores."""
-        from shoal.broadcast.blocks import apply_block  # compiled code, needed for deltas only
+        from shoal.broadcast.codec.blocks import apply_block  # compiled code, needed for deltas only
 
         tensors = self._manifest.tensors
         old = Weights(base.tensors, map_file(base_path)[len(safetensors_header(base.tensors)) :])

@@ -4,7 +4,7 @@ from shoal.coordinator.app import create_app
 from shoal.coordinator.context import Context
 from shoal.coordinator.ledger import LedgerError, balances, check_draws, verify_export
 from shoal.coordinator.server import run_coordinator
-from shoal.coordinator.store import Store
+from shoal.coordinator.store.writer import Store
 
 __all__ = [
     "Context",

@@ -18,18 +18,18 @@ from starlette.responses import Response
 
 from shoal import __version__
 from shoal.coordinator import judging, retention
-from shoal.coordinator.buckets import Bucket
+from shoal.coordinator.bucket import Bucket
 from shoal.coordinator.context import Context
-from shoal.coordinator.control_routes import control_routes
-from shoal.coordinator.express import Express
-from shoal.coordinator.middleware import AddressLimit, BodyLimit, ServerTime
-from shoal.coordinator.openapi import publish_schema
-from shoal.coordinator.owner_routes import owner_routes
-from shoal.coordinator.public_routes import public_routes
-from shoal.coordinator.refusals import refusal_of, refuse, too_many
-from shoal.coordinator.service import Service
-from shoal.coordinator.store import Store
-from shoal.coordinator.worker_routes import worker_routes
+from shoal.coordinator.http.dispatch import Express
+from shoal.coordinator.http.middleware import AddressLimit, BodyLimit, ServerTime
+from shoal.coordinator.http.openapi import publish_schema
+from shoal.coordinator.http.owner_routes import control_routes
+from shoal.coordinator.http.public_routes import public_routes
+from shoal.coordinator.http.refusals import refusal_of, refuse, too_many
+from shoal.coordinator.http.role_routes import owner_routes
+from shoal.coordinator.http.service import Service
+from shoal.coordinator.http.worker_routes import worker_routes
+from shoal.coordinator.store.writer import Store
 from shoal.errors import ShoalError
 from shoal.protocol import api
 

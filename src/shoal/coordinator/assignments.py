@@ -8,10 +8,11 @@ from typing import Any
 
 from blake3 import blake3
 
-from shoal.coordinator import batches, leases, slots, trust
+from shoal.coordinator import slots
 from shoal.coordinator.context import CLOCK_SLACK_S, Context
-from shoal.coordinator.database import Connection, Row
+from shoal.coordinator.rules import batches, leases, trust
 from shoal.coordinator.steps import current_step, run_state, step_counts
+from shoal.coordinator.store.database import Connection, Row
 from shoal.coordinator.workers import asks_for_work, require_worker, save_trust, trust_record
 from shoal.errors import RefusedError
 from shoal.identity import verify_signature

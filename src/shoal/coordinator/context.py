@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.config import ShoalConfig
-from shoal.coordinator.buckets import Bucket
+from shoal.coordinator.bucket import Bucket
 from shoal.errors import RefusedError
 from shoal.identity import Keypair
 from shoal.metrics import Metrics

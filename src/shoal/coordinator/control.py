@@ -4,9 +4,10 @@
 is *drained* and the trainer ends with a checkpoint. Both are left by resuming. Repeating a command changes nothing.
 """
 
-from shoal.coordinator import judging, ledger, steps, trust
+from shoal.coordinator import judging, ledger, steps
 from shoal.coordinator.context import Context
-from shoal.coordinator.database import Connection, Row
+from shoal.coordinator.rules import trust
+from shoal.coordinator.store.database import Connection, Row
 from shoal.coordinator.workers import save_trust, trust_record
 from shoal.errors import RefusedError
 from shoal.protocol import api

@@ -7,11 +7,13 @@ import json
 import uuid
 from collections.abc import Callable, Sequence
 
-from shoal.coordinator import drift, ledger, presence, retries, slots, tasks, trust
+from shoal.coordinator import ledger, presence, slots
+from shoal.coordinator import task_stats as tasks
 from shoal.coordinator.assignments import lease_of, sweep
 from shoal.coordinator.context import Context
-from shoal.coordinator.database import Connection, Row
+from shoal.coordinator.rules import drift, retries, trust
 from shoal.coordinator.steps import advance, current_step, run_state
+from shoal.coordinator.store.database import Connection, Row
 from shoal.coordinator.workers import save_trust, trust_record
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes

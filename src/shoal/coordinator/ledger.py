@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from shoal.coordinator import trust
-from shoal.coordinator.database import Connection
+from shoal.coordinator.rules import trust
+from shoal.coordinator.store.database import Connection
 from shoal.errors import IntegrityError, SignatureError
 from shoal.files import digest_bytes
 from shoal.identity import Envelope, Keypair, verify_signature

@@ -5,7 +5,7 @@ heard, so that nobody is given up by a process that it never talked to.
 """
 
 from shoal.coordinator.context import CLOCK_SLACK_S, RELAY_MEMORY_S, Context, Presence, RelayPresence
-from shoal.coordinator.database import Connection
+from shoal.coordinator.store.database import Connection
 from shoal.protocol import api
 
 EXCHANGES_PER_SILENCE = 6

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shoal.coordinator import steps
 from shoal.coordinator.context import Context
-from shoal.coordinator.database import Connection
+from shoal.coordinator.store.database import Connection
 
 MOST_AT_ONCE = 256
 """Per sweep, so that a sweep stays short."""

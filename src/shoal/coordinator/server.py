@@ -8,12 +8,13 @@ from types import FrameType
 
 import uvicorn
 
-from shoal.coordinator import ledger, trust
+from shoal.coordinator import ledger
 from shoal.coordinator.app import create_app
-from shoal.coordinator.buckets import open_bucket
+from shoal.coordinator.bucket import open_bucket
 from shoal.coordinator.context import Context, Presence
-from shoal.coordinator.database import Connection, open_database
-from shoal.coordinator.store import Store
+from shoal.coordinator.rules import trust
+from shoal.coordinator.store.database import Connection, open_database
+from shoal.coordinator.store.writer import Store
 from shoal.errors import ConfigError, ShoalError
 from shoal.metrics import Metrics
 from shoal.rundir import RunDirectory

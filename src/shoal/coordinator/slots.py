@@ -7,7 +7,7 @@ groups that wait for a batch. So a lease costs the same in a step of a hundred s
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.coordinator.database import Connection, Row
+from shoal.coordinator.store.database import Connection, Row
 
 UNPROVEN = "unproven"
 """Leases of a step that keys on probation hold or have submitted."""

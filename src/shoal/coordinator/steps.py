@@ -6,9 +6,10 @@ Runs inside one transaction of the store; which groups make a batch is decided b
 import json
 from collections import Counter
 
-from shoal.coordinator import batches, ledger, slots
+from shoal.coordinator import ledger, slots
 from shoal.coordinator.context import Context
-from shoal.coordinator.database import Connection
+from shoal.coordinator.rules import batches
+from shoal.coordinator.store.database import Connection
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.assignment import step_secret

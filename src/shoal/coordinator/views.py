@@ -3,10 +3,12 @@
 import json
 from collections import Counter
 
-from shoal.coordinator import batches, ledger, retention, tasks, trust
+from shoal.coordinator import ledger, retention
+from shoal.coordinator import task_stats as tasks
 from shoal.coordinator.context import Context
-from shoal.coordinator.database import Connection, Row
+from shoal.coordinator.rules import batches, trust
 from shoal.coordinator.steps import current_step, newest_version, run_state, step_counts
+from shoal.coordinator.store.database import Connection, Row
 from shoal.coordinator.workers import trust_record
 from shoal.protocol import api
 

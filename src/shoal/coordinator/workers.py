@@ -1,8 +1,9 @@
 """Who works: registration, presence, and the record that trust is computed from. Runs inside one transaction of the store."""
 
-from shoal.coordinator import ledger, trust
+from shoal.coordinator import ledger
 from shoal.coordinator.context import Context
-from shoal.coordinator.database import Connection, Row
+from shoal.coordinator.rules import trust
+from shoal.coordinator.store.database import Connection, Row
 from shoal.errors import RefusedError
 from shoal.protocol import api
 

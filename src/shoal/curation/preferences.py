@@ -13,14 +13,14 @@ from pathlib import Path
 from blake3 import blake3
 
 from shoal.coordinator import Store
-from shoal.coordinator.database import open_database
+from shoal.coordinator.store.database import open_database
 from shoal.errors import ConfigError, IntegrityError
 from shoal.evaluation.answers import read_answers
 from shoal.files import digest_bytes
 from shoal.protocol import RolloutLimits, read_rollouts
 from shoal.rundir import RunDirectory
 from shoal.tasks import is_learned
-from shoal.tasks.parcels import tasks_of_run
+from shoal.tasks.datasets.transfer import tasks_of_run
 
 HELDOUT_ONE_IN = 8
 

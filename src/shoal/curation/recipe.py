@@ -28,7 +28,7 @@ from shoal.evaluation import AskSettings, Respondent, figures_of
 from shoal.files import write_atomic
 from shoal.policy import bundled_directory
 from shoal.tasks import THINK_CLOSE, THINK_OPEN, PromptStyle, TextCodec, load_tasks
-from shoal.tasks.chain_sums import ChainSum, as_task, draw_chain_sum
+from shoal.tasks.datasets.chain_sums import ChainSum, as_task, draw_chain_sum
 
 DIRECTORY = bundled_directory()
 FILES = (

@@ -18,8 +18,8 @@ from shoal.curation.fitting import Fit, FitReport, FitSettings
 from shoal.errors import ConfigError
 from shoal.tasks import PromptStyle, TextCodec
 from shoal.training import RunFacts, Sample, World, export_policy
-from shoal.training.batch import Member, MiniBatch, build_minibatch
-from shoal.training.model import load_policy
+from shoal.training.model.model import load_policy
+from shoal.training.packing.batch import Member, MiniBatch, build_minibatch
 
 
 @dataclass(frozen=True)

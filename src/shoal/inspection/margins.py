@@ -24,8 +24,8 @@ def add_margins(
     """Scores the records with the weights in `policy`, a plain model directory."""
     if directory is None:
         raise ConfigError("Margins need the run's secret.", hint="Inspect the run directory, on the owner's side.")
+    from shoal.policy.embedded.engine import TorchEngine
     from shoal.policy.engine import ScoreRequest
-    from shoal.policy.torch_engine import TorchEngine
 
     seeds = {_key(record): _seed(record, workload, directory) for record in records}
     engine = TorchEngine(policy, eos_token_ids=workload.codec.eos_token_ids)

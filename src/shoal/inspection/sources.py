@@ -17,7 +17,7 @@ from shoal.protocol.descriptor import RunDescriptor, open_descriptor
 from shoal.protocol.rollouts import RolloutLimits, read_rollouts
 from shoal.rundir import RunDirectory
 from shoal.tasks import CODEC_FILES, TextCodec
-from shoal.tasks.parcels import find_shard, tasks_of_run
+from shoal.tasks.datasets.transfer import find_shard, tasks_of_run
 from shoal.tasks.workload import Workload
 
 FOREIGN_LIMITS = RolloutLimits(rows=1 << 16, prompt_tokens=1 << 17, output_tokens=1 << 17, proof_bytes=1 << 21)
@@ -125,7 +125,7 @@ def _codec_of_run(root: Path | None, descriptor: RunDescriptor | None) -> TextCo
 def _submissions(directory: RunDirectory) -> list[Submission]:
     """Everything uploaded so far, from the coordinator's store, whether it runs or not."""
     from shoal.coordinator import Store
-    from shoal.coordinator.database import Connection, open_database
+    from shoal.coordinator.store.database import Connection, open_database
 
     name = directory.config().coordinator.store
     if name == "sqlite" and not directory.store.exists():

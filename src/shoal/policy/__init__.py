@@ -1,5 +1,6 @@
 """The policy in memory: model loading, publication of its weights, and the engines that generate and score."""
 
+from shoal.policy.embedded.engine import TorchEngine
 from shoal.policy.engine import (
     Completion,
     Engine,
@@ -20,7 +21,6 @@ from shoal.policy.models import (
     resolve_model,
     wire_tensors,
 )
-from shoal.policy.torch_engine import TorchEngine
 
 __all__ = [
     "ArchitectureError",

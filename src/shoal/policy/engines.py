@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from shoal.errors import ConfigError
+from shoal.policy.embedded.engine import TorchEngine
 from shoal.policy.engine import Engine
-from shoal.policy.torch_engine import TorchEngine
 
 
 class NumericsError(ConfigError):
@@ -37,7 +37,7 @@ def _torch_engine(
 def _vllm_engine(
     model_files: Path, eos_token_ids: Sequence[int], arithmetic: Arithmetic, max_tokens: int | None
 ) -> Engine:
-    from shoal.policy.vllm_engine import VllmEngine
+    from shoal.policy.vllm.engine import VllmEngine
 
     return VllmEngine(model_files, eos_token_ids=eos_token_ids, dtype=arithmetic.dtype, max_tokens=max_tokens)
 

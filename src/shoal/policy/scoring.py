@@ -15,9 +15,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt, continue_prompts, prefill_prompts
+from shoal.policy.embedded.runner import ModelRunner
 from shoal.policy.engine import Scored, ScoreRequest, signed_seed
-from shoal.policy.prompts import PrefilledPrompts, Prompt, continue_prompts, prefill_prompts
-from shoal.policy.runner import ModelRunner
 from shoal.proofs.sampling import token_margins
 
 # What one more pass through a small model costs beside its tokens, in tokens: less padding than this is not worth a pass.

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from shoal.config import RolloutConfig
 from shoal.errors import IntegrityError
 from shoal.protocol.descriptor import RunDescriptor
-from shoal.protocol.parquet import Column, Kind, Limits, ParquetError, ParquetFile
+from shoal.protocol.parquet.reader import Column, Kind, Limits, ParquetError, ParquetFile
 
 FORMAT_VERSION = 1
 HEADER_KEY = b"shoal"

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 
 from shoal.config import TasksConfig
 from shoal.errors import ConfigError
-from shoal.tasks.answers import THINK_CLOSE, THINK_OPEN
-from shoal.tasks.model import Task
+from shoal.tasks.task import Task
+from shoal.tasks.verifiers.answers import THINK_CLOSE, THINK_OPEN
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"

@@ -11,10 +11,10 @@ from os import cpu_count
 
 from shoal.config import TASK_PART
 from shoal.errors import ConfigError
-from shoal.tasks.checks import LEFT_TO_MODEL
-from shoal.tasks.learned import is_learned
-from shoal.tasks.model import Task, TaskSet
+from shoal.tasks.task import Task, TaskSet
 from shoal.tasks.verifiers import Score, Verifier, find_verifier, score
+from shoal.tasks.verifiers.reward_models import is_learned
+from shoal.tasks.verifiers.text import LEFT_TO_MODEL
 
 
 def length_penalty(target_length: int, length: int, alpha: float) -> float:

@@ -17,11 +17,12 @@ from blake3 import blake3
 from shoal.config import TasksConfig
 from shoal.errors import ConfigError
 from shoal.files import digest_file
-from shoal.tasks import chain_sums, gym
-from shoal.tasks.columns import row_to_task
-from shoal.tasks.model import Task, TaskSet, TaskSets, as_row, canonical_json
-from shoal.tasks.rows import HUB_PREFIX, HubDataset, Rows, file_rows, hub_rows, local_files, pin
-from shoal.tasks.tables import Row, open_table, record_batches, write_table
+from shoal.tasks.datasets import chain_sums
+from shoal.tasks.datasets.columns import row_to_task
+from shoal.tasks.datasets.rows import HUB_PREFIX, HubDataset, Rows, file_rows, hub_rows, local_files, pin
+from shoal.tasks.datasets.table import Row, open_table, record_batches, write_table
+from shoal.tasks.task import Task, TaskSet, TaskSets, as_row, canonical_json
+from shoal.tasks.verifiers import gym
 
 log = logging.getLogger(__name__)
 

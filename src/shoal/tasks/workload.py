@@ -12,9 +12,9 @@ from shoal.protocol.assignment import assign
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.rollouts import RolloutLimits
 from shoal.tasks.codec import PromptStyle, TextCodec
-from shoal.tasks.model import Task, TaskSets
 from shoal.tasks.rewards import length_penalty, score_all
 from shoal.tasks.sources import load_tasks
+from shoal.tasks.task import Task, TaskSets
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
 """The training engine: from validated groups to the next policy version."""
 
-from shoal.training.advantages import ADVANTAGES
 from shoal.training.checkpoints import CheckpointError, Checkpoints
-from shoal.training.corrections import CORRECTIONS
-from shoal.training.distributed import World
 from shoal.training.export import ExportError, RunFacts, export_policy, latest_checkpoint
-from shoal.training.losses import LOSSES, TokenBatch, TokenLoss
 from shoal.training.memory import MemoryPlan, ModelShape, model_shape, plan_memory
-from shoal.training.model import UnsupportedModelError
+from shoal.training.model.distributed import World
+from shoal.training.model.model import UnsupportedModelError
+from shoal.training.objective.advantages import ADVANTAGES
+from shoal.training.objective.corrections import CORRECTIONS
+from shoal.training.objective.losses import LOSSES, TokenBatch, TokenLoss
+from shoal.training.packing.samples import BatchError, Group, Sample
 from shoal.training.replay import ReplayError, recorded_groups, replay
 from shoal.training.reports import StepReport
-from shoal.training.samples import BatchError, Group, Sample
 from shoal.training.trackers import Trackers
 from shoal.training.trainer import DivergedError, Trainer
 

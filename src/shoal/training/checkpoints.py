@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from shoal.errors import ShoalError
 from shoal.files import TEMPORARY_PREFIX, write_atomic
-from shoal.training.distributed import World
+from shoal.training.model.distributed import World
 
 # One process is a normal way to train; torch warns about it on every save and load.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

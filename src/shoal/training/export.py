@@ -19,7 +19,7 @@ from shoal.errors import ShoalError
 from shoal.files import TEMPORARY_PREFIX, write_atomic
 from shoal.policy import build_empty_model, load_weights
 from shoal.training.checkpoints import Checkpoints
-from shoal.training.distributed import World
+from shoal.training.model.distributed import World
 
 COMPANION_FILES = (
     "tokenizer*",

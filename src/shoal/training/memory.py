@@ -14,7 +14,7 @@ import torch
 from shoal.config import TrainingConfig
 from shoal.errors import ConfigError
 from shoal.policy import resolve_model
-from shoal.training.logprobs import CHUNK_ELEMENTS
+from shoal.training.model.logprobs import CHUNK_ELEMENTS
 
 
 def _qwen2(width: int, inner_width: int, layers: int, heads: int, key_heads: int) -> dict[str, Any]:

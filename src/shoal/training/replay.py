@@ -10,8 +10,8 @@ from pathlib import Path
 
 from shoal.errors import ShoalError
 from shoal.protocol.rollouts import Rollout, RolloutHeader, RolloutLimits, read_rollouts
+from shoal.training.packing.samples import Group, Sample
 from shoal.training.reports import StepReport
-from shoal.training.samples import Group, Sample
 from shoal.training.trainer import Trainer
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.training.distributed import World
-from shoal.training.losses import TokenLoss, k3_divergence
-from shoal.training.samples import Group
+from shoal.training.model.distributed import World
+from shoal.training.objective.losses import TokenLoss, k3_divergence
+from shoal.training.packing.samples import Group
 
 SUMS = (
     "tokens", "loss", "policy_loss", "ratio", "entropy", "kl_update", "kl_reference", "kl_behaviour", "behaviour_tokens",

@@ -21,7 +21,7 @@ from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.patience import patiently
 from shoal.protocol.rollouts import Rollout, RolloutLimits, read_rollouts
-from shoal.training.samples import Group, Sample
+from shoal.training.packing.samples import Group, Sample
 from shoal.training.trackers import Trackers
 from shoal.training.trainer import DivergedError, Trainer
 

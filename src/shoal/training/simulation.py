@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from shoal.config import ShoalConfig
 from shoal.policy import Completion, GenerationRequest, TorchEngine, resolve_model
 from shoal.tasks import PromptStyle, Task, TextCodec, length_penalty, load_tasks, score
+from shoal.training.packing.samples import Group, Sample
 from shoal.training.replay import useful
 from shoal.training.reports import StepReport
-from shoal.training.samples import Group, Sample
 from shoal.training.trainer import Trainer
 
 Question = tuple[Task, int]

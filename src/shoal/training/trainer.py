@@ -20,17 +20,17 @@ from shoal.broadcast import WireTensor
 from shoal.config import TrainingConfig
 from shoal.errors import ConfigError, ShoalError
 from shoal.policy.models import unique_tensors
-from shoal.training.advantages import ADVANTAGES
-from shoal.training.batch import Member, MicroBatch, MiniBatch, build_minibatch, choose_members, split_groups
 from shoal.training.checkpoints import Checkpoints
-from shoal.training.corrections import CORRECTIONS
-from shoal.training.distributed import World
-from shoal.training.losses import LOSSES, TokenBatch, k3_divergence
-from shoal.training.masters import spread_masters
-from shoal.training.model import PolicyModel, load_policy
-from shoal.training.registry import find_function
+from shoal.training.model.distributed import World
+from shoal.training.model.masters import spread_masters
+from shoal.training.model.model import PolicyModel, load_policy
+from shoal.training.objective.advantages import ADVANTAGES
+from shoal.training.objective.corrections import CORRECTIONS
+from shoal.training.objective.losses import LOSSES, TokenBatch, k3_divergence
+from shoal.training.objective.registry import find_function
+from shoal.training.packing.batch import Member, MicroBatch, MiniBatch, build_minibatch, choose_members, split_groups
+from shoal.training.packing.samples import Group, check_groups
 from shoal.training.reports import StepReport, TokenSums, describe_groups, fill_token_means, token_statistics
-from shoal.training.samples import Group, check_groups
 
 
 class DivergedError(ShoalError):

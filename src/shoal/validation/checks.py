@@ -18,7 +18,7 @@ from shoal.protocol import api
 from shoal.protocol.rollouts import Rollout, RolloutFileError, RolloutHeader, read_rollouts
 from shoal.protocol.verdicts import Reason
 from shoal.tasks.workload import Reward, WorkItem, Workload
-from shoal.validation.calibration import Limits
+from shoal.validation.calibration.limits import Limits
 
 REWARD_TOLERANCE = 1e-9
 TOLERATED_SHARE = 0.1

@@ -13,7 +13,7 @@ from pathlib import Path
 from shoal.coordinator.ledger import Entry, check_draws
 from shoal.errors import ConfigError
 from shoal.files import digest_bytes
-from shoal.policy.torch_engine import TorchEngine
+from shoal.policy.embedded.engine import TorchEngine
 from shoal.protocol import api
 from shoal.protocol.assignment import SECRET_BYTES, slot_seed
 from shoal.protocol.descriptor import RunDescriptor, open_descriptor
@@ -21,7 +21,7 @@ from shoal.protocol.rollouts import RolloutFileError, RolloutHeader, read_rollou
 from shoal.protocol.verdicts import Reason
 from shoal.tasks import TaskSet, TaskSets, TextCodec, load_tasks
 from shoal.tasks.workload import Workload
-from shoal.validation.calibration import load_calibration
+from shoal.validation.calibration.limits import load_calibration
 from shoal.validation.checks import Finding, RejectedError, audit, check_claims
 
 

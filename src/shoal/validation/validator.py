@@ -12,15 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.errors import IntegrityError, RefusedError, ShoalError, UnavailableError
+from shoal.joined import JoinedRun
 from shoal.metrics import Metrics
 from shoal.policy.engine import Engine
-from shoal.policy.joined import JoinedRun
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.verdicts import Reason, Weight, heaviest
-from shoal.validation.calibration import Calibration
+from shoal.validation.calibration.limits import Calibration
 from shoal.validation.checks import Checked, Finding, RejectedError, audit, check_claims
-from shoal.validation.learned import LearnedJudge
+from shoal.validation.reward_models import LearnedJudge
 
 log = logging.getLogger(__name__)
 

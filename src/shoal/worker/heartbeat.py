@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from shoal.errors import RefusedError, ShoalError
+from shoal.joined import RelayList
 from shoal.metrics import Metrics
-from shoal.policy.joined import RelayList
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.worker.progress import Progress

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from shoal.errors import RefusedError, ShoalError, UnavailableError
+from shoal.joined import JoinedRun
 from shoal.metrics import Metrics
 from shoal.policy.engine import Completion, Engine, GenerationRequest
-from shoal.policy.joined import JoinedRun
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.patience import patiently

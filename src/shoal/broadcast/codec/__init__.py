@@ -1,0 +1,1 @@
+"""Bit-exact, compressed differences between two versions of a model."""

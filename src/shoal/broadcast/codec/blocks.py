@@ -1,0 +1,122 @@
+"""One block of a model as bytes, relative to the same block of its base.
+
+Each piece takes its cheapest form: nothing (unchanged), changes, packed, or raw, so a dense update never grows and tensors that
+are new or have changed their type need no base. Applying needs the base and gives every bit back, or refuses.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from shoal.broadcast.codec import kernels
+from shoal.broadcast.codec.changes import apply_changes, encode_changes
+from shoal.broadcast.codec.entropy import Reader, corrupt, varint
+from shoal.broadcast.codec.pieces import LAYOUTS, Block, Layout, Piece, block_bytes
+from shoal.broadcast.codec.weights import Bits, Weights
+from shoal.broadcast.manifest import TensorEntry
+
+SAME, CHANGED, PACKED, RAW = range(4)
+# Below this rate changes are cheaper than anything else, so the others are not even tried.
+SPARSE_RATE = 0.5
+PACK_LEVEL = 3
+
+
+def encode_block(block: Block, base: Weights, new: Weights) -> bytes:
+    pairs = [(base.same_piece(new.tensors[piece.tensor], piece), new.bits(piece)) for piece in block]
+    layouts = [LAYOUTS[new.tensors[piece.tensor].dtype] for piece in block]
+    modes, bodies = [], []
+    for (old, numbers), layout in zip(pairs, layouts, strict=True):
+        mode, body = _choose_mode(old, numbers, layout)
+        modes.append(mode)
+        bodies.append(body)
+    for layout in LAYOUTS.values():
+        chosen = [
+            (old, numbers)
+            for (old, numbers), mode, own in zip(pairs, modes, layouts, strict=True)
+            if mode == CHANGED and own == layout and old is not None
+        ]
+        bodies.append(encode_changes(chosen, layout) if chosen else b"")
+    encoded = bytes(modes) + b"".join(bodies)
+    if len(encoded) <= len(block) + block_bytes(block):
+        return encoded
+    return bytes([RAW]) * len(block) + b"".join(numbers.tobytes() for _, numbers in pairs)
+
+
+def apply_block(
+    payload: memoryview,
+    block: Block,
+    base: Weights,
+    tensors: Sequence[TensorEntry],
+    room: NDArray[np.uint8] | None = None,
+) -> list[Bits]:
+    """The numbers of every piece of the block, one after the other in `room`, if given; the base is only read."""
+    reader = Reader(payload)
+    room = np.empty(block_bytes(block), np.uint8) if room is None else room
+    at = 0
+    modes = bytes(reader.take(len(block)))
+    results: list[Bits] = []
+    changed: dict[Layout, list[Bits]] = {layout: [] for layout in LAYOUTS.values()}
+    for piece, mode in zip(block, modes, strict=True):
+        tensor = tensors[piece.tensor]
+        layout = LAYOUTS[tensor.dtype]
+        numbers: Bits = room[at : at + piece.size_bytes].view(layout.storage)
+        at += piece.size_bytes
+        np.copyto(numbers, _read_piece(reader, mode, piece, layout, base.same_piece(tensor, piece)))
+        results.append(numbers)
+        if mode == CHANGED:
+            changed[layout].append(numbers)
+    for layout, arrays in changed.items():
+        if arrays:
+            apply_changes(reader, arrays, layout)
+    if reader.left:
+        raise corrupt("bytes are left over")
+    return results
+
+
+def _choose_mode(old: Bits | None, numbers: Bits, layout: Layout) -> tuple[int, bytes]:
+    if old is not None:
+        if not kernels.differ(old, numbers):
+            return SAME, b""
+        if kernels.sampled_changes(old, numbers) < SPARSE_RATE:
+            return CHANGED, b""
+    packed = _pack(numbers)
+    body = varint(len(packed)) + packed
+    if old is not None and len(encode_changes([(old, numbers)], layout)) < min(len(body), numbers.nbytes):
+        return CHANGED, b""
+    return (PACKED, body) if len(body) < numbers.nbytes else (RAW, numbers.tobytes())
+
+
+def _read_piece(reader: Reader, mode: int, piece: Piece, layout: Layout, old: Bits | None) -> Bits:
+    if mode in (SAME, CHANGED):
+        if old is None:
+            raise corrupt("it changes a tensor that its base does not have")
+        return old
+    if mode == RAW:
+        return _as_bits(reader.take(piece.size_bytes), layout)
+    if mode == PACKED:
+        return _unpack(reader.take(reader.varint(piece.size_bytes)), piece, layout)
+    raise corrupt(f"there is no piece mode {mode}")
+
+
+def _pack(numbers: Bits) -> bytes:
+    """Byte planes apart: exponents repeat, mantissas do not."""
+    planes = numbers.view(np.uint8).reshape(-1, numbers.itemsize).T
+    return zstandard.ZstdCompressor(level=PACK_LEVEL).compress(planes.tobytes())
+
+
+def _unpack(data: memoryview, piece: Piece, layout: Layout) -> Bits:
+    try:
+        if zstandard.get_frame_parameters(data).content_size != piece.size_bytes:
+            raise corrupt("a packed piece has another size than its tensor")
+        planes = zstandard.ZstdDecompressor().decompress(data, max_output_size=piece.size_bytes)
+    except zstandard.ZstdError as error:
+        raise corrupt(f"a packed piece cannot be unpacked ({error})") from None
+    array = np.frombuffer(planes, np.uint8).reshape(piece.item_bytes, -1).T
+    return _as_bits(array.tobytes(), layout)
+
+
+def _as_bits(data: bytes | memoryview, layout: Layout) -> Bits:
+    numbers: NDArray[np.uint16] | NDArray[np.uint32] = np.frombuffer(data, layout.storage)
+    return numbers

@@ -1,0 +1,87 @@
+"""Bit-exact differences between two versions of the same numbers.
+
+Weights are compared as bit patterns, ordered like the numbers they stand for. An update smaller than half a unit in the last
+place vanishes in the cast, so whether a weight changed, and by how many units, follows mostly from its exponent, which both
+sides know: numbers are coded in four bands of magnitude, the one nearest to zero densely with the exponent as context, the
+others as the gaps between changes. Any bits survive: NaN payloads, −0.0, denormals.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shoal.broadcast.codec import kernels
+from shoal.broadcast.codec.entropy import Reader, corrupt, read_stream, varint, write_stream
+from shoal.broadcast.codec.kernels import CONTEXTS
+from shoal.broadcast.codec.pieces import Layout
+from shoal.broadcast.codec.weights import Bits
+
+# Where nearly every number changes, a step for each is cheaper than gaps.
+DENSE_RATE = 0.25
+
+
+def encode_changes(pairs: Sequence[tuple[Bits, Bits]], layout: Layout) -> bytes:
+    """What turns every first array into its second; the pairs are coded as if they were one long pair."""
+    cut_exponent = choose_cut(pairs, layout)
+    size = sum(len(base) for base, _ in pairs)
+    # As large as they could ever become; only the pages that are used cost memory.
+    dense, contexts = np.empty(size, np.uint32), np.empty(size, np.uint8)
+    gaps, steps = np.empty(size, np.uint32), np.empty(size, np.uint32)
+    cursors = np.zeros(3, np.int64)
+    magnitude, limit = typed(layout, layout.magnitude), typed(layout, cut_exponent << layout.exponent_shift)
+    for base, new in pairs:
+        kernels.collect(
+            base,
+            new,
+            layout.width,
+            layout.exponent_shift,
+            magnitude,
+            limit,
+            dense,
+            contexts,
+            gaps,
+            steps,
+            cursors,
+        )
+    near_zero, sparse = int(cursors[0]), int(cursors[1])
+    dense, contexts = dense[:near_zero], contexts[:near_zero]
+    parts = [varint(cut_exponent), write_stream(gaps[:sparse]), write_stream(steps[:sparse])]
+    parts += [write_stream(dense[contexts == context]) for context in range(CONTEXTS)]
+    return b"".join(parts)
+
+
+def apply_changes(reader: Reader, arrays: Sequence[Bits], layout: Layout) -> None:
+    """Turn the first arrays of `encode_changes` into the second ones, in place."""
+    size = sum(len(array) for array in arrays)
+    cut = typed(layout, reader.varint(layout.exponents) << layout.exponent_shift)
+    magnitude = typed(layout, layout.magnitude)
+    gaps, steps = read_stream(reader, size), read_stream(reader, size)
+    streams = [read_stream(reader, size) for _ in range(CONTEXTS)]
+    if len(gaps) != len(steps):
+        raise corrupt("gaps and steps differ in number")
+    dense = np.concatenate(streams)
+    ends = np.cumsum([len(stream) for stream in streams])
+    dense_cursors, sparse_cursors = np.concatenate([[0], ends[:-1]]), np.zeros(2, np.int64)
+    for array in arrays:
+        # Dense first: a sparse step may carry a number below the cut, never the other way round for one that was below.
+        status = kernels.patch_dense(
+            array, layout.width, layout.exponent_shift, magnitude, cut, dense, dense_cursors, ends
+        )
+        if status == kernels.CORRUPT:
+            raise corrupt("it has too few steps for the numbers near zero")
+        kernels.patch_sparse(array, layout.width, gaps, steps, sparse_cursors)
+    if (dense_cursors != ends).any() or sparse_cursors[0] != len(gaps):
+        raise corrupt("it describes changes beyond the end")
+
+
+def typed(layout: Layout, value: int) -> kernels.Word:
+    return np.uint16(value) if layout.width == 16 else np.uint32(value)
+
+
+def choose_cut(pairs: Sequence[tuple[Bits, Bits]], layout: Layout) -> int:
+    """The exponent below which numbers change often, judged on a sample."""
+    members, changes = np.zeros(layout.exponents, np.int64), np.zeros(layout.exponents, np.int64)
+    for base, new in pairs:
+        kernels.survey(base, new, layout.exponent_shift, layout.magnitude, members, changes)
+    often = np.flatnonzero(changes > DENSE_RATE * members)
+    return int(often[-1]) + 1 if len(often) else 0

@@ -1,0 +1,1 @@
+"""HTTP for shards: the file server, its limits, and the pooled client."""

@@ -1,0 +1,252 @@
+"""Serve a published directory: immutable files with ranges, and one pointer that can be waited for.
+
+GET /head.json?newer_than=COUNTER&wait_s=S answers as soon as the head's counter passes COUNTER. GET /shards/DIGEST?wait_s=S
+holds the request for a file that is on its way. Everything else is a plain static file, so any web server can stand in.
+Connections, requests and bytes per second are limited; refusals are JSON `{code, message, hint}`.
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from io import FileIO
+from pathlib import Path
+
+from aiohttp import web
+
+from shoal.broadcast.http.limits import Places, ServerLimits, Throttle
+from shoal.broadcast.http.listener import Guard, ServerThread
+from shoal.broadcast.http.waiting import Arrivals, HeadPointer
+from shoal.broadcast.store import Folder, Readers, Store
+from shoal.files import is_digest
+from shoal.metrics import Metrics
+
+MAX_WAIT_S = 30.0
+THROTTLED_PIECE_BYTES = 64 << 10
+PIECE_BYTES = 8 << 20
+IMMUTABLE = {
+    "Cache-Control": "public, max-age=31536000, immutable",
+    "Content-Type": "application/octet-stream",
+    "Accept-Ranges": "bytes",
+}
+POINTER = {"Cache-Control": "no-store", "Content-Type": "application/json"}
+
+
+class DirectoryServer:
+    """The aiohttp application of one directory; lives on one event loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        readers: Readers | None = None,
+        metrics: Metrics | None = None,
+        limits: ServerLimits | None = None,
+        expected: Callable[[str], bool] | None = None,
+    ) -> None:
+        """`expected` says which files are on their way; without it nothing ever is."""
+        self._store = store
+        self._readers = readers or Readers()
+        self._metrics = metrics or Metrics()
+        self._limits = limits or ServerLimits()
+        self._expected = expected
+        self._throttle = Throttle(self._limits)
+        self._places = Places(self._limits.requests_per_client, self._limits.requests_total)
+        self._pointer = HeadPointer(store.root / "head.json")
+        self._arrivals = Arrivals()
+
+    def application(self) -> web.Application:
+        app = web.Application(middlewares=[self._limit], client_max_size=1024)
+        app.router.add_get("/head.json", self._get_head)
+        app.router.add_get("/descriptor.json", self._get_descriptor)
+        app.router.add_get("/{folder:shards|manifests}/{digest}", self._get_file)
+        app.cleanup_ctx.append(self._watch)
+        app.on_shutdown.append(self._release_waiting)
+        return app
+
+    async def _watch(self, app: web.Application) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def arrived(digest: str) -> None:
+            # The loop may be gone when a last shard arrives during shutdown.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._arrivals.notify, digest)
+
+        self._store.on_put = arrived
+        task = asyncio.create_task(self._pointer.watch())
+        yield
+        self._store.on_put = None
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    async def _release_waiting(self, app: web.Application) -> None:
+        self._pointer.close()
+        self._arrivals.close()
+
+    async def _get_head(self, request: web.Request) -> web.StreamResponse:
+        newer_than = _number(request, "newer_than", -1)
+        wait_s = min(_number(request, "wait_s", 0), MAX_WAIT_S)
+        data = await self._pointer.get(newer_than, wait_s)
+        if data is None:
+            return refusal(503, "no_head", "Nothing has been published here yet.", "Try again, or ask another relay.")
+        self._metrics.count("bytes_sent", len(data))
+        return web.Response(body=data, headers=POINTER)
+
+    async def _get_descriptor(self, request: web.Request) -> web.StreamResponse:
+        path = self._store.root / "descriptor.json"
+        if not path.exists():
+            return refusal(404, "no_descriptor", "There is no run descriptor here.")
+        return web.Response(body=path.read_bytes(), headers=POINTER)
+
+    async def _get_file(self, request: web.Request) -> web.StreamResponse:
+        folder: Folder = "shards" if request.match_info["folder"] == "shards" else "manifests"
+        digest = request.match_info["digest"]
+        if not is_digest(digest):
+            return refusal(404, "not_a_digest", "Files here are named by their digest.")
+        path = self._store.path(folder, digest)
+        expected = self._expected
+        if not path.exists() and expected is not None:
+            # Even for an unknown name: whoever asks may have heard of a new version a moment before we do.
+            await self._arrivals.wait(digest, min(_number(request, "wait_s", 0), MAX_WAIT_S))
+        if not path.exists():
+            if expected is not None and expected(digest):
+                return refusal(503, "not_yet", f"{digest[:12]}… is on its way here.", "Try again or ask another relay.")
+            return refusal(404, "unknown_file", f"There is no {digest[:12]}… here.")
+        self._readers.touch(digest)
+        body = FileBody(path, self._throttle, self._metrics, self._limits.stalled_after_s)
+        await body.send(request)
+        return body
+
+    @web.middleware
+    async def _limit(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        client = request.remote or ""
+        protocol = request.transport.get_protocol() if request.transport is not None else None
+        if isinstance(protocol, Guard):
+            protocol.asked = True
+        if not self._places.enter(client):
+            return refusal(429, "too_many_requests", "Too many requests at once.", "Use fewer connections.")
+        try:
+            return await handler(request)
+        finally:
+            self._places.leave(client)
+
+
+class FileBody(web.StreamResponse):
+    """A whole file or one range of it, sent by the kernel, in pieces where bytes per second are limited."""
+
+    def __init__(self, path: Path, throttle: Throttle, metrics: Metrics, stalled_after_s: float) -> None:
+        super().__init__(headers=IMMUTABLE)
+        self._path = path
+        self._throttle = throttle
+        self._metrics = metrics
+        self._stalled_after_s = stalled_after_s
+
+    async def send(self, request: web.BaseRequest) -> None:
+        # Opened here, not on a thread: the files are small and in the page cache, a hop costs more than the call.
+        with open(self._path, "rb", buffering=0) as file:
+            start, end = self._range(request, os.fstat(file.fileno()).st_size)
+            self.content_length = end - start
+            await self.prepare(request)
+            if request.method != "HEAD":
+                async with self._throttle.turn():
+                    await self._send_pieces(request, file, start, end)
+            await self.write_eof()
+
+    def _range(self, request: web.BaseRequest, size: int) -> tuple[int, int]:
+        try:
+            wanted = request.http_range
+        except ValueError:
+            wanted = slice(size, None, 1)
+        if wanted == slice(None, None, 1):
+            return 0, size
+        start, end, _ = wanted.indices(size)
+        if start >= end:
+            self.set_status(416)
+            self.headers["Content-Range"] = f"bytes */{size}"
+            return 0, 0
+        self.set_status(206)
+        self.headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+        return start, end
+
+    async def _send_pieces(self, request: web.BaseRequest, file: FileIO, start: int, end: int) -> None:
+        loop = asyncio.get_running_loop()
+        client = request.remote or ""
+        piece_bytes = THROTTLED_PIECE_BYTES if self._throttle.active else PIECE_BYTES
+        while start < end:
+            count = min(end - start, piece_bytes)
+            await self._throttle.take(client, count)
+            if request.transport is None:
+                raise ConnectionResetError("the client is gone")
+            async with asyncio.timeout(self._stalled_after_s):
+                await loop.sendfile(request.transport, file, start, count)
+            start += count
+            self._metrics.count("bytes_sent", count)
+
+
+class OriginServer:
+    """Serves an origin's directory from the trainer's own process, and keeps its head from expiring."""
+
+    def __init__(
+        self,
+        root: Path,
+        host: str,
+        port: int,
+        *,
+        readers: Readers | None = None,
+        metrics: Metrics | None = None,
+        limits: ServerLimits | None = None,
+        refresh: Callable[[], None] | None = None,
+        refresh_every_s: float = 30.0,
+    ) -> None:
+        self._refresh = refresh
+        self._refresh_every_s = refresh_every_s
+        self._stopping = threading.Event()
+        self._refresher = threading.Thread(target=self._keep_fresh, name="head refresher", daemon=True)
+
+        def build() -> web.Application:
+            return DirectoryServer(Store(root), readers=readers, metrics=metrics, limits=limits).application()
+
+        self._server = ServerThread(build, host, port, name="origin", limits=limits)
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    def start(self) -> None:
+        self._server.start()
+        self._refresher.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._server.stop()
+
+    def _keep_fresh(self) -> None:
+        while self._refresh is not None and not self._stopping.wait(self._refresh_every_s):
+            self._refresh()
+
+
+def serve_origin(root: Path, host: str, port: int) -> OriginServer:
+    """Serve a directory that somebody publishes into, until `stop`."""
+    server = OriginServer(root, host, port)
+    server.start()
+    return server
+
+
+def refusal(status: int, code: str, message: str, hint: str = "") -> web.Response:
+    return web.json_response({"code": code, "message": message, "hint": hint}, status=status)
+
+
+def _number(request: web.Request, name: str, default: float) -> float:
+    try:
+        value = float(request.query.get(name, default))
+    except ValueError:
+        return default
+    return value if value == value else default

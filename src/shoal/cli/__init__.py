@@ -1,0 +1,1 @@
+"""The `shoal` command: parsing and printing. Heavy imports happen inside the commands."""

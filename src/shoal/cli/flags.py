@@ -1,0 +1,60 @@
+"""What the commands share: common flags, the settings given as `--section.name VALUE`, and the run that these describe."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.config import ShoalConfig, to_toml
+from shoal.rundir import RunDirectory, load_run
+
+RunFile = Annotated[Path | None, typer.Argument(help="TOML file that describes the run; defaults apply without one.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and stop.")]
+Threads = Annotated[int, typer.Option(help="Compute threads; 0 lets torch decide.")]
+Authority = Annotated[
+    Path | None,
+    typer.Option("--ca", help="Also trust the TLS certificates of this PEM file, such as a private authority's."),
+]
+Url = Annotated[str, typer.Argument(help="Address of the coordinator, such as http://host:7300.")]
+
+settings: list[str] = []
+"""Dotted flags of this invocation, collected before the command line is parsed."""
+
+
+def split_settings(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Dotted flags with their values, and everything else."""
+    rest: list[str] = []
+    found: list[str] = []
+    while arguments:
+        argument = arguments.pop(0)
+        if argument.startswith("--") and "." in argument.partition("=")[0]:
+            found.append(argument)
+            if "=" not in argument and arguments:
+                found.append(arguments.pop(0))
+        else:
+            rest.append(argument)
+    return rest, found
+
+
+def run_config(run_file: Path | None, dry_run: bool = False) -> ShoalConfig:
+    config = load_run(run_file, settings)
+    if dry_run:
+        typer.echo(to_toml(config))
+        raise SystemExit(0)
+    return config
+
+
+def run_directory(run_file: Path | None, dry_run: bool = False) -> RunDirectory:
+    """The run directory of a run file, made if it is new."""
+    from shoal.owner.create import initialise
+
+    return initialise(run_config(run_file, dry_run))
+
+
+def report(text: str) -> None:
+    """One voice: under torchrun only the first rank speaks."""
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(text)
+        sys.stdout.flush()

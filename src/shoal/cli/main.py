@@ -1,0 +1,145 @@
+"""The `shoal` command: which commands there are, and how each invocation begins and ends.
+
+Settings of a run are given as `--section.name VALUE` to any command that takes a run file; they are collected before the
+command line is parsed, so they may stand anywhere. A ShoalError becomes one sentence and a non-zero exit code.
+"""
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from shoal import __version__
+from shoal.cli import data as data_commands
+from shoal.cli import records as record_commands
+from shoal.cli import roles as role_commands
+from shoal.cli.flags import report, settings, split_settings
+from shoal.cli.run import run_app
+from shoal.config import describe, reference_page
+from shoal.errors import ConfigError, ShoalError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+HOPELESS = {
+    *("config", "key_file", "port_taken", "banned", "protocol_version", "pinned_key", "numerics_class"),
+    *("model", "architecture", "role_key", "busy", "diverged", "too_slow", "schema", "repeated_step"),
+    *("sandbox", "own_verifier", "malformed_task"),
+}
+"""Codes of errors that starting again cannot cure."""
+TAKE_SETTINGS = {
+    "init",
+    "coordinator",
+    "train",
+    "validate",
+    "evaluate",
+    "up",
+    "demo",
+    "calibrate",
+    "export",
+    "plan-memory",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    rest, given = split_settings(list(sys.argv[1:] if arguments is None else arguments))
+    settings[:] = given
+    signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else somebody said nohup
+        signal.signal(signal.SIGHUP, _terminate)
+    try:
+        app(rest, prog_name="shoal")
+    except ShoalError as error:
+        _fail(error)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _fail(ShoalError("The disk is full.", hint="Make room; the same command goes on where it was."))
+        if error.filename is None:
+            raise
+        _fail(ShoalError(f"{error.filename} cannot be used: {(error.strerror or str(error)).lower()}."))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _fail(error: ShoalError) -> None:
+    """One sentence; exit code 78 tells a supervisor that starting again cannot help."""
+    print(f"shoal: {error}", file=sys.stderr)
+    raise SystemExit(os.EX_CONFIG if error.code in HOPELESS else 1)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+@app.callback(invoke_without_command=True)
+def _before(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Train language models by reinforcement learning on compute that nobody has to trust."""
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+    if settings and context.invoked_subcommand not in TAKE_SETTINGS:
+        raise ConfigError(
+            f"`shoal {context.invoked_subcommand}` takes no settings such as {settings[0]}.",
+            hint=f"They belong to {', '.join(sorted(TAKE_SETTINGS))}.",
+        )
+
+
+def doctor() -> None:
+    """Check this machine and say what is missing."""
+    from shoal.cli.doctor import examine
+
+    raise SystemExit(examine(report))
+
+
+def show_settings(
+    markdown: Annotated[bool, typer.Option("--markdown", help="As the reference page of the docs.")] = False,
+) -> None:
+    """Every setting with its default and its reason."""
+    if markdown:
+        typer.echo(reference_page(), nl=False)
+        return
+    for key, default, reason in describe():
+        typer.echo(f"{key} = {default}\n    {reason}")
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "eval": data_commands.evaluate_policy,
+    "curate": data_commands.curate_tasks,
+    "filter": data_commands.filter_file,
+    "sft": data_commands.warm_start,
+    "init": role_commands.init,
+    "coordinator": role_commands.coordinator,
+    "train": role_commands.train,
+    "export": record_commands.export,
+    "inspect": record_commands.inspect,
+    "plan-memory": record_commands.plan_memory,
+    "validate": role_commands.validate,
+    "evaluate": role_commands.evaluate,
+    "relay": role_commands.relay,
+    "work": role_commands.work,
+    "up": role_commands.up,
+    "demo": role_commands.demo,
+    "doctor": doctor,
+    "config": show_settings,
+    "calibrate": record_commands.calibrate,
+    "verify": record_commands.verify,
+}
+"""In the order of `shoal --help`."""
+
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
+app.add_typer(record_commands.ledger_app, name="ledger")
+app.add_typer(run_app, name="run")
+app.add_typer(data_commands.reward_model_app, name="reward-model")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    main()

@@ -1,0 +1,228 @@
+"""What a run leaves behind and what it needs, as commands: `export`, `inspect`, `plan-memory`, `calibrate`, `verify`, `ledger`.
+
+Thin: each parses its flags and calls a room. Heavy imports happen inside.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.flags import RunFile, Url, report, run_config
+from shoal.errors import ConfigError, IntegrityError
+from shoal.rundir import RunDirectory
+
+LOOK_DEADLINE_S = 5.0
+
+ledger_app = typer.Typer(no_args_is_help=True, help="Look at the ledger of a run and re-check it.")
+
+
+def export(
+    output: Annotated[Path, typer.Argument(help="Directory to write; must not exist.")],
+    run_file: RunFile = None,
+    step: Annotated[int | None, typer.Option(help="Checkpoint to export; the newest without it.")] = None,
+) -> None:
+    """Write the trained policy as a plain model directory with a card."""
+    from shoal.owner.records import export_run
+
+    export_run(RunDirectory(run_config(run_file).run.dir), output, report, step=step)
+
+
+def inspect(
+    paths: Annotated[
+        list[Path], typer.Argument(help="A run directory, or rollout files (*.parquet) and directories of them.")
+    ],
+    step: Annotated[int | None, typer.Option(help="Only rollouts of this step.")] = None,
+    slot: Annotated[int | None, typer.Option(help="Only rollouts of this slot.")] = None,
+    version: Annotated[int | None, typer.Option(help="Only rollouts of this policy version.")] = None,
+    worker: Annotated[str, typer.Option(help="Only of this worker: its name, or the beginning of its key.")] = "",
+    task: Annotated[str, typer.Option(help="Only of this task.")] = "",
+    state: Annotated[
+        str, typer.Option(help="waiting, accepted, no_signal, consumed, expired, withdrawn, rejected or recorded.")
+    ] = "",
+    min_reward: Annotated[float | None, typer.Option(help="Smallest reward.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Largest reward.")] = None,
+    min_age: Annotated[int | None, typer.Option(help="Smallest lag behind the trainer, in versions.")] = None,
+    max_age: Annotated[int | None, typer.Option(help="Largest lag behind the trainer, in versions.")] = None,
+    truncated: Annotated[
+        bool | None, typer.Option("--truncated/--finished", help="Only cut completions, or only finished ones.")
+    ] = None,
+    grep: Annotated[str, typer.Option(help="Regular expression that prompt or completion must match.")] = "",
+    sort: Annotated[str, typer.Option(help="run, reward, length, age or margin.")] = "run",
+    reverse: Annotated[bool, typer.Option("--reverse", help="Largest or newest first.")] = False,
+    limit: Annotated[int, typer.Option(min=0, help="Rollouts to print; 0 prints all.")] = 10,
+    max_characters: Annotated[int, typer.Option(min=0, help="Longer texts lose their middle; 0 keeps it.")] = 2000,
+    policy: Annotated[Path | None, typer.Option(help="Model directory under which margins are computed.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer of files that lie in no run directory.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+) -> None:
+    """Print and filter recorded rollouts: text, reward and why, margins, age, verdict."""
+    from shoal.inspection.filters import Filter, known_order, known_pattern
+    from shoal.owner.records import inspect_rollouts
+
+    chosen = Filter(
+        step=step,
+        slot=slot,
+        version=version,
+        worker=worker,
+        task=task,
+        state=state,
+        min_reward=min_reward,
+        max_reward=max_reward,
+        min_age=min_age,
+        max_age=max_age,
+        truncated=truncated,
+        pattern=known_pattern(grep),
+    )
+    inspect_rollouts(
+        paths,
+        chosen,
+        order=known_order(sort),
+        reverse=reverse,
+        limit=limit,
+        tokenizer=tokenizer,
+        policy=policy,
+        as_lines=json,
+        max_characters=max_characters,
+    )
+
+
+def plan_memory(
+    run_file: RunFile = None,
+    ranks: Annotated[int, typer.Option(help="Trainer processes that share the model.")] = 1,
+) -> None:
+    """What the trainer of a run will hold in memory, before anything is loaded."""
+    from shoal.owner.records import show_memory_plan
+
+    show_memory_plan(run_config(run_file), ranks, report)
+
+
+def calibrate(
+    out: Annotated[Path, typer.Argument(help="Calibration file to write.")],
+    run_file: RunFile = None,
+    prompts: Annotated[int, typer.Option(help="Honest completions per setting.")] = 512,
+    engine: Annotated[str, typer.Option(help="What honest workers generate with: torch or vllm.")] = "torch",
+    device: Annotated[str, typer.Option(help="Where the torch engine computes: cpu or cuda.")] = "cpu",
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="Compute type, each a numerics class; default: float32 and bfloat16.")
+    ] = None,
+    extend: Annotated[bool, typer.Option("--extend", help="Keep the other classes that OUT has already.")] = False,
+) -> None:
+    """Measure honest arithmetic and forgeries for a model, and write the limits of its verdicts."""
+    from shoal.validation.calibration.measure import Machine, calibrate_run
+
+    machine = Machine(engine, device, tuple(dtype or Machine.dtypes))
+    calibrate_run(run_config(run_file), prompts, out, report, machine=machine, extend=extend)
+
+
+def verify(
+    rollouts: Annotated[Path, typer.Argument(help="A rollout file, as a worker uploaded it.")],
+    policy: Annotated[Path, typer.Option(help="Directory with the policy version that the file names.")],
+    descriptor: Annotated[Path, typer.Option(help="The signed descriptor of the run.")],
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="Export of the run's ledger: brings the step's secret and the draw of the audit."),
+    ] = None,
+    step_secret: Annotated[str, typer.Option(help="Secret of the file's step, if there is no --ledger.")] = "",
+    calibration: Annotated[str, typer.Option(help="`bundled`, or the calibration file of the run.")] = "bundled",
+    tasks: Annotated[
+        Path | None, typer.Option(help="The tasks, if the owner served them: a worker's DIR/cache/tasks/*.arrow.")
+    ] = None,
+) -> None:
+    """Repeat the verdict on a rollout file offline, with an audit of every token."""
+    from shoal.coordinator import verify_export
+    from shoal.files import digest_bytes
+    from shoal.protocol.descriptor import open_descriptor
+    from shoal.validation.offline import recorded, verdict_lines, verify_file
+
+    data, run = _read_bytes(rollouts), _read_bytes(descriptor)
+    if ledger is not None:
+        entries, _ = verify_export(_read_lines(ledger), open_descriptor(run).coordinator_key)
+        known = recorded(entries, digest_bytes(data))
+        report(str(known))
+        secret = known.step_secret
+    else:
+        secret = _secret_bytes(step_secret)
+    verdict = verify_file(data, policy, run, secret, calibration=calibration, tasks=tasks)
+    for line in verdict_lines(verdict):
+        report(line)
+    raise SystemExit(0 if verdict.accepted else 1)
+
+
+@ledger_app.command("export")
+def ledger_export(url: Url, out: Annotated[Path, typer.Argument(help="File to write.")]) -> None:
+    """Save the whole ledger with its signed seal."""
+    from shoal.files import write_atomic
+    from shoal.protocol import CoordinatorClient
+
+    with CoordinatorClient(url, None, deadline_s=LOOK_DEADLINE_S) as client:
+        write_atomic(out, client.ledger_export())
+    report(f"wrote {out}")
+
+
+@ledger_app.command("verify")
+def ledger_verify(
+    file: Annotated[Path, typer.Argument(help="An exported ledger.")],
+    coordinator_key: Annotated[
+        str | None, typer.Option(help="Key that must have signed; default: the key in the seal.")
+    ] = None,
+) -> None:
+    """Re-check an exported ledger offline: chain, signatures, count, and the draw of every audit."""
+    from shoal.coordinator import check_draws, verify_export
+
+    lines = _read_lines(file)
+    key = coordinator_key or _seal_key(lines)
+    entries, run_id = verify_export(lines, key)
+    draws = check_draws(entries)
+    report(
+        f"ok: {len(entries)} entries of run {run_id}, signed by {key[:12]}…, head {entries[-1].hash if entries else '-'}"
+    )
+    report(f"ok: {draws} audit draws repeated with the published secrets")
+
+
+@ledger_app.command("show")
+def ledger_show(file: Annotated[Path, typer.Argument(help="An exported ledger.")]) -> None:
+    """Print the entries and the balances that follow from them."""
+    from shoal.coordinator import balances, verify_export
+
+    lines = _read_lines(file)
+    entries, _ = verify_export(lines, _seal_key(lines))
+    for entry in entries:
+        typer.echo(f"{entry.seq:6d} {entry.kind:10s} {entry.body}")
+    for worker, account in balances(entries).items():
+        typer.echo(f"{worker[:12]}… {account}")
+
+
+def _seal_key(lines: Sequence[bytes]) -> str:
+    """The key that the export says it is signed with."""
+    from shoal.coordinator import LedgerError
+    from shoal.identity import Envelope
+
+    try:
+        return Envelope.from_bytes(lines[-1]).key
+    except IntegrityError:
+        raise LedgerError("The export does not end with a seal: it is truncated, or not a ledger export.") from None
+
+
+def _secret_bytes(text: str) -> bytes:
+    if not text:
+        raise ConfigError("The secret of the file's step is missing.", hint="Give --ledger or --step-secret.")
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise ConfigError("The step's secret is not hexadecimal.") from None
+
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+
+
+def _read_lines(file: Path) -> list[bytes]:
+    lines = _read_bytes(file).splitlines()
+    if not lines:
+        raise ConfigError(f"{file} is empty.")
+    return lines

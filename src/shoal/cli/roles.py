@@ -1,0 +1,177 @@
+"""The commands of the roles: `init`, `coordinator`, `train`, `validate`, `evaluate`, `relay`, `work`, `up`, `demo`.
+
+Thin: each parses its flags and calls one function. Heavy imports happen inside.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.flags import Authority, DryRun, RunFile, Threads, Url, report, run_config, run_directory, settings
+from shoal.config import to_toml
+
+
+def init(run_file: RunFile = None, dry_run: DryRun = False) -> None:
+    """Make a run: keys, secret, base files and the signed descriptor."""
+    directory = run_directory(run_file, dry_run)
+    descriptor = directory.descriptor()
+    report(f"run {descriptor.run_id} in {directory.root}")
+    report(f"contributors join with: shoal work {descriptor.coordinator_url} --run-key {descriptor.run_key}")
+
+
+def coordinator(run_file: RunFile = None, dry_run: DryRun = False) -> None:
+    """Serve steps, leases, verdicts and the ledger of a run."""
+    from shoal.roles import processes as roles
+
+    roles.coordinate(run_directory(run_file, dry_run), report)
+
+
+def train(
+    run_file: RunFile = None,
+    dry_run: DryRun = False,
+    threads: Threads = 0,
+    replay: Annotated[
+        Path | None, typer.Option(help="Train from the rollout files of this directory, without a swarm.")
+    ] = None,
+) -> None:
+    """Train on accepted rollouts and publish every version; works under torchrun too."""
+    from shoal.owner import records as tools
+    from shoal.roles import processes as roles
+
+    if replay is None:
+        roles.train(run_directory(run_file, dry_run), report, threads=threads)
+        return
+    config = run_config(run_file, dry_run)
+    roles.use_threads(threads)
+    tools.replay_rollouts(config, replay, config.run.dir / "replay", report)
+
+
+def validate(
+    run_file: RunFile = None,
+    dry_run: DryRun = False,
+    threads: Threads = 0,
+    engine: Annotated[str, typer.Option(help="`torch` or `vllm`; default: `validation.engine` of the run.")] = "",
+) -> None:
+    """Judge submissions; start as many as you like."""
+    from shoal.roles import processes as roles
+
+    roles.validate(run_directory(run_file, dry_run), report, threads=threads, engine=engine)
+
+
+def evaluate(run_file: RunFile = None, dry_run: DryRun = False, threads: Threads = 0) -> None:
+    """Measure published versions on held-out tasks."""
+    from shoal.roles import processes as roles
+
+    roles.evaluate(run_directory(run_file, dry_run), report, threads=threads)
+
+
+def relay(
+    upstream: Annotated[list[str], typer.Option(help="Origin or relay to follow; may be given several times.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks one.")] = 7302,
+    dir: Annotated[Path, typer.Option(help="Where shards and the relay's key are kept.")] = Path("relay"),
+    run_key: Annotated[str | None, typer.Option(help="Public key of the run; pinned at first use without it.")] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(help="Coordinator to register with, so that workers find it.")
+    ] = None,
+    public_url: Annotated[
+        str | None, typer.Option(help="How others reach this relay, if not by host and port.")
+    ] = None,
+    peer: Annotated[
+        list[str], typer.Option(help="Relay to exchange shards with, besides those that the coordinator knows.")
+    ] = [],  # noqa: B006
+    max_upload_mb_s: Annotated[float, typer.Option(min=0, help="Most MB/s sent to all; 0 is no limit.")] = 0,
+    max_client_mb_s: Annotated[float, typer.Option(min=0, help="Most MB/s sent to one client; 0 is no limit.")] = 0,
+    max_download_mb_s: Annotated[float, typer.Option(min=0, help="Most MB/s received; 0 is no limit.")] = 0,
+    max_connections: Annotated[int, typer.Option(min=1, help="Open connections in all.")] = 4096,
+    max_client_connections: Annotated[int, typer.Option(min=1, help="Open connections of one client.")] = 512,
+    ca: Authority = None,
+) -> None:
+    """Pass weights on; nobody has to trust you for it."""
+    from shoal.broadcast import ServerLimits
+    from shoal.roles import processes as roles
+
+    limits = ServerLimits(
+        connections_per_client=max_client_connections,
+        connections_total=max_connections,
+        bytes_s_per_client=max_client_mb_s * 1e6,
+        bytes_s_total=max_upload_mb_s * 1e6,
+    )
+    roles.relay(
+        upstream,
+        report,
+        root=dir,
+        host=host,
+        port=port,
+        run_key=run_key,
+        coordinator=coordinator,
+        public_url=public_url,
+        peers=peer,
+        limits=limits,
+        max_download_bytes_s=max_download_mb_s * 1e6,
+        authority=ca,
+    )
+
+
+def work(
+    url: Url,
+    key: Annotated[Path | None, typer.Option(help="Your key file; made at first use.")] = None,
+    run_key: Annotated[str | None, typer.Option(help="Public key of the run; pinned at first use without it.")] = None,
+    dir: Annotated[Path, typer.Option(help="Where your key, the weights and logs are kept.")] = Path("~/.shoal"),
+    name: Annotated[str, typer.Option(help="How you appear in the run's view.")] = "",
+    threads: Threads = 0,
+    engine: Annotated[str, typer.Option(help="`torch`, or `vllm` where it is installed.")] = "torch",
+    verifier: Annotated[
+        list[str] | None, typer.Option(help="Code of the run's owner that may be imported here, as module:function.")
+    ] = None,
+    ca: Authority = None,
+    cheat: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Contribute: join a run with one command, on any machine."""
+    from shoal.roles import processes as roles
+
+    roles.work(
+        url,
+        report,
+        root=dir.expanduser(),
+        key_file=key.expanduser() if key else None,
+        run_key=run_key,
+        name=name,
+        threads=threads,
+        engine=engine,
+        own_verifiers=verifier or (),
+        authority=ca,
+        cheat=cheat,
+    )
+
+
+def up(
+    run_file: RunFile = None,
+    workers: Annotated[int, typer.Option(min=0, help="Workers to start beside the owner's roles.")] = 0,
+    dry_run: DryRun = False,
+) -> None:
+    """Start and supervise the owner's roles of a run on this host, with workers of its own if you like."""
+    from shoal.host.demo import run_owner_roles
+
+    run_owner_roles(run_directory(run_file, dry_run), report, workers=workers)
+
+
+def demo(
+    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Honest workers.")] = 3,
+    async_level: Annotated[
+        int | None, typer.Option(help="How many versions rollouts may lag behind; 0 is synchronous.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run's secret and so of every task and sample.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Throw an earlier demo away and start over.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train the bundled policy with a whole swarm on this machine, two cheaters included."""
+    from shoal.host.demo import demo_config, run_demo
+
+    config = demo_config(settings, steps=steps, async_level=async_level, seed=seed)
+    if dry_run:
+        typer.echo(to_toml(config))
+        return
+    raise SystemExit(run_demo(config, honest_workers=workers, fresh=fresh))

@@ -1,0 +1,117 @@
+"""`shoal run …`: what the owner asks of a run, one thin command each. Heavy imports happen inside the commands."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from shoal.owner.control import OwnedRun
+    from shoal.protocol import api
+
+run_app = typer.Typer(
+    no_args_is_help=True, help="Look at a run and steer it: pause, resume, drain, ban, unban, backup, restore."
+)
+
+Where = Annotated[
+    str | None,
+    typer.Argument(help="Run file, run directory, or the coordinator's address; the default directory without it."),
+]
+Key = Annotated[
+    Path | None, typer.Option("--key", help="The run key; taken from the run directory if that is on this host.")
+]
+WorkerName = Annotated[str, typer.Argument(metavar="KEY", help="Key of a worker, its beginning, or its name.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; stands in the ledger for everybody to read.")]
+
+
+@run_app.command("status")
+def status(where: Where = None) -> None:
+    """One look at a run."""
+    from rich.console import Console
+
+    from shoal.observe import render
+
+    console = Console()
+    console.print(render(*_find(where, None).look()))
+
+
+@run_app.command("pause")
+def pause(where: Where = None, key: Key = None) -> None:
+    """Give out no new work; what is leased goes on. `resume` ends it."""
+    answer = _find(where, key).set_state("paused")
+    typer.echo(f"paused at step {answer.step}: {_outstanding(answer)} will still be finished")
+
+
+@run_app.command("resume")
+def resume(where: Where = None, key: Key = None) -> None:
+    """Give out work again after a pause or a drain."""
+    answer = _find(where, key).set_state("running")
+    typer.echo(f"{answer.run_state} at step {answer.step}, version {answer.newest_version}")
+
+
+@run_app.command("drain")
+def drain(where: Where = None, key: Key = None) -> None:
+    """Finish what is leased, train on what makes a batch, write a checkpoint and stop."""
+    answer = _find(where, key).set_state("draining")
+    if answer.run_state == "drained":
+        typer.echo(f"drained at version {answer.newest_version}")
+    else:
+        typer.echo(
+            f"draining at step {answer.step}: {_outstanding(answer)} left; `shoal run status` shows when it is done"
+        )
+
+
+@run_app.command("ban")
+def ban(worker: WorkerName, reason: Reason, where: Where = None, key: Key = None) -> None:
+    """Ban a key: its stake is slashed, its unconsumed work withdrawn. Bans stick until you lift them."""
+    view = _find(where, key).ban(worker, reason)
+    typer.echo(f"{view.name} ({view.key[:12]}…) is {view.state}: {view.reason}")
+
+
+@run_app.command("unban")
+def unban(worker: WorkerName, reason: Reason, where: Where = None, key: Key = None) -> None:
+    """Lift a ban: the key begins again on probation. What was slashed stays slashed."""
+    view = _find(where, key).unban(worker, reason)
+    typer.echo(f"{view.name} ({view.key[:12]}…) is on {view.state} again")
+
+
+@run_app.command("backup")
+def backup(
+    file: Annotated[Path, typer.Argument(help="File to write; must not exist. It will hold the run's private keys.")],
+    where: Where = None,
+    references: Annotated[
+        bool, typer.Option("--references", help="Only name rollouts, weights and checkpoint, which must then be kept.")
+    ] = False,
+) -> None:
+    """Copy a run, live or not, into one file from which it can continue."""
+    from shoal.owner.backup import write_backup
+    from shoal.owner.control import find_directory
+
+    index = write_backup(find_directory(where), file, typer.echo, references_only=references)
+    size_mb = file.stat().st_size / 1e6
+    typer.echo(f"wrote {file} ({size_mb:.1f} MB, {len(index.left_out)} files only named); keep it secret")
+
+
+@run_app.command("restore")
+def restore(
+    file: Annotated[Path, typer.Argument(help="A backup.")],
+    to: Annotated[Path | None, typer.Option(help="Run directory to make; default: where the run was.")] = None,
+    files: Annotated[
+        Path | None, typer.Option(help="Run directory that has what a backup with --references only names.")
+    ] = None,
+) -> None:
+    """Make a run directory from a backup; never overwrites one."""
+    from shoal.owner.restore import restore_backup
+
+    directory = restore_backup(file, typer.echo, target=to, files=files)
+    typer.echo(f"go on with: shoal up {directory.run_file}")
+
+
+def _find(where: str | None, key: Path | None) -> "OwnedRun":
+    from shoal.owner.control import find_run
+
+    return find_run(where, key)
+
+
+def _outstanding(answer: "api.RunStateAnswer") -> str:
+    return f"{answer.leases_outstanding} leases and {answer.submissions_unjudged} unjudged submissions"

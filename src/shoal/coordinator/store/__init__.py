@@ -1,0 +1,1 @@
+"""The database of the coordinator: schema, connections, one writer thread."""

@@ -1,0 +1,99 @@
+"""Measures policy versions on tasks that training never draws, in a process of its own.
+
+Every `every` versions, and the last one, are sampled at the run's temperature with seeds that depend only on version and task, so
+that an evaluation can be repeated. Versions that were superseded while an evaluation ran are skipped, not queued.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from shoal.errors import RefusedError, ShoalError
+from shoal.evaluation import AskSettings, Figures, Question, Respondent, figures_of
+from shoal.joined import JoinedRun
+from shoal.policy.engine import Engine
+from shoal.protocol import api
+from shoal.protocol.client import CoordinatorClient
+from shoal.tasks import is_learned
+
+LONG_POLL_S = 5.0
+RETRY_S = 1.0
+
+
+class Evaluator:
+    def __init__(
+        self,
+        run: JoinedRun,
+        client: CoordinatorClient,
+        engine: Engine,
+        *,
+        every: int,
+        samples: int,
+        steps: int,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.run_info, self.client, self.engine = run, client, engine
+        self.every, self.samples, self.steps, self.report = every, samples, steps, report
+        self.tasks = [task for task in run.workload.tasks.heldout if not is_learned(task.task_type)]
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Evaluates until the final version has been measured."""
+        if not self.tasks:
+            self.report("nothing to measure: only reward models could judge the held-out tasks")
+            return
+        done = {view.version for view in self.client.history().evaluations}
+        counter: int | None = None
+        while not self._stopping.is_set() and self.steps not in done:
+            try:
+                head = self.run_info.weights.head(newer_than=counter, wait_s=LONG_POLL_S if counter else 0.0)
+                due = [entry for entry in head.versions if self._is_due(entry.version) and entry.version not in done]
+                if due:
+                    self._evaluate(due[-1].version, due[-1].manifest_digest)
+            except RefusedError:
+                raise
+            except (ShoalError, OSError) as error:  # OSError: a full disk, which the owner can cure
+                self.report(str(error))
+                self._stopping.wait(RETRY_S)
+                continue
+            done |= {entry.version for entry in due}
+            # After an evaluation look again at once: the next version may have come meanwhile.
+            counter = None if due else head.counter
+
+    def _is_due(self, version: int) -> bool:
+        return version % self.every == 0 or version == self.steps
+
+    def _evaluate(self, version: int, manifest_digest: str) -> None:
+        started = time.monotonic()
+        self.engine.load(self.run_info.weights.fetch_version(version, manifest_digest, deadline_s=600))
+        figures = self.measure(version)
+        body = api.EvaluationBody(
+            version=version,
+            accuracy=figures.avg.mean,
+            problems=figures.problems,
+            samples=self.samples,
+            mean_tokens=figures.mean_tokens,
+            seconds=time.monotonic() - started,
+        )
+        self.client.report_evaluation(body)
+        self.report(f"version {version}: held-out accuracy {figures.avg} on {body.problems} problems")
+
+    def measure(self, version: int) -> Figures:
+        """The figures of the loaded policy on the held-out tasks; thinking budgets are taken in turn."""
+        workload, rollouts = self.run_info.workload, self.run_info.descriptor.rollouts
+        targets = self.run_info.descriptor.reward.target_lengths or (0,)
+        settings = AskSettings(
+            samples=self.samples,
+            temperature=rollouts.temperature,
+            max_new_tokens=rollouts.max_new_tokens,
+            style=workload.style,
+            seed=f"evaluation {version}",
+        )
+        questions = []
+        for index, task in enumerate(self.tasks):
+            target = targets[index % len(targets)]
+            questions.append(Question(task, target, workload.prompt_tokens(task, target)))
+        return figures_of(Respondent(self.engine, workload.codec, settings).answer_questions(questions))

@@ -1,0 +1,1 @@
+"""Processes of one host: the supervisor, `shoal up` and `shoal demo`."""

@@ -1,0 +1,115 @@
+"""Everything a role builds from the run descriptor: workload, model files on disk, and a client for the weights.
+
+Nothing is taken on trust: files come from relays by digest, versions are verified, and the live list of relays is only a
+list of places to look.
+"""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.broadcast import WeightClient
+from shoal.files import digest_bytes, write_atomic
+from shoal.metrics import Metrics
+from shoal.policy.engine import Engine
+from shoal.policy.engines import Arithmetic, make_engine
+from shoal.protocol.descriptor import FileReference, RunDescriptor
+from shoal.tasks import CODEC_FILES, TaskSet, TaskSets, check_requirements
+from shoal.tasks.datasets.transfer import unpack
+from shoal.tasks.workload import Workload
+
+MAX_MODEL_FILE_BYTES = 64 << 20
+FILE_DEADLINE_S = 60.0
+PIECE_DEADLINE_S = 600.0
+
+
+class RelayList:
+    """The relays that the coordinator last named; before that, and when none lives, those of the descriptor."""
+
+    def __init__(self, descriptor: RunDescriptor) -> None:
+        self._fallback = descriptor.relay_urls
+        self._live: Sequence[str] = ()
+
+    def update(self, urls: Sequence[str]) -> None:
+        self._live = tuple(urls)
+
+    def __call__(self) -> Sequence[str]:
+        return self._live or self._fallback
+
+
+@dataclass(frozen=True)
+class JoinedRun:
+    descriptor: RunDescriptor
+    workload: Workload
+    weights: WeightClient
+    relays: RelayList
+    model_files: Path
+    """config.json and tokenizer of the base model; no weights."""
+
+    def make_engine(self, kind: str = "torch", arithmetic: Arithmetic | None = None) -> Engine:
+        rollouts = self.descriptor.rollouts
+        longest = rollouts.max_prompt_tokens + rollouts.max_new_tokens
+        eos_token_ids = self.workload.codec.eos_token_ids
+        return make_engine(kind, self.model_files, eos_token_ids, arithmetic=arithmetic, max_tokens=longest)
+
+
+def join_run(
+    descriptor: RunDescriptor,
+    cache_dir: Path,
+    *,
+    keep_versions: int | None = None,
+    metrics: Metrics | None = None,
+    heldout: bool = False,
+    own_verifiers: Collection[str] | None = None,
+    clock: Callable[[], float] = time.time,
+) -> JoinedRun:
+    """Fetches what the descriptor names into the cache; a second join of the same run fetches nothing.
+
+    A machine that cannot judge the run's tasks is refused here. `heldout` also fetches what training never sees;
+    `own_verifiers` are those that may be imported (None: any that the owner names). `clock` says when a head has expired.
+    """
+    relays = RelayList(descriptor)
+    weights = WeightClient(
+        descriptor.run_key,
+        relays,
+        cache_dir,
+        run_id=descriptor.run_id,
+        keep_versions=keep_versions or descriptor.async_level + 2,
+        metrics=metrics,
+        clock=clock,
+    )
+    files = {
+        name: weights.fetch_file(
+            reference.digest, max_bytes=min(reference.bytes, MAX_MODEL_FILE_BYTES), deadline_s=FILE_DEADLINE_S
+        )
+        for name, reference in descriptor.model_files.items()
+    }
+    tasks = _fetch_tasks(descriptor, weights, cache_dir / "tasks", heldout=heldout)
+    workload = Workload.build(descriptor, {name: files[name] for name in CODEC_FILES if name in files}, tasks)
+    check_requirements(workload.tasks.train, descriptor.reward, own_verifiers=own_verifiers)
+    model_files = cache_dir / "model" / descriptor.run_key[:16]
+    for name, data in files.items():
+        write_atomic(model_files / name, data)
+    return JoinedRun(descriptor, workload, weights, relays, model_files)
+
+
+def _fetch_tasks(descriptor: RunDescriptor, weights: WeightClient, folder: Path, *, heldout: bool) -> TaskSets | None:
+    """The tasks that the owner serves; None if the descriptor says where everybody finds them."""
+    if not descriptor.task_files:
+        return None
+    return TaskSets(
+        train=_fetch_set(descriptor.task_files, weights, folder),
+        heldout=_fetch_set(descriptor.heldout_files, weights, folder) if heldout else TaskSet(),
+    )
+
+
+def _fetch_set(files: Sequence[FileReference], weights: WeightClient, folder: Path) -> TaskSet:
+    path = folder / f"{digest_bytes(''.join(file.digest for file in files).encode())}.arrow"
+    if path.exists():
+        return TaskSet.open(path)
+    pieces = (
+        weights.fetch_file(file.digest, max_bytes=min(file.bytes, MAX_MODEL_FILE_BYTES), deadline_s=PIECE_DEADLINE_S)
+        for file in files
+    )
+    return unpack(pieces, path)

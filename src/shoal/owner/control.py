@@ -1,0 +1,130 @@
+"""The owner's side of a run that may be anywhere: named by its run file, its directory, or its coordinator's address.
+
+Commands are signed with the run key and sent to the coordinator. While none runs, those of a run on this host are applied to its
+store directly, with the same functions, so that a drained or stopped run can be told to go on.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from shoal.config import RunConfig
+from shoal.coordinator import Context, Store, control, views
+from shoal.coordinator.server import begin, build_context
+from shoal.coordinator.store.database import Connection, open_database
+from shoal.errors import ConfigError, UnavailableError
+from shoal.identity import Keypair
+from shoal.protocol import api
+from shoal.protocol.client import CoordinatorClient, fetch_descriptor
+from shoal.rundir import RunDirectory, load_run
+
+Result = TypeVar("Result")
+DEADLINE_S = 10.0
+SHORTEST_PREFIX = 6
+
+
+@dataclass(frozen=True)
+class OwnedRun:
+    url: str
+    directory: RunDirectory | None
+    key_file: Path | None
+    deadline_s: float = DEADLINE_S
+
+    def set_state(self, state: api.OwnerState) -> api.RunStateAnswer:
+        return self._apply(
+            lambda client: client.set_run_state(api.RunStateBody(state=state)),
+            lambda connection, context: control.set_state(connection, context, state),
+        )
+
+    def ban(self, worker: str, reason: str) -> api.WorkerView:
+        body = self._ban_body(worker, reason)
+        return self._apply(
+            lambda client: client.ban(body),
+            lambda connection, context: views.worker_view(connection, context, control.ban(connection, context, body)),
+        )
+
+    def unban(self, worker: str, reason: str) -> api.WorkerView:
+        body = self._ban_body(worker, reason)
+        return self._apply(
+            lambda client: client.unban(body),
+            lambda connection, context: views.worker_view(
+                connection, context, control.unban(connection, context, body)
+            ),
+        )
+
+    def look(self) -> tuple[api.StatusView, api.HistoryView]:
+        return self._apply(
+            lambda client: (client.status(), client.history()),
+            lambda connection, context: (views.status(connection, context), views.history(connection, context)),
+            signed=False,
+        )
+
+    def _ban_body(self, worker: str, reason: str) -> api.BanBody:
+        try:
+            return api.BanBody(worker=find_worker(worker, self.look()[0].workers), reason=reason)
+        except ValueError:
+            raise ConfigError("The reason must be one line of 1 to 200 letters.") from None
+
+    def _apply(
+        self,
+        ask: Callable[[CoordinatorClient], Result],
+        change: Callable[[Connection, Context], Result],
+        *,
+        signed: bool = True,
+    ) -> Result:
+        try:
+            with self._client(signed) as client:
+                return ask(client)
+        except UnavailableError:
+            if self.directory is None:
+                raise
+        context = build_context(self.directory)
+        store = Store(open_database(context.config.coordinator.store, self.directory.store))
+        try:
+            store.write(lambda connection: begin(connection, context))
+            return store.write(lambda connection: change(connection, context))
+        finally:
+            store.close()
+
+    def _client(self, signed: bool) -> CoordinatorClient:
+        if not signed:
+            return CoordinatorClient(self.url, None, deadline_s=self.deadline_s)
+        if self.key_file is None:
+            raise ConfigError("The owner's commands are signed.", hint="Name the run key with --key, or the run file.")
+        keypair = Keypair.load(self.key_file)
+        _, descriptor = fetch_descriptor(self.url, None, deadline_s=self.deadline_s)
+        return CoordinatorClient.for_run(descriptor, keypair, self.url, deadline_s=self.deadline_s)
+
+
+def find_run(where: str | None, key_file: Path | None = None) -> OwnedRun:
+    """The run that somebody means by a run file, a run directory, an address, or nothing: the default directory."""
+    if where is not None and where.startswith(("http://", "https://")):
+        return OwnedRun(where, None, key_file)
+    directory = find_directory(where)
+    return OwnedRun(directory.config().coordinator_url, directory, key_file or directory.key_file("run"))
+
+
+def find_directory(where: str | None) -> RunDirectory:
+    if where is not None and where.startswith(("http://", "https://")):
+        raise ConfigError("This works on the run's files, not over the network.", hint="Run it where the run lives.")
+    path = RunConfig().dir if where is None else Path(where)
+    directory = RunDirectory(path if path.is_dir() or where is None else load_run(path).run.dir)
+    directory.descriptor()  # refuses a directory that holds no run
+    return directory
+
+
+def find_worker(worker: str, known: Sequence[api.WorkerView]) -> str:
+    """The key that somebody means by a key, the beginning of one, or a name that only one worker has."""
+    prefix = worker.rstrip("…")
+    found = [
+        view
+        for view in known
+        if view.name == worker or (len(prefix) >= SHORTEST_PREFIX and view.key.startswith(prefix))
+    ]
+    if len(found) == 1:
+        return found[0].key
+    if not found:
+        raise ConfigError(f"No worker {worker!r} has registered.", hint="`shoal run status` shows names and keys.")
+    keys = ", ".join(f"{view.key[:16]} ({view.state})" for view in found[:8])
+    raise ConfigError(f"{worker!r} may mean {len(found)} workers.", hint=f"Give more of the key: {keys}.")

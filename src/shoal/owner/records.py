@@ -1,0 +1,147 @@
+"""What an owner or researcher does with a run besides running it: export its policy, look at and replay its rollouts, plan its
+memory.
+
+Each function works offline on a run directory or a run file; heavy imports stay inside.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.config import ShoalConfig, to_toml
+from shoal.errors import ConfigError
+from shoal.protocol.api import HistoryView
+from shoal.protocol.rollouts import RolloutLimits
+from shoal.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from shoal.inspection.filters import Filter, Order
+
+Report = Callable[[str], None]
+
+
+def export_run(directory: RunDirectory, output: Path, report: Report, *, step: int | None = None) -> None:
+    """A plain model directory with a card made from the run: recipe, data digest, curves, ledger head."""
+    from shoal.policy.models import resolve_model
+    from shoal.training import RunFacts, export_policy, latest_checkpoint
+
+    config, descriptor = directory.config(), directory.descriptor()
+    source = latest_checkpoint(directory.trainer, step)
+    history, ledger_head = _recorded(directory)
+    facts = RunFacts(
+        run_name=descriptor.run_id,
+        base_model=config.model.path,
+        version=int(source.name.removeprefix("step-")),
+        recipe_toml=to_toml(config),
+        task_digest=descriptor.task_set_digest,
+        ledger_head=ledger_head,
+        reward_curve=[
+            (view.version, float(reward))
+            for view in history.versions
+            if isinstance(reward := view.report.get("task_reward_mean"), (int, float))
+        ],
+        heldout_curve=[(view.version, view.accuracy) for view in history.evaluations],
+    )
+    export_policy(source, resolve_model(config.model.path), output, facts)
+    report(f"wrote version {facts.version} to {output}")
+
+
+def replay_rollouts(config: ShoalConfig, recording: Path, work_dir: Path, report: Report) -> None:
+    """Trains from recorded rollouts without a swarm; starts again where it was interrupted."""
+    from shoal.policy.models import resolve_model
+    from shoal.proofs.commitments import CHUNK_TOKENS, TOP_K
+    from shoal.training import StepReport, Trackers, Trainer, recorded_groups, replay
+
+    trainer = Trainer(
+        config.training,
+        resolve_model(config.model.path),
+        work_dir=work_dir,
+        temperature=config.rollouts.temperature,
+        seed=config.run.seed,
+        max_new_tokens=config.rollouts.max_new_tokens,
+    )
+    if trainer.resume():
+        report(f"resumed at step {trainer.step}")
+    trackers = Trackers(
+        work_dir, config.training.trackers, run_name=config.run.name, settings=config.model_dump(mode="json")
+    )
+
+    def on_step(figures: StepReport) -> None:
+        trackers.log(figures.step, figures.as_dict())
+        report(f"step {figures.step}: task reward {figures.task_reward_mean:.3f}, loss {figures.loss:.4f}")
+
+    limits = RolloutLimits.for_settings(config.rollouts, CHUNK_TOKENS, TOP_K)
+    trained = replay(trainer, recorded_groups(recording, limits), steps=config.run.steps, on_step=on_step)
+    trackers.close()
+    report(f"trained {trained} steps in {work_dir}")
+
+
+def inspect_rollouts(
+    paths: Sequence[Path],
+    chosen: "Filter",
+    *,
+    order: "Order",
+    reverse: bool,
+    limit: int,
+    tokenizer: Path | None,
+    policy: Path | None,
+    as_lines: bool,
+    max_characters: int,
+) -> None:
+    """Prints the recorded rollouts that match, for people or as JSON lines."""
+    import json
+
+    from rich.console import Console
+
+    from shoal import inspection
+
+    recording = inspection.open_recording(paths, tokenizer=tokenizer)
+    everything = list(recording.records())
+    matching = [record for record in everything if chosen.wants(record)]
+    workload = recording.workload()
+    if policy is not None and workload is not None and matching:
+        matching = inspection.add_margins(matching, policy, workload, recording.directory)
+    matching = inspection.sort_records(matching, order, reverse=reverse)
+    shown = matching[:limit] if limit else matching
+    if workload is not None:
+        shown = [inspection.explain(record, workload) for record in shown]
+    if as_lines:
+        for record in shown:
+            print(json.dumps(inspection.as_json(record), ensure_ascii=False))
+        return
+    console = Console()
+    for record in shown:
+        console.print(inspection.render_record(record, max_characters=max_characters))
+    console.print(inspection.render_summary(shown, matching, len(everything)))
+
+
+def show_memory_plan(config: ShoalConfig, ranks: int, report: Report) -> None:
+    from shoal.training import model_shape, plan_memory
+
+    shape = model_shape(config.model.path)
+    plan = plan_memory(shape, config.training, ranks=ranks, on_gpu=config.training.device != "cpu")
+    report(f"{config.model.path}: {shape.parameters / 1e9:.2f}B parameters on {ranks} ranks")
+    report(plan.as_text())
+
+
+def _recorded(directory: RunDirectory) -> tuple[HistoryView, str]:
+    """History and ledger head from the coordinator's store, whether it runs or not."""
+    from shoal.coordinator import Store
+    from shoal.coordinator.server import build_context
+    from shoal.coordinator.store.database import open_database
+    from shoal.coordinator.views import history, status
+
+    context = build_context(directory)
+    database = context.config.coordinator.store
+    if database == "sqlite" and not directory.store.exists():
+        raise ConfigError(
+            f"{directory.root} has no coordinator's store.", hint="Export on the host of the coordinator."
+        )
+    store = Store(open_database(database, directory.store))
+    try:
+        return (
+            store.read(lambda connection: history(connection, context)),
+            store.read(lambda connection: status(connection, context)).ledger_head,
+        )
+    finally:
+        store.close()

@@ -1,0 +1,1 @@
+"""The embedded engine: any Transformers causal LM in this process."""

@@ -1,0 +1,136 @@
+"""A causal LM as three functions: prompts to states, one more token per row to states, states to logits.
+
+A state is the input of the LM head after the final norm. Before the first use the runner compares itself with the model's own
+forward pass on a few tokens, so an architecture that keeps more than keys and values is refused instead of running wrong.
+
+Shapes: B sequences, S positions, R rows, N states, D hidden size, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.policy.embedded.attention import ATTENTION_NAME, DecodeStep, PrefillStep, Step, attending
+from shoal.policy.embedded.fused import FusedBody, can_fuse
+from shoal.policy.embedded.kv_cache import KeyValueCache, PlaneShape
+from shoal.policy.embedded.packed import Product, choose_packed
+from shoal.policy.models import ArchitectureError
+
+_PROBE_TOKENS = 6
+_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+Body = Callable[[Tensor, Tensor, Step], Tensor]
+"""Token ids and positions, both [B, S], to states [B, S, D]; attention is left to the step."""
+
+
+class TransformersBody:
+    """The model's own code."""
+
+    def __init__(self, model: Any) -> None:
+        self._body = model.base_model
+
+    def __call__(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:
+        with attending(step):
+            output = self._body(input_ids=ids_BS, position_ids=positions_BS, use_cache=False)
+        states: Tensor = output.last_hidden_state
+        return states
+
+
+class ModelRunner:
+    def __init__(self, model: Any) -> None:
+        self.model: Any = model
+        self.config: Any = self.model.config.get_text_config()
+        self.vocab_size: int = self.config.vocab_size
+        self.hidden_size: int = self.config.hidden_size
+        self.max_tokens: int = getattr(self.config, "max_position_embeddings", None) or 1 << 30
+        self.planes: list[PlaneShape] = []
+        self._body: Body = TransformersBody(model)
+        self._packed: list[Product] = []
+        self._head: Any = self.model.get_output_embeddings()
+        if self._head is None or self.model.base_model is self.model:
+            raise ArchitectureError(
+                f"{type(model).__name__} has no separate LM head, so its states cannot be committed."
+            )
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    def run(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:
+        """States [B, S, D] of a pass that attends as `step` says."""
+        return self._body(ids_BS, positions_BS, step)
+
+    def prefill(self, ids_BS: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """States at every position of right-padded sequences, and their cache entries as [B, heads, S, size]."""
+        positions_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device).expand_as(ids_BS)
+        step = PrefillStep()
+        return self.run(ids_BS, positions_BS, step), step.entries
+
+    def decode(self, tokens_R: Tensor, positions_R: Tensor, cache: KeyValueCache, longest: int) -> Tensor:
+        """States after one more token per row; `longest` is the number of positions of the longest row, this one included."""
+        step = DecodeStep(cache, positions_R, longest)
+        return self.run(tokens_R[:, None], positions_R[:, None], step)[:, 0]
+
+    def logits(self, states_ND: Tensor) -> Tensor:
+        """As the model's own forward pass makes them, scaling and capping included."""
+        logits_NV: Tensor = self._head(states_ND)[:, : self.vocab_size]
+        if scale := getattr(self.config, "logit_scale", None):
+            logits_NV = logits_NV * scale
+        if divisor := getattr(self.config, "logits_scaling", None):
+            logits_NV = logits_NV / divisor
+        if cap := getattr(self.config, "final_logit_softcapping", None):
+            logits_NV = torch.tanh(logits_NV / cap) * cap
+        return logits_NV
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Take over attention, learn the shapes of the cache, and prove the result against the model's own forward pass."""
+        ids_1S = (torch.arange(_PROBE_TOKENS, device=self.device) * 7 % self.vocab_size)[None]
+        reference_V = self.model(input_ids=ids_1S, use_cache=False).logits[0, -1, : self.vocab_size]
+        if can_fuse(self.model):
+            body = FusedBody(self.model)
+            self._body, self._head = body, Product(self._head.weight, self._head.bias)
+            self._packed = choose_packed([*body.products, self._head])
+            self.weights_changed()
+        else:
+            self._take_over_attention()
+        _, entries = self.prefill(ids_1S[:, :-1])
+        self.planes = [PlaneShape(entry.shape[1], entry.shape[3]) for entry in entries]
+        if len(self.planes) != 2 * self.config.num_hidden_layers:
+            raise self._refusal("has layers without attention")
+        own_V = self._probe_decode(ids_1S[0], entries)
+        error = (own_V - reference_V).abs().max() / reference_V.abs().max().clamp_min(1e-6)
+        if not error <= _TOLERANCES[self.dtype]:
+            raise self._refusal(f"disagrees with its own forward pass by {float(error):.1e}")
+
+    def weights_changed(self) -> None:
+        """To be called after the model's tensors were written in place."""
+        for product in self._packed:
+            product.pack()
+
+    def _probe_decode(self, ids_S: Tensor, entries: list[Tensor]) -> Tensor:
+        cache = KeyValueCache(self.planes, 1, _PROBE_TOKENS, dtype=self.dtype, device=self.device)
+        row = torch.zeros(1, dtype=torch.int64, device=self.device)
+        for plane, entry in enumerate(entries):
+            cache.write_prompts(plane, 0, row, entry)
+        states_1D = self.decode(ids_S[-1:], row + _PROBE_TOKENS - 1, cache, _PROBE_TOKENS)
+        return self.logits(states_1D)[0]
+
+    def _take_over_attention(self) -> None:
+        self.model.set_attn_implementation(ATTENTION_NAME)
+        if self.model.config._attn_implementation != ATTENTION_NAME:
+            raise self._refusal("does not use the attention interface of Transformers")
+
+    def _refusal(self, why: str) -> ArchitectureError:
+        return ArchitectureError(
+            f"The embedded engine cannot run {type(self.model).__name__}: it {why}.", hint="Use the vLLM engine."
+        )

@@ -1,0 +1,1 @@
+"""The same engine interface on vLLM."""

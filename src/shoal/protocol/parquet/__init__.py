@@ -1,0 +1,1 @@
+"""A strict reader for the part of parquet that rollout files use."""

@@ -1,0 +1,98 @@
+"""What a contributor is told before it costs anything: what will be fetched, kept, run and judged here, and whom TLS trusts.
+
+Everything comes from the signed descriptor, the signed head and this machine's own disk; nothing is downloaded to say it.
+"""
+
+import json
+import os
+import shutil
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import certifi
+
+from shoal.config import RewardConfig
+from shoal.errors import ConfigError, UnavailableError
+from shoal.files import write_atomic
+from shoal.observe.words import plural, size
+from shoal.protocol.descriptor import RunDescriptor
+from shoal.tasks import TaskSet
+from shoal.tasks.verifiers import find_verifier, is_own
+from shoal.tasks.verifiers.requirements import judged_types
+
+if TYPE_CHECKING:
+    from shoal.broadcast import WeightClient
+
+Report = Callable[[str], None]
+ROOTS_VARIABLE = "SSL_CERT_FILE"
+"""Read by every TLS connection that is opened later in this process."""
+
+
+def explain_run(descriptor: RunDescriptor, report: Report) -> None:
+    """Before anything is downloaded."""
+    files = sum(reference.bytes for reference in (*descriptor.model_files.values(), *descriptor.task_files))
+    rollouts = descriptor.rollouts
+    report(f"run {descriptor.run_id}, key {descriptor.run_key[:12]}…, protocol {descriptor.protocol}")
+    report(
+        f"will fetch {plural(len(descriptor.model_files), 'model file')} and the tasks ({size(files)}), then the policy's "
+        f"weights; only outbound HTTP is used"
+    )
+    report(
+        f"tasks: {descriptor.task_count} of {descriptor.tasks.source}; per slot {rollouts.tasks_per_slot} tasks × "
+        f"{rollouts.group_size} samples of up to {rollouts.max_new_tokens} tokens at temperature {rollouts.temperature:g}"
+    )
+
+
+def explain_weights(weights: "WeightClient", keep_versions: int, folder: Path, report: Report) -> None:
+    """Before the weights are downloaded; a policy that is not there yet is waited for later."""
+    try:
+        newest = weights.preview()
+    except UnavailableError as error:
+        report(f"the size of the policy is not known yet: {error.message}")
+        return
+    if newest is None:
+        report("no version of the policy is published yet")
+        return
+    free, needed = shutil.disk_usage(folder).free, keep_versions * newest.size_bytes
+    report(
+        f"policy: version {newest.version}, {size(newest.fetch_bytes)} to fetch; {plural(keep_versions, 'version')} will take "
+        f"{size(needed)} in {folder}, where {size(free)} are free"
+    )
+    if needed > free + newest.size_bytes - newest.fetch_bytes:
+        report("that will not fit: choose a larger disk with --dir")
+
+
+def describe_model(config_file: Path) -> str:
+    """The architecture that a config.json names; every figure only if it is there."""
+    fields = json.loads(config_file.read_bytes())
+    name = next(iter(fields.get("architectures") or []), fields.get("model_type", "unknown"))
+    sizes = {"num_hidden_layers": "layers", "hidden_size": "hidden", "vocab_size": "tokens in the vocabulary"}
+    return ", ".join([str(name), *(f"{fields[key]} {word}" for key, word in sizes.items() if key in fields)])
+
+
+def describe_judging(tasks: TaskSet, reward: RewardConfig) -> str:
+    """How answers are judged here, and whether anything is executed for it."""
+    types = sorted(judged_types(tasks, reward))
+    text = ", ".join(types)
+    if any(find_verifier(name).sandboxed for name in types):
+        text += "; programs that the model writes are run here, in a sandbox without network"
+    if own := list(filter(is_own, types)):
+        text += f"; {', '.join(own)} is code of the run's owner that you allowed"
+    return text
+
+
+def trust_authority(authority: Path, bundle: Path) -> None:
+    """From here on TLS also trusts the certificates of this file, besides those it trusted before."""
+    try:
+        ssl.create_default_context(cafile=authority)
+        added = authority.read_bytes()
+    except OSError as error:  # an SSLError is one
+        reason = error.strerror if not isinstance(error, ssl.SSLError) and error.strerror else "no PEM certificates"
+        raise ConfigError(
+            f"{authority} cannot be trusted: {reason.lower()}.", hint="It holds certificates in PEM format."
+        ) from None
+    before = Path(os.environ.get(ROOTS_VARIABLE) or certifi.where()).read_bytes()
+    write_atomic(bundle, before + b"\n" + added)
+    os.environ[ROOTS_VARIABLE] = str(bundle)

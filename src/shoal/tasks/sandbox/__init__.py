@@ -1,0 +1,1 @@
+"""Runs untrusted programs inside bubblewrap."""

@@ -1,0 +1,110 @@
+"""Bounded sets of processes that compare answers with large libraries, and that are killed when they take too long.
+
+Each process is started when it is first needed, answers one request after the other, and is replaced when it had to be killed or
+died. A request that no process could answer within its limits has no answer.
+"""
+
+import atexit
+import json
+import os
+import queue
+import selectors
+import subprocess
+import sys
+import time
+from functools import cache
+from typing import Any
+
+from shoal.errors import UnavailableError
+from shoal.tasks.verifiers.text import Outcome
+from shoal.tasks.verifiers.worker_process import CPU_LIMIT_S
+
+WALL_LIMIT_S = 20.0
+"""Generous: on a busy machine the limit of processor time should decide, which is the same for everybody."""
+START_DEADLINE_S = 120.0
+TOO_DEAR = Outcome(0.0, f"comparing the answer took more than {CPU_LIMIT_S} s or too much memory", limited=True)
+
+
+class _Judge:
+    """One such process."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "shoal.tasks.verifiers.worker_process", kind],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        )
+        if self._line(START_DEADLINE_S) != b"ready":
+            self.close()
+            raise UnavailableError(f"A process for {kind} answers did not start within {START_DEADLINE_S:.0f} s.")
+
+    def ask(self, arguments: tuple[Any, ...], timeout_s: float) -> float | None:
+        """None if the process died or has to be killed; it is of no further use then."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps([self._kind, *arguments]).encode() + b"\n")
+        except BrokenPipeError:
+            return None
+        answer: Any = json.loads(self._line(timeout_s) or b"null")
+        return answer if isinstance(answer, float) else None
+
+    def _line(self, timeout_s: float) -> bytes:
+        assert self._process.stdout is not None
+        deadline, line = time.monotonic() + timeout_s, b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    return b""
+                data = os.read(self._process.stdout.fileno(), 4096)
+                if not data:
+                    return b""
+                line += data
+        return line.strip()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+class Judges:
+    def __init__(self, kind: str, seats: int, *, timeout_s: float = WALL_LIMIT_S) -> None:
+        self._kind, self._timeout_s = kind, timeout_s
+        self._seats: queue.LifoQueue[_Judge | None] = queue.LifoQueue()
+        for _ in range(seats):
+            self._seats.put(None)
+
+    def ask(self, *arguments: Any) -> float | None:
+        """A reward, or None if none was found within the limits. Waits while all seats are taken, each for a bounded time."""
+        judge = self._seats.get()
+        answer = None
+        try:
+            judge = judge or _Judge(self._kind)
+            answer = judge.ask(arguments, self._timeout_s)
+        finally:
+            if judge is not None and answer is None:
+                judge.close()
+                judge = None
+            self._seats.put(judge)
+        return answer
+
+    def close(self) -> None:
+        while not self._seats.empty():
+            judge = self._seats.get_nowait()
+            if judge is not None:
+                judge.close()
+
+
+@cache
+def shared_judges(kind: str) -> Judges:
+    """The processes of this kind, as many as the machine has cores."""
+    judges = Judges(kind, os.cpu_count() or 1)
+    atexit.register(judges.close)
+    return judges

@@ -1,0 +1,1 @@
+"""The trained model: log-probabilities, attention over packed rows, sharding, master weights."""

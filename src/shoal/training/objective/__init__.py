@@ -1,0 +1,1 @@
+"""What is optimised: advantages, losses, off-policy corrections, and user functions by name."""

@@ -1,0 +1,1 @@
+"""From groups of samples to packed micro-batches."""

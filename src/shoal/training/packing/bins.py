@@ -1,0 +1,151 @@
+"""Token tensors of one forward pass, built from packed families.
+
+Shapes: T positions of the bin, N trained tokens, R attention rows (one per completion), S length of a row.
+A packed bin is one line of T positions with restarting position ids; an `AttentionPlan` says which positions form a row. A
+padded bin has its rows as lines and needs no plan: padding stands on the right, where causal attention never looks.
+`source_N` names the state that predicts each trained token; it is an index into the flattened positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.training.packing.packing import Family, similar_lengths
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """Rows of similar length, padded to one length: `index_RS` points into the T positions of the bin."""
+
+    index_RS: Tensor
+    lengths_R: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Rows that attend causally within themselves and to nothing else."""
+
+    blocks: tuple[AttentionBlock, ...]
+    back_T: Tensor
+    """For each position of the bin, where its attention output lies in the concatenated rows of all blocks."""
+
+    def to(self, device: torch.device) -> "AttentionPlan":
+        blocks = tuple(replace(block, index_RS=block.index_RS.to(device)) for block in self.blocks)
+        return AttentionPlan(blocks, self.back_T.to(device))
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Everything one forward pass needs, and which batch member each trained token belongs to."""
+
+    input_ids: Tensor
+    position_ids: Tensor
+    source_N: Tensor
+    target_N: Tensor
+    member_N: Tensor
+    """Index of the completion in the batch."""
+    row_N: Tensor
+    """Index of the completion within the bin: 0 … R−1."""
+    offset_N: Tensor
+    """Index of the token within its completion."""
+    plan: AttentionPlan | None
+
+    rows: int
+    """R: completions in the bin."""
+
+    def to(self, device: torch.device) -> "Bin":
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Bin(**{name: value.to(device) if hasattr(value, "to") else value for name, value in values.items()})
+
+
+Tokens = Sequence[int]
+
+
+def build_packed(families: Sequence[Family], prompts: Sequence[Tokens], outputs: Sequence[Tokens]) -> Bin:
+    """One line of positions: each prompt once, then its completions, each without its last token."""
+    ids: list[int] = []
+    positions: list[int] = []
+    rows: list[np.ndarray] = []
+    members: list[int] = []
+    for family in families:
+        prompt = prompts[family.members[0]]
+        prompt_span = np.arange(len(ids), len(ids) + len(prompt))
+        ids += prompt
+        positions += range(len(prompt))
+        for member in family.members:
+            body = outputs[member][:-1]
+            rows.append(np.concatenate([prompt_span, np.arange(len(ids), len(ids) + len(body))]))
+            members.append(member)
+            ids += body
+            positions += range(len(prompt), len(prompt) + len(body))
+    if not ids:
+        return _empty_bin()
+    sources = [row[-len(outputs[member]) :] for row, member in zip(rows, members, strict=True)]
+    return Bin(
+        input_ids=torch.tensor(ids)[None],
+        position_ids=torch.tensor(positions)[None],
+        source_N=torch.from_numpy(np.concatenate(sources)),
+        plan=_plan_attention(rows, len(ids)),
+        rows=len(members),
+        **_targets(members, outputs),
+    )
+
+
+def build_padded(families: Sequence[Family], prompts: Sequence[Tokens], outputs: Sequence[Tokens]) -> Bin:
+    """One line per completion, padded on the right."""
+    members = [member for family in families for member in family.members]
+    if not members:
+        return _empty_bin()
+    lines = [[*prompts[member], *outputs[member][:-1]] for member in members]
+    longest = max(map(len, lines))
+    ids = np.zeros((len(lines), longest), dtype=np.int64)
+    for number, line in enumerate(lines):
+        ids[number, : len(line)] = line
+    ends = [number * longest + len(line) for number, line in enumerate(lines)]
+    sources = [np.arange(end - len(outputs[member]), end) for end, member in zip(ends, members, strict=True)]
+    return Bin(
+        input_ids=torch.from_numpy(ids),
+        position_ids=torch.arange(longest).expand(len(lines), longest),
+        source_N=torch.from_numpy(np.concatenate(sources)),
+        plan=None,
+        rows=len(members),
+        **_targets(members, outputs),
+    )
+
+
+def _targets(members: Sequence[int], outputs: Sequence[Tokens]) -> dict[str, Tensor]:
+    lengths = [len(outputs[member]) for member in members]
+    counts = torch.tensor(lengths)
+    return {
+        "target_N": torch.tensor([token for member in members for token in outputs[member]]),
+        "member_N": torch.tensor(members).repeat_interleave(counts),
+        "row_N": torch.arange(len(members)).repeat_interleave(counts),
+        "offset_N": torch.cat([torch.arange(length) for length in lengths]),
+    }
+
+
+def _plan_attention(rows: Sequence[np.ndarray], positions: int) -> AttentionPlan:
+    blocks: list[AttentionBlock] = []
+    back = np.zeros(positions, dtype=np.int64)
+    start = 0
+    for chosen in similar_lengths([len(row) for row in rows]):
+        longest = len(rows[chosen[0]])
+        index = np.zeros((len(chosen), longest), dtype=np.int64)
+        for line, number in enumerate(chosen):
+            row = rows[number]
+            index[line, : len(row)] = row
+            back[row] = np.arange(start + line * longest, start + line * longest + len(row))
+        start += index.size
+        blocks.append(AttentionBlock(torch.from_numpy(index), tuple(len(rows[number]) for number in chosen)))
+    return AttentionPlan(tuple(blocks), torch.from_numpy(back))
+
+
+def _empty_bin() -> Bin:
+    """One position and nothing to train: keeps a rank in step with the others without training anything twice."""
+    none = torch.zeros(0, dtype=torch.int64)
+    position = torch.zeros(1, 1, dtype=torch.int64)
+    plan = _plan_attention([np.zeros(1, dtype=np.int64)], 1)
+    return Bin(position, position, none, none, none, none, none, plan, 0)

@@ -1,0 +1,1 @@
+"""Limits of the audit: measured on honest runs, tested on forgeries."""

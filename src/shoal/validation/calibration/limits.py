@@ -1,0 +1,169 @@
+"""Thresholds with their evidence: what honest arithmetic does at worst, and what the weakest forgery does at best.
+
+One file per model, which it names by digest; inside it one entry per numerics class (engine, compute dtype, device class), made
+from honest runs and from forgeries, with the measured error rates beside the limits. A class that the file does not know is a
+fault, never a verdict; a model that it was not made for is refused.
+"""
+
+import math
+from importlib.resources import files
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from shoal.errors import ConfigError
+from shoal.files import digest_bytes, digest_file
+from shoal.validation.calibration.rates import poisson_allowance
+
+FALSE_DRIFTS = 1e-6
+"""Per audited submission of an honest worker."""
+COARSER = 1.5
+"""What the sequential test looks for. It grows once the sum of lost margins passes this many times the honest one."""
+
+
+class Limits(BaseModel):
+    """Beyond any of these an audit rejects."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    margin_max: float
+    """One token that lost by more than this was not drawn from the policy with its seed."""
+    margin_noise: float
+    """Smaller margins are rounding; larger ones count as lost near-ties."""
+    lost_per_1000: float
+    """Lost near-ties per 1,000 tokens that honest arithmetic stays below: an upper confidence bound."""
+    lost_mean: float
+    """How much honest arithmetic loses a lost near-tie by, on average at most."""
+    exponent_mismatches: int
+    """Of the k values of a chunk."""
+    mantissa_mean: float
+    mantissa_median: float
+    logprob_error: float
+    """Largest difference between a claimed and the recomputed log-probability."""
+
+    def lost_allowed(self, tokens: int) -> int:
+        """Lost near-ties that an honest submission of this size exceeds once in a million times."""
+        return poisson_allowance(self.lost_per_1000 * tokens / 1000, FALSE_DRIFTS)
+
+    def drift(self, tokens: int, margin_sum: float) -> float:
+        """Log-likelihood ratio of arithmetic that is COARSER times as coarse as honest, against honest.
+
+        Coarseness r multiplies both the rate λ and the mean μ of lost margins. With Poisson counts and exponential margins the
+        count drops out: log L = (1 − 1/r)·Σm/μ − (r − 1)·λ·n. Honest margins have lighter tails, which errs on their side.
+        """
+        expected = self.lost_per_1000 * tokens / 1000
+        return (1 - 1 / COARSER) * margin_sum / self.lost_mean - (COARSER - 1) * expected
+
+    def residual_bits_per_1000(self, tie_density: float) -> float:
+        """What a forger can still choose, in bits per 1,000 tokens: one per near-tie that may be lost for good.
+
+        The density of gaps at zero is d = E[1 − p(token)] per token. The sequential test lets the sum of lost margins grow by
+        r·λ·μ per token; taking the narrowest ties first, that pays for all of a gap below √(2·r·λ·μ/d). Margins below the
+        noise are never counted, and none may exceed margin_max.
+        """
+        paid = math.sqrt(2 * COARSER * self.lost_per_1000 / 1000 * self.lost_mean / tie_density) if tie_density else 0.0
+        return 1000 * tie_density * min(self.margin_max, max(self.margin_noise, paid))
+
+
+class Forgery(BaseModel):
+    """How many submissions with this one lie the limits let through."""
+
+    model_config = ConfigDict(frozen=True)
+    submissions: int
+    missed: int
+    missed_upper95: float
+    margin_max: float
+    lost_per_1000: float
+    exponent_mismatches: int
+    mantissa_mean: float
+    drift_per_submission: float
+    """Evidence that the sequential test gains from each; if positive, even misses end in a ban."""
+
+
+class Evidence(BaseModel):
+    """What the limits were made from, and how they did on honest work and forgeries that were held back from making them."""
+
+    model_config = ConfigDict(frozen=True)
+    honest_tokens: int
+    honest_chunks: int
+    honest_margin_max: float
+    honest_lost_per_1000: float
+    honest_lost_mean: float
+    honest_exponent_mismatches: int
+    honest_mantissa_mean: float
+    honest_logprob_error: float
+    tie_density: float
+    """Mean of 1 − p(token): how many tokens per unit of margin are near-ties."""
+    honest_submissions: int
+    honest_rejected: int
+    honest_false_reject_upper95: float
+    residual_bits_per_1000_tokens: float
+    forgeries: dict[str, Forgery] = {}
+
+
+class NumericsClass(BaseModel):
+    model_config = ConfigDict(frozen=True)
+    limits: Limits
+    evidence: Evidence
+
+
+class ModelIdentity(BaseModel):
+    """What a calibration was measured on. Training moves the weights; the base that they started from stays."""
+
+    model_config = ConfigDict(frozen=True)
+    architecture: str
+    """Digest of config.json."""
+    base_weights: str = ""
+    """Digest of the safetensors, in the order of their names; empty where only the architecture is known."""
+
+    @classmethod
+    def of(cls, directory: Path) -> "ModelIdentity":
+        digests = "".join(digest_file(path) for path in sorted(directory.glob("*.safetensors")))
+        return cls(
+            architecture=digest_file(directory / "config.json"), base_weights=digest_bytes(bytes.fromhex(digests))
+        )
+
+    def difference(self, other: "ModelIdentity") -> str:
+        """What is not the same, or nothing."""
+        if self.architecture != other.architecture:
+            return "architecture"
+        both = self.base_weights and other.base_weights
+        return "base weights" if both and self.base_weights != other.base_weights else ""
+
+
+class Calibration(BaseModel):
+    model_config = ConfigDict(frozen=True)
+    model: str
+    identity: ModelIdentity | None = None
+    """None in files made by hand; they fit no model unless the owner says so."""
+    made_with: str
+    classes: dict[str, NumericsClass]
+
+    def limits(self, numerics_class: str) -> Limits | None:
+        known = self.classes.get(numerics_class)
+        return known.limits if known else None
+
+    def require_model(self, model: ModelIdentity) -> None:
+        """Refuses a model that this was not measured on: limits of another one are too wide or too narrow."""
+        differs = self.identity.difference(model) if self.identity else "identity"
+        if differs:
+            raise ConfigError(
+                f"The calibration was made for the model {self.model!r}; this one has another {differs}.",
+                hint="Make one with `shoal calibrate OUT RUN_FILE` and name it in validation.calibration, "
+                "or set validation.foreign_calibration if you know that it fits.",
+            )
+
+
+def load_calibration(path: str) -> Calibration:
+    """`bundled`, or a file made by `shoal calibrate`."""
+    try:
+        if path == "bundled":
+            text = files("shoal.validation").joinpath("calibrations/bundled.json").read_text()
+        else:
+            text = Path(path).read_text()
+        return Calibration.model_validate_json(text)
+    except OSError as error:
+        raise ConfigError(
+            f"The calibration {path} cannot be read: {error.strerror}.", hint="Make one with `shoal calibrate`."
+        ) from None
+    except ValidationError as error:
+        raise ConfigError(f"{path} is not a calibration: {error.errors()[0]['msg']}.") from None

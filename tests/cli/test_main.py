@@ -1,0 +1,284 @@
+"""What somebody at a terminal types, and the one sentence that answers a mistake."""
+
+import json
+import os
+import signal
+import socket
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from shoal import __version__
+from shoal.cli import main as cli
+from shoal.config import ShoalConfig, build_config
+from shoal.coordinator import ledger
+from shoal.coordinator.store.writer import Store
+from shoal.identity import Keypair
+from shoal.owner.create import initialise
+from support.tiny_run import save_policy
+
+NOBODY = "http://127.0.0.1:9"
+Run = Callable[..., SimpleNamespace]
+
+
+@pytest.fixture(autouse=True)
+def _same_signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def _short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.cli.records.LOOK_DEADLINE_S", 0.2)
+    monkeypatch.setattr("shoal.roles.processes.JOIN_DEADLINE_S", 0.2)
+
+
+@pytest.fixture
+def shoal(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command line in this process."""
+
+    def run(*arguments: object) -> SimpleNamespace:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=ended.value.code, out=out, err=err)
+
+    return run
+
+
+def assert_one_sentence(result: SimpleNamespace, *words: str) -> None:
+    assert result.code != 0
+    assert result.err.startswith("shoal: ")
+    assert result.err.count("\n") == 1
+    assert "Traceback" not in result.err
+    for word in words:
+        assert word in result.err
+
+
+@pytest.fixture(scope="session")
+def run_config(tmp_path_factory: pytest.TempPathFactory) -> ShoalConfig:
+    root = tmp_path_factory.mktemp("cli")
+    config = build_config(
+        {
+            "run": {"name": "tiny", "dir": root / "run"},
+            "model": {"path": str(save_policy(root / "model", seed=0))},
+            "validation": {"foreign_calibration": True},
+            "tasks": {"count": 20, "heldout": 4},
+        }
+    )
+    initialise(config)
+    return config
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+def test_the_version_is_told(shoal: Run) -> None:
+    assert shoal("--version").out.strip() == __version__
+
+
+def test_settings_may_stand_anywhere_and_later_ones_win(shoal: Run, tmp_path: Path) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text("[run]\nsteps = 5\n[training]\nasync_level = 1\n")
+    for arguments in (
+        ("--run.steps", 9, "coordinator", run_file, "--dry-run", "--training.learning_rate=0.5"),
+        ("coordinator", "--dry-run", "--run.steps=9", run_file, "--training.learning_rate", "0.5"),
+        ("coordinator", "--run.steps", 7, run_file, "--run.steps", 9, "--training.learning_rate", "0.5", "--dry-run"),
+    ):
+        tree = tomllib.loads(shoal(*arguments).out)
+        assert tree["run"]["steps"] == 9
+        assert tree["training"]["async_level"] == 1
+        assert tree["training"]["learning_rate"] == 0.5
+
+
+@pytest.mark.parametrize("command", ["init", "coordinator", "train", "validate", "evaluate", "up", "demo"])
+def test_a_dry_run_prints_the_settings_and_touches_nothing(
+    shoal: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = shoal(command, "--dry-run", "--run.dir", "somewhere")
+    assert result.code == 0
+    assert tomllib.loads(result.out)["run"]["dir"] == "somewhere"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_options_of_the_demo_are_settings(shoal: Run) -> None:
+    result = shoal("demo", "--steps", 3, "--async-level", 0, "--seed", 11, "--dry-run", "--run.name", "mine")
+    tree = tomllib.loads(result.out)
+    assert (tree["run"]["steps"], tree["run"]["seed"], tree["run"]["name"]) == (3, 11, "mine")
+    assert tree["training"]["async_level"] == 0
+
+
+def test_a_wrong_key_is_answered_with_the_nearest_right_one(shoal: Run, tmp_path: Path) -> None:
+    assert_one_sentence(shoal("demo", "--traning.async_level", 3), "--training.async_level?")
+    run_file = tmp_path / "run.toml"
+    run_file.write_text("[training]\nlearning_rat = 1\n")
+    assert_one_sentence(shoal("coordinator", run_file), "training.learning_rat", "training.learning_rate?")
+
+
+def test_a_wrong_value_is_answered_with_the_setting_and_what_is_wrong(shoal: Run) -> None:
+    assert_one_sentence(shoal("train", "--run.steps", "many"), "run.steps = 'many'", "integer")
+    assert_one_sentence(shoal("demo", "--async-level", -1), "training.async_level = -1")
+    assert_one_sentence(shoal("train", "--run.steps"), "--run.steps needs a value")
+
+
+def test_malformed_and_missing_run_files_are_named(shoal: Run, tmp_path: Path) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text("[run\nsteps = 5")
+    assert_one_sentence(shoal("coordinator", run_file), str(run_file), "not valid TOML")
+    assert_one_sentence(shoal("coordinator", tmp_path / "nowhere.toml"), "There is no run file")
+
+
+def test_commands_without_a_run_file_refuse_settings(shoal: Run) -> None:
+    assert_one_sentence(shoal("work", NOBODY, "--run.steps", 3), "`shoal work` takes no settings such as --run.steps")
+
+
+def test_mistakes_that_a_restart_cannot_cure_have_their_own_exit_code(shoal: Run, tmp_path: Path) -> None:
+    assert shoal("demo", "--run.stepz", 3).code == os.EX_CONFIG
+    assert shoal("work", NOBODY, "--dir", tmp_path / "w").code == 1
+
+
+def test_every_setting_is_listed_with_its_reason(shoal: Run) -> None:
+    assert "training.async_level = 2\n    k: the batch of step s" in shoal("config").out
+
+
+def test_a_new_run_is_told_how_others_join_it(shoal: Run, run_config: ShoalConfig) -> None:
+    result = shoal("init", run_config.run.dir / "run.toml")
+    assert "contributors join with: shoal work http://127.0.0.1:7300 --run-key " in result.out
+
+
+def test_a_model_that_is_not_there_leaves_nothing_behind(shoal: Run, tmp_path: Path) -> None:
+    result = shoal("init", "--model.path", tmp_path / "nowhere", "--run.dir", tmp_path / "run")
+    assert_one_sentence(result, "There is no model directory")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_taken_port_is_named_with_the_setting_that_moves_it(
+    shoal: Run, run_config: ShoalConfig, taken_port: int
+) -> None:
+    run_file = run_config.run.dir / "run.toml"
+    result = shoal("coordinator", run_file, "--coordinator.port", taken_port)
+    assert_one_sentence(result, f"127.0.0.1:{taken_port}", "address already in use", "--coordinator.port")
+
+
+@pytest.mark.parametrize("setting", ["--coordinator.port", "--broadcast.port"])
+def test_the_demo_finds_a_taken_port_before_it_starts_anything(
+    shoal: Run, tmp_path: Path, taken_port: int, setting: str
+) -> None:
+    free = {"--coordinator.port": 0, "--broadcast.port": 0} | {setting: taken_port}
+    flags = [word for pair in free.items() for word in pair]
+    assert_one_sentence(shoal("demo", "--run.dir", tmp_path / "run", *flags), f"127.0.0.1:{taken_port}", setting)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["supervisor.lock"]
+
+
+def test_a_key_file_that_is_no_key_is_told_before_anybody_is_waited_for(shoal: Run, tmp_path: Path) -> None:
+    key = tmp_path / "my.key"
+    key.write_text("hello")
+    result = shoal("work", NOBODY, "--key", key, "--dir", tmp_path / "w")
+    assert_one_sentence(result, f"{key} is not a Shoal key")
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_key_file_that_cannot_be_read_is_named(shoal: Run, tmp_path: Path) -> None:
+    result = shoal("work", NOBODY, "--key", tmp_path, "--dir", tmp_path / "w")
+    assert_one_sentence(result, f"The key file {tmp_path} cannot be read: Is a directory")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("work", NOBODY),
+        ("relay", "--upstream", NOBODY, "--coordinator", NOBODY, "--port", 0),
+        ("run", "status", NOBODY),
+        ("ledger", "export", NOBODY, "ledger.jsonl"),
+    ],
+    ids=lambda arguments: " ".join(map(str, arguments[:2])),
+)
+def test_a_coordinator_that_is_gone_is_named(
+    shoal: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if arguments[0] in ("work", "relay"):
+        arguments = (*arguments, "--dir", tmp_path / "dir")
+    assert_one_sentence(shoal(*arguments), f"The coordinator at {NOBODY} did not answer", "Check the address")
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_an_address_that_is_none_is_refused_at_once(shoal: Run, tmp_path: Path) -> None:
+    assert_one_sentence(shoal("work", "example.org:7300", "--dir", tmp_path / "w"), "example.org:7300 is no address")
+
+
+def test_a_full_disk_is_one_sentence(shoal: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shoal.owner.create.initialise", full)
+    result = shoal("init")
+    assert (result.code, result.err) == (
+        1,
+        "shoal: The disk is full. Make room; the same command goes on where it was.\n",
+    )
+
+
+def test_a_directory_that_cannot_be_written_is_named(shoal: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = shoal("work", NOBODY, "--dir", tmp_path / "file")
+    assert_one_sentence(result, str(tmp_path / "file"))
+
+
+@pytest.fixture
+def ledger_file(tmp_path: Path) -> Path:
+    coordinator = Keypair.from_seed(b"c" * 32)
+    store = Store(tmp_path / "store.db")
+    for held in range(3):
+        store.write(partial(ledger.append, keypair=coordinator, at=1.0, kind="credit", worker="w", held=held))
+    count, head = store.read(ledger.head)
+    lines = store.read(partial(ledger.page, start=0, stop=count))
+    lines.append(ledger.seal(coordinator, "run-1", count, head))
+    store.close()
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+def test_an_honest_ledger_verifies_and_its_balances_are_shown(shoal: Run, ledger_file: Path) -> None:
+    assert shoal("ledger", "verify", ledger_file).out.startswith("ok: 3 entries of run run-1, signed by ")
+    assert "'held': 3" in shoal("ledger", "show", ledger_file).out
+
+
+def test_audit_draws_are_repeated_by_ledger_verify(shoal: Run, ledger_file: Path) -> None:
+    assert "ok: 0 audit draws repeated" in shoal("ledger", "verify", ledger_file).out
+
+
+def test_tampering_with_a_ledger_is_found_and_located(shoal: Run, ledger_file: Path) -> None:
+    lines = ledger_file.read_bytes().splitlines(keepends=True)
+    entry = json.loads(lines[1])
+    entry["body"] = entry["body"].replace("1", "9")
+    ledger_file.write_bytes(b"".join([lines[0], json.dumps(entry).encode() + b"\n", *lines[2:]]))
+    assert_one_sentence(shoal("ledger", "verify", ledger_file), "Line 2")
+
+
+def test_a_truncated_ledger_is_found(shoal: Run, ledger_file: Path) -> None:
+    lines = ledger_file.read_bytes().splitlines(keepends=True)
+    ledger_file.write_bytes(b"".join(lines[:-1]))
+    assert_one_sentence(shoal("ledger", "verify", ledger_file), "seal")
+    ledger_file.write_bytes(b"".join([*lines[:-2], lines[-1]]))
+    assert_one_sentence(shoal("ledger", "verify", ledger_file), "speaks of 3 entries")
+
+
+def test_a_ledger_of_another_signer_or_none_at_all_is_refused(shoal: Run, ledger_file: Path, tmp_path: Path) -> None:
+    assert_one_sentence(shoal("ledger", "verify", ledger_file, "--coordinator-key", "ab" * 32), "not signed")
+    assert_one_sentence(shoal("ledger", "verify", tmp_path / "nowhere"), "cannot be read")
+    (tmp_path / "empty").write_bytes(b"")
+    assert_one_sentence(shoal("ledger", "show", tmp_path / "empty"), "is empty")

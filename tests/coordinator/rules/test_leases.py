@@ -1,0 +1,79 @@
+import pytest
+
+from shoal.config import TrustConfig
+from shoal.coordinator.rules.leases import (
+    DROPS_PER_STEP,
+    StepLoad,
+    lease_seconds,
+    leased_version,
+    may_lease,
+    wanted_version,
+)
+
+TRUST = TrustConfig(key_share=0.5, probation_share=0.25)
+LOAD = StepLoad(
+    slots_of_key=0,
+    drops_of_key=0,
+    slots_of_probation=0,
+    slots_planned=10,
+    slots_outstanding=1,
+    others_work=True,
+    proven_work=True,
+)
+
+
+def load(**changes: object) -> StepLoad:
+    return StepLoad(**LOAD.__dict__ | changes)
+
+
+@pytest.mark.parametrize(
+    ("held", "expected"),
+    [([5, 6, 7], 6), ([4, 5], 5), ([4], 4), ([3], None), ([7], None), ([], None), ([9, 2, 4], 4)],
+)
+def test_the_lease_names_the_newest_held_version_inside_the_window(held: list[int], expected: int | None) -> None:
+    assert leased_version(held, [3, 4, 5, 6], step=6, async_level=2) == expected
+
+
+def test_a_held_version_that_was_never_published_does_not_count() -> None:
+    assert leased_version([6], [4, 5], step=6, async_level=2) is None
+
+
+def test_the_wanted_version_is_the_newest_published_one() -> None:
+    assert wanted_version([3, 4, 5], step=6, async_level=2) == 5
+    assert wanted_version([3], step=6, async_level=2) is None
+    assert wanted_version([6], step=6, async_level=0) == 6
+    assert wanted_version([5], step=6, async_level=0) is None
+
+
+@pytest.mark.parametrize(("speed", "expected"), [(100.0, 40.0), (1e8, 10.0), (0.001, 120.0), (1e-300, 120.0)])
+def test_a_lease_lasts_as_long_as_the_measured_speed_needs(speed: float, expected: float) -> None:
+    assert lease_seconds(speed, slot_tokens=1000, longest_s=120) == expected
+
+
+def test_no_key_fills_more_than_its_share_while_others_work() -> None:
+    assert may_lease(load(slots_of_key=4), False, TRUST)
+    assert not may_lease(load(slots_of_key=5), False, TRUST)
+    assert may_lease(load(slots_of_key=9, others_work=False, proven_work=False), False, TRUST)
+
+
+def test_all_keys_on_probation_together_fill_no_more_than_their_share_while_proven_ones_work() -> None:
+    assert may_lease(load(slots_of_probation=2), True, TRUST)
+    assert not may_lease(load(slots_of_probation=3), True, TRUST)
+    assert may_lease(load(slots_of_probation=3), False, TRUST)
+    assert may_lease(load(slots_of_probation=9, proven_work=False), True, TRUST)
+
+
+def test_shares_never_keep_a_step_waiting_on_which_nobody_works() -> None:
+    assert may_lease(load(slots_of_key=9, slots_of_probation=9, slots_outstanding=0), True, TRUST)
+    assert not may_lease(load(drops_of_key=DROPS_PER_STEP, slots_outstanding=0), True, TRUST)
+
+
+def test_a_small_step_leaves_everybody_one_slot() -> None:
+    assert may_lease(load(slots_planned=1), True, TRUST)
+    assert may_lease(load(slots_planned=0), True, TRUST)
+
+
+def test_who_drops_many_slots_gets_no_more_while_others_work() -> None:
+    assert may_lease(load(drops_of_key=DROPS_PER_STEP - 1), False, TRUST)
+    assert not may_lease(load(drops_of_key=DROPS_PER_STEP), False, TRUST)
+    assert may_lease(load(drops_of_key=DROPS_PER_STEP, others_work=False), False, TRUST)

@@ -1,0 +1,168 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.config import TrustConfig
+from shoal.coordinator.rules.trust import (
+    ANOMALIES_TO_QUARANTINE,
+    LossRule,
+    TrustEvent,
+    TrustRecord,
+    after,
+    audit_rate,
+    earned_state,
+    is_audited,
+    is_usable,
+    split_credit,
+)
+
+CONFIG = TrustConfig(probation_audits=3, audit_floor=0.1)
+SECRET = bytes(32)
+
+
+def run(record: TrustRecord, *events: TrustEvent) -> TrustRecord:
+    for event in events:
+        record = after(record, event, CONFIG)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("start", "event", "end"),
+    [
+        (("registered", 0, 0), "asked", ("probation", 0, 0)),
+        (("registered", 0, 0), "silent", ("gone", 0, 0)),
+        (("registered", 0, 0), "returned", ("registered", 0, 0)),
+        (("registered", 0, 0), "unbanned", ("registered", 0, 0)),
+        (("registered", 0, 0), "proof", ("banned", 0, 0)),
+        (("registered", 0, 0), "anomaly", ("suspect", 0, 1)),
+        (("probation", 0, 0), "asked", ("probation", 0, 0)),
+        (("active", 9, 0), "asked", ("active", 9, 0)),
+        (("suspect", 1, 1), "asked", ("suspect", 1, 1)),
+        (("quarantined", 1, 3), "asked", ("quarantined", 1, 3)),
+        (("gone", 2, 0), "asked", ("gone", 2, 0)),
+        (("banned", 2, 0), "asked", ("banned", 2, 0)),
+        (("probation", 0, 0), "clean_audit", ("probation", 1, 0)),
+        (("probation", 2, 0), "clean_audit", ("active", 3, 0)),
+        (("probation", 2, 0), "clean_pass", ("probation", 2, 0)),
+        (("probation", 2, 0), "anomaly", ("suspect", 0, 1)),
+        (("probation", 2, 0), "proof", ("banned", 2, 0)),
+        (("probation", 2, 0), "silent", ("gone", 2, 0)),
+        (("active", 9, 0), "clean_audit", ("active", 10, 0)),
+        (("active", 9, 0), "clean_pass", ("active", 9, 0)),
+        (("active", 9, 0), "anomaly", ("suspect", 0, 1)),
+        (("active", 9, 0), "proof", ("banned", 9, 0)),
+        (("active", 9, 0), "silent", ("gone", 9, 0)),
+        (("active", 9, 0), "returned", ("active", 9, 0)),
+        (("active", 9, 0), "unbanned", ("active", 9, 0)),
+        (("suspect", 0, 1), "clean_audit", ("suspect", 1, 1)),
+        (("suspect", 2, 1), "clean_audit", ("active", 3, 0)),
+        (("suspect", 2, 2), "clean_audit", ("suspect", 0, 1)),
+        (("suspect", 2, 1), "anomaly", ("suspect", 0, 2)),
+        (("suspect", 2, 2), "anomaly", ("quarantined", 0, 3)),
+        (("suspect", 2, 1), "proof", ("banned", 2, 1)),
+        (("suspect", 2, 1), "silent", ("gone", 2, 1)),
+        (("quarantined", 0, 3), "clean_pass", ("quarantined", 0, 3)),
+        (("quarantined", 1, 3), "clean_audit", ("quarantined", 2, 3)),
+        (("quarantined", 2, 3), "clean_audit", ("suspect", 0, 2)),
+        (("quarantined", 2, 4), "clean_audit", ("quarantined", 0, 3)),
+        (("quarantined", 2, 3), "anomaly", ("quarantined", 0, 4)),
+        (("quarantined", 2, 3), "proof", ("banned", 2, 3)),
+        (("quarantined", 2, 3), "silent", ("gone", 2, 3)),
+        (("gone", 2, 0), "returned", ("probation", 2, 0)),
+        (("gone", 3, 0), "returned", ("active", 3, 0)),
+        (("gone", 0, 1), "returned", ("suspect", 0, 1)),
+        (("gone", 0, 3), "returned", ("quarantined", 0, 3)),
+        (("gone", 2, 0), "clean_audit", ("gone", 3, 0)),
+        (("gone", 2, 0), "clean_pass", ("gone", 2, 0)),
+        (("gone", 2, 0), "anomaly", ("suspect", 0, 1)),
+        (("gone", 2, 0), "proof", ("banned", 2, 0)),
+        (("gone", 2, 0), "silent", ("gone", 2, 0)),
+        (("banned", 2, 1), "clean_audit", ("banned", 2, 1)),
+        (("banned", 2, 1), "clean_pass", ("banned", 2, 1)),
+        (("banned", 2, 1), "anomaly", ("banned", 2, 1)),
+        (("banned", 2, 1), "proof", ("banned", 2, 1)),
+        (("banned", 2, 1), "silent", ("banned", 2, 1)),
+        (("banned", 2, 1), "returned", ("banned", 2, 1)),
+        (("banned", 2, 1), "unbanned", ("probation", 0, 0)),
+    ],
+)
+def test_each_edge(start: tuple[str, int, int], event: TrustEvent, end: tuple[str, int, int]) -> None:
+    assert run(TrustRecord(*start), event) == TrustRecord(*end)  # type: ignore[arg-type]  # states are literals
+
+
+def test_clean_work_leads_out_of_quarantine() -> None:
+    anomaly: tuple[TrustEvent, ...] = ("anomaly",)
+    clean: tuple[TrustEvent, ...] = ("clean_audit",)
+    record = run(TrustRecord("active", 9), *anomaly * ANOMALIES_TO_QUARANTINE)
+    assert record.state == "quarantined"
+    assert run(record, *clean * 3).state == "suspect"
+    assert run(record, *clean * 8).state == "suspect"
+    assert run(record, *clean * 9) == TrustRecord("active", 3)
+
+
+events = st.sampled_from(["clean_audit", "clean_pass", "anomaly", "silent", "returned"])
+
+
+@given(st.lists(events, max_size=40))
+def test_going_away_and_coming_back_never_improves_a_state(history: list[TrustEvent]) -> None:
+    record = run(TrustRecord("probation"), *history)
+    assert run(record, "silent", "returned").state == earned_state(record, CONFIG)
+    if record.state != "gone":
+        assert record.state == earned_state(record, CONFIG)
+
+
+def test_work_of_quarantined_and_banned_keys_is_not_used_even_when_they_are_gone() -> None:
+    assert is_usable(TrustRecord("gone", 0, 0), CONFIG)
+    assert is_usable(TrustRecord("suspect", 0, 2), CONFIG)
+    assert not is_usable(TrustRecord("quarantined", 0, 3), CONFIG)
+    assert not is_usable(TrustRecord("gone", 0, 3), CONFIG)
+    assert not is_usable(TrustRecord("banned", 9, 0), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("record", "rate"),
+    [
+        (TrustRecord("probation", 2), 1.0),
+        (TrustRecord("suspect", 2, 1), 1.0),
+        (TrustRecord("quarantined", 2, 3), 1.0),
+        (TrustRecord("gone", 99), 1.0),
+        (TrustRecord("active", 3), 1.0),
+        (TrustRecord("active", 6), 0.5),
+        (TrustRecord("active", 300), 0.1),
+    ],
+)
+def test_the_audit_rate_of_a_proven_key_falls_to_the_floor(record: TrustRecord, rate: float) -> None:
+    assert audit_rate(record, CONFIG) == rate
+
+
+def test_the_audit_draw_follows_the_rate_the_secret_and_the_digest() -> None:
+    digests = [f"{number:064x}" for number in range(2000)]
+    drawn = [is_audited(SECRET, digest, 0.1) for digest in digests]
+    assert 140 < sum(drawn) < 260
+    assert drawn == [is_audited(SECRET, digest, 0.1) for digest in digests]
+    assert drawn != [is_audited(b"\1" * 32, digest, 0.1) for digest in digests]
+    assert all(is_audited(SECRET, digest, 1.0) for digest in digests)
+    assert not any(is_audited(SECRET, digest, 0.0) for digest in digests)
+
+
+@pytest.mark.parametrize(
+    ("held", "earned", "expected"), [(0, 10, (10, 0)), (25, 10, (5, 5)), (30, 10, (0, 10)), (0, 0, (0, 0))]
+)
+def test_credit_beyond_the_stake_is_released(held: int, earned: int, expected: tuple[int, int]) -> None:
+    assert split_credit(held, earned, stake_tokens=30) == expected
+
+
+def test_a_lowered_stake_releases_what_is_held_beyond_it() -> None:
+    assert split_credit(100, 10, stake_tokens=30) == (-70, 80)
+
+
+def test_cheating_loses_in_expectation_exactly_from_the_smallest_stake_on() -> None:
+    rule = LossRule(audit_rate=0.1, detection_power=0.99, stake_tokens=0, gain_tokens=2048)
+    enough = rule.smallest_stake()
+    assert LossRule(0.1, 0.99, enough, 2048).holds
+    assert not LossRule(0.1, 0.99, enough - 1, 2048).holds
+    assert "stake 0 tokens" in str(rule)
+
+
+def test_without_audits_no_stake_is_enough() -> None:
+    assert not LossRule(0.0, 1.0, 10**9, 1).holds

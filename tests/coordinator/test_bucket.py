@@ -1,0 +1,153 @@
+"""Rollouts in a bucket: the signatures against a published example, everything else against a real S3-speaking server."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shoal.coordinator.bucket import Bucket, Credentials
+from shoal.errors import ConfigError, IntegrityError, RefusedError
+from shoal.files import digest_bytes
+from shoal.protocol import api
+from shoal.protocol.signing import submission_message
+from support.ports import free_port, wait_for
+from support.swarm import Swarm, running, small_config
+
+EXAMPLE = Credentials("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+OURS = Credentials("shoalkey", "shoalsecret")
+RCLONE = shutil.which("rclone", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin")
+DATA = b"rollouts" * 100
+needs_rclone = pytest.mark.skipif(RCLONE is None, reason="rclone is not installed: run `make setup`")
+
+
+def test_signatures_are_those_of_the_published_example() -> None:
+    bucket = Bucket("https://examplebucket.s3.amazonaws.com", "us-east-1", EXAMPLE, clock=lambda: 1369353600.0)
+    signature = "aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404"
+    assert bucket._presign("GET", "test.txt", 86400).endswith(f"&X-Amz-Signature={signature}")
+
+
+def test_missing_credentials_are_named() -> None:
+    with pytest.raises(ConfigError, match="AWS_SECRET_ACCESS_KEY"):
+        Credentials.from_environment({"AWS_ACCESS_KEY_ID": "x"})
+
+
+@contextmanager
+def s3_server(root: Path) -> Iterator[str]:
+    (root / "rollouts").mkdir(parents=True)
+    port = free_port()
+    command = [str(RCLONE), "serve", "s3", "--addr", f"127.0.0.1:{port}", "--vfs-cache-mode", "off"]
+    command += ["--config", str(root / "none.conf"), "--auth-key", f"{OURS.key},{OURS.secret}", str(root)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for("rclone", port, process)
+        yield f"http://127.0.0.1:{port}/rollouts"
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[tuple[Swarm, Path]]:
+    """A swarm that keeps its rollouts in a bucket, and the directory that the bucket's server keeps them in."""
+    with s3_server(tmp_path / "s3") as url, running(tmp_path / "run", small_config()) as swarm:
+        swarm.context.bucket = Bucket(url, "us-east-1", OURS)
+        swarm.publish(0)
+        yield swarm, tmp_path / "s3" / "rollouts"
+
+
+def announced(swarm: Swarm, data: bytes = DATA) -> tuple[str, api.UploadBody, str]:
+    """A lease and the URL for its file."""
+    (ann,) = swarm.join("ann")
+    lease = swarm.lease(ann)
+    digest = digest_bytes(data)
+    assert ann.keypair is not None
+    signature = ann.keypair.sign(submission_message("run-1", lease.lease_id, digest))
+    body = api.UploadBody(digest=digest, size_bytes=len(data), signature=signature)
+    return lease.lease_id, body, ann._post(f"/v1/uploads/{lease.lease_id}", body, api.UploadAnswer).url
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.mark.slow
+@needs_rclone
+def test_a_file_goes_through_the_bucket_and_back(stored: tuple[Swarm, Path]) -> None:
+    swarm, directory = stored
+    (ann,) = swarm.join("ann")
+    lease = swarm.lease(ann)
+    assert lease.by_bucket
+    ann._http = httpx.Client(mounts={"http://coordinator": ann._http._transport})
+    answer = ann.submit(lease.lease_id, DATA, by_bucket=True)
+    assert ann.submit(lease.lease_id, DATA, by_bucket=True) == answer
+    assert files(directory) == [f"{answer.submission_id}.parquet"]
+    assert list(swarm.context.submissions.iterdir()) == []
+    claim = swarm.claim()
+    validator = swarm.client("validator")
+    validator._http = httpx.Client(mounts={"http://coordinator": validator._http._transport})
+    assert validator.submission_file(claim.submission_id, claim.digest) == DATA
+    (directory / "submissions" / f"{answer.submission_id}.parquet").write_bytes(b"x" * len(DATA))
+    with pytest.raises(IntegrityError, match="not those that were signed"):
+        validator.submission_file(claim.submission_id, claim.digest)
+
+
+@pytest.mark.slow
+@needs_rclone
+def test_a_url_is_good_for_its_name_its_size_and_nothing_else(stored: tuple[Swarm, Path]) -> None:
+    swarm, directory = stored
+    _, _, url = announced(swarm)
+    assert httpx.put(url, content=DATA + b"more").status_code == 403
+    assert httpx.put(url.replace("/incoming/", "/submissions/"), content=DATA).status_code == 403
+    assert httpx.get(url).status_code == 403
+    assert httpx.put(url.split("&X-Amz-Signature")[0], content=DATA).status_code in (400, 403)
+    assert files(directory) == []
+    assert httpx.put(url, content=DATA).is_success
+
+
+@pytest.mark.slow
+@needs_rclone
+def test_other_bytes_and_missing_ones_are_refused_and_what_was_confirmed_stays(stored: tuple[Swarm, Path]) -> None:
+    swarm, directory = stored
+    lease_id, body, url = announced(swarm)
+    ann = swarm.client("ann")
+    done = f"/v1/uploads/{lease_id}/done"
+
+    def refusal() -> str:
+        with pytest.raises(RefusedError) as caught:
+            ann._post(done, body, api.SubmissionAnswer)
+        return caught.value.code
+
+    assert refusal() == "not_uploaded"
+    assert httpx.put(url, content=b"?" * len(DATA)).is_success
+    assert refusal() == "digest"
+    assert swarm.all("SELECT * FROM submissions") == []
+    assert httpx.put(url, content=DATA).is_success
+    submission = ann._post(done, body, api.SubmissionAnswer)
+    assert httpx.put(url, content=b"!" * len(DATA)).is_success  # the URL still works, for a name that nobody reads
+    kept = directory / "submissions" / f"{submission.submission_id}.parquet"
+    assert kept.read_bytes() == DATA
+
+
+def test_without_a_bucket_the_coordinator_takes_files_itself(swarm: Swarm) -> None:
+    swarm.publish(0)
+    lease_id, body, url = announced(swarm)
+    assert url == ""
+    with pytest.raises(RefusedError) as caught:
+        swarm.client("ann")._post(f"/v1/uploads/{lease_id}/done", body, api.SubmissionAnswer)
+    assert caught.value.code == "no_bucket"
+
+
+def test_a_file_that_is_too_large_or_for_anothers_lease_gets_no_url(swarm: Swarm) -> None:
+    swarm.publish(0)
+    lease_id, body, _ = announced(swarm)
+    large = body.model_copy(update={"size_bytes": 1 << 30})
+    swarm.join("bob")
+    for name, announcement, code in [("ann", large, "too_large"), ("bob", body, "unknown_lease")]:
+        with pytest.raises(RefusedError) as caught:
+            swarm.client(name)._post(f"/v1/uploads/{lease_id}", announcement, api.UploadAnswer)
+        assert caught.value.code == code

@@ -1,0 +1,95 @@
+"""What a contributor reads before anything is downloaded or run."""
+
+import json
+import os
+import ssl
+from pathlib import Path
+
+import certifi
+import pytest
+
+from coordinator.http.test_tls import make_certificates
+from shoal.broadcast.client import Preview
+from shoal.config import RewardConfig
+from shoal.errors import ConfigError, UnavailableError
+from shoal.roles import welcome as joining
+from shoal.tasks import Task, TaskSet
+from support.samples import descriptor
+from support.tiny_run import Reports
+
+
+class Weights:
+    def __init__(self, answer: Preview | Exception | None) -> None:
+        self.answer = answer
+
+    def preview(self) -> Preview | None:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def told(answer: Preview | Exception | None, folder: Path) -> Reports:
+    reports = Reports()
+    joining.explain_weights(Weights(answer), 4, folder, reports)  # type: ignore[arg-type]
+    return reports
+
+
+def test_a_contributor_is_told_what_will_be_fetched_and_run() -> None:
+    reports = Reports()
+    joining.explain_run(descriptor(), reports)
+    assert reports.some("run run-1")
+    assert reports.some("will fetch 1 model file and the tasks")
+    assert reports.some("only outbound HTTP is used")
+
+
+def test_the_size_of_the_policy_is_told_with_the_disk_it_needs(tmp_path: Path) -> None:
+    (line,) = told(Preview(7, 1_500_000, 2_000_000), tmp_path)
+    assert line.startswith(f"policy: version 7, 1.5 MB to fetch; 4 versions will take 8.0 MB in {tmp_path}, where ")
+
+
+def test_a_policy_that_does_not_fit_is_told_before_it_is_fetched(tmp_path: Path) -> None:
+    assert told(Preview(7, 1 << 60, 1 << 60), tmp_path)[-1] == "that will not fit: choose a larger disk with --dir"
+
+
+def test_a_policy_that_is_not_there_yet_stops_nobody(tmp_path: Path) -> None:
+    assert told(None, tmp_path) == ["no version of the policy is published yet"]
+    assert told(UnavailableError("No relay answers."), tmp_path).some("not known yet: No relay answers.")
+
+
+def test_every_figure_of_the_model_is_shown_only_if_it_is_there(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "hidden_size": 64}))
+    assert joining.describe_model(tmp_path / "config.json") == "LlamaForCausalLM, 64 hidden"
+
+
+def task(kind: str) -> Task:
+    info = {"answer": "1"} if kind == "verifiable_math" else {"tests": [{"input": "", "output": "1"}]}
+    return Task(problem_id=kind, source="s", task_type=kind, prompt="?", verification_info=info)
+
+
+def test_a_contributor_is_told_that_programs_of_the_model_will_run() -> None:
+    assert joining.describe_judging(TaskSet([task("verifiable_math")]), RewardConfig()) == "verifiable_math"
+    words = joining.describe_judging(TaskSet([task("verifiable_math"), task("verifiable_code")]), RewardConfig())
+    assert (
+        words
+        == "verifiable_code, verifiable_math; programs that the model writes are run here, in a sandbox without network"
+    )
+
+
+def test_a_private_authority_is_trusted_besides_the_public_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = tmp_path / "trusted.pem"
+    monkeypatch.setenv("SSL_CERT_FILE", "")
+    joining.trust_authority(make_certificates(tmp_path), bundle)
+    assert os.environ["SSL_CERT_FILE"] == str(bundle)
+    public = len(ssl.create_default_context(cafile=certifi.where()).get_ca_certs())
+    assert len(ssl.create_default_context().get_ca_certs()) == public + 1
+
+
+@pytest.mark.parametrize(("content", "reason"), [(None, "no such file"), (b"hello", "no pem certificates")])
+def test_a_file_without_certificates_is_named(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    if content is not None:
+        (tmp_path / "ca.pem").write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"ca\.pem cannot be trusted: {reason}.* PEM format"):
+        joining.trust_authority(tmp_path / "ca.pem", tmp_path / "trusted.pem")
+    assert not (tmp_path / "trusted.pem").exists()

@@ -1,0 +1,141 @@
+"""A coordinator that answers from a script, behind the real client: bodies are parsed and answers built by the API's own models."""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import httpx
+from pydantic import BaseModel
+
+from shoal.identity import Keypair
+from shoal.protocol import api
+from shoal.protocol.client import CoordinatorClient
+from support.samples import descriptor
+from support.tiny_run import WORKER
+
+NOW = 1_000_000.0
+
+
+class Refuse(Exception):
+    def __init__(self, code: str, message: str = "No.", status: int = 403) -> None:
+        self.answer = httpx.Response(status, json={"code": code, "message": message, "hint": "Do otherwise."})
+
+
+class FakeCoordinator:
+    """Leases, claims and refusals come from lists that the test fills; everything that is sent is kept."""
+
+    def __init__(self) -> None:
+        self.leases: list[api.LeaseAnswer | Refuse] = []
+        self.claims: list[api.ClaimAnswer] = []
+        self.batches: dict[int, api.BatchAnswer] = {}
+        self.files: dict[str, bytes] = {}
+        self.refusals: dict[str, Refuse] = {}
+        """Path prefix → refusal."""
+        self.account = api.WorkerView(key=WORKER.public, name="worker", state="probation")
+        self.history = api.HistoryView(versions=[], evaluations=[], batches=[], bans=[])
+        self.relay_urls: list[str] = ["http://relay-of-the-coordinator"]
+        self.registered: list[api.RegisterBody] = []
+        self.heartbeats: list[api.HeartbeatBody] = []
+        self.lease_bodies: list[api.LeaseBody] = []
+        self.returned: list[str] = []
+        self.submitted: dict[str, bytes] = {}
+        self.verdicts: list[api.VerdictBody] = []
+        self.versions: list[api.VersionBody] = []
+        self.evaluations: list[api.EvaluationBody] = []
+        self.lock = threading.Lock()
+
+    def client(self, keypair: Keypair = WORKER, **options: Any) -> CoordinatorClient:
+        http = httpx.Client(transport=httpx.MockTransport(self._answer))
+        options = {"clock": lambda: NOW, "sleep": lambda seconds: None, **options}
+        return CoordinatorClient.for_run(descriptor(), keypair, http=http, **options)
+
+    def grant(self, *leases: api.Lease) -> None:
+        self.leases += [api.LeaseAnswer(lease=lease, server_time=NOW) for lease in leases]
+
+    def wait(self, reason: str, *, times: int = 1, retry_after_s: float = 0.0) -> None:
+        answer = {"reason": reason, "retry_after_s": retry_after_s, "wanted_version": 1}
+        self.leases += [api.LeaseAnswer.model_validate(answer)] * times
+
+    def finish(self) -> None:
+        self.leases.append(api.LeaseAnswer(reason="finished"))
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        try:
+            with self.lock:
+                return self._route(request.method, request.url.path, request.content)
+        except Refuse as refusal:
+            return refusal.answer
+
+    def _route(self, method: str, path: str, content: bytes) -> httpx.Response:
+        for prefix, refusal in self.refusals.items():
+            if path.startswith(prefix):
+                raise refusal
+        for route, handle in self._routes().items():
+            wanted, prefix = route.split(" ")
+            if method == wanted and path.startswith(prefix):
+                answer = handle(path.removeprefix(prefix), content)
+                if isinstance(answer, BaseModel):
+                    return httpx.Response(200, content=answer.model_dump_json())
+                return httpx.Response(200, content=answer)
+        raise AssertionError(f"nobody should ask for {method} {path}")
+
+    def _routes(self) -> dict[str, Callable[[str, bytes], BaseModel | bytes]]:
+        return {
+            "POST /v1/workers": self._register,
+            "POST /v1/heartbeat": self._heartbeat,
+            "POST /v1/leases": self._lease,
+            "DELETE /v1/leases/": self._return,
+            "PUT /v1/submissions/": self._submit,
+            "POST /v1/claims": self._claim,
+            "GET /v1/submissions/": lambda name, content: self.files[name.removesuffix("/file")],
+            "POST /v1/verdicts": self._verdict,
+            "GET /v1/batches/": lambda step, content: self.batches[int(step)],
+            "POST /v1/versions": self._version,
+            "GET /v1/history": lambda rest, content: self.history,
+            "POST /v1/evaluations": self._evaluation,
+        }
+
+    def _register(self, rest: str, content: bytes) -> BaseModel:
+        self.registered.append(api.RegisterBody.model_validate_json(content))
+        return self.account
+
+    def _heartbeat(self, rest: str, content: bytes) -> BaseModel:
+        self.heartbeats.append(api.HeartbeatBody.model_validate_json(content))
+        return api.HeartbeatAnswer(
+            server_time=NOW, worker=self.account, run_state="running", relay_urls=self.relay_urls, interval_s=0.001
+        )
+
+    def _lease(self, rest: str, content: bytes) -> BaseModel:
+        self.lease_bodies.append(api.LeaseBody.model_validate_json(content))
+        answer = self.leases.pop(0)
+        if isinstance(answer, Refuse):
+            raise answer
+        return answer
+
+    def _return(self, rest: str, content: bytes) -> bytes:
+        self.returned.append(rest)
+        return b""
+
+    def _submit(self, lease_id: str, content: bytes) -> BaseModel:
+        self.submitted[lease_id] = content
+        return api.SubmissionAnswer(submission_id=f"submission-{lease_id}", state="pending")
+
+    def _claim(self, rest: str, content: bytes) -> BaseModel:
+        api.ClaimBody.model_validate_json(content)
+        return self.claims.pop(0)
+
+    def _verdict(self, rest: str, content: bytes) -> BaseModel:
+        self.verdicts.append(api.VerdictBody.model_validate_json(content))
+        return api.VerdictAnswer(recorded=True)
+
+    def _version(self, rest: str, content: bytes) -> BaseModel:
+        self.versions.append(api.VersionBody.model_validate_json(content))
+        return api.VersionAnswer(ledger_head="ab" * 32, run_state="running")
+
+    def _evaluation(self, rest: str, content: bytes) -> BaseModel:
+        self.evaluations.append(api.EvaluationBody.model_validate_json(content))
+        return api.EvaluationAnswer(recorded=True)
+
+
+def request_ids(bodies: Iterable[api.LeaseBody]) -> set[str]:
+    return {body.request_id for body in bodies}

@@ -1,0 +1,61 @@
+"""The chunked head against plain autograd over full logits."""
+
+import pytest
+import torch
+
+from shoal.training.model.logprobs import token_logprobs
+from training.allocations import LargestResult
+
+
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("chunk_elements", [1, 40, 1 << 20])
+def test_values_and_gradients_equal_those_of_full_logits(softcap: float, with_bias: bool, chunk_elements: int) -> None:
+    torch.manual_seed(0)
+    states = torch.randn(7, 5, requires_grad=True)
+    weight = torch.randn(13, 5, requires_grad=True)
+    bias = torch.randn(13, requires_grad=True) if with_bias else None
+    targets = torch.tensor([0, 12, 3, 3, 5, 1, 7])
+    leaves = [leaf for leaf in (states, weight, bias) if leaf is not None]
+
+    logprobs, entropies = token_logprobs(
+        states, weight, bias, targets, temperature=0.7, softcap=softcap, chunk_elements=chunk_elements
+    )
+    logits = torch.nn.functional.linear(states, weight, bias)
+    logits = (softcap * torch.tanh(logits / softcap) if softcap else logits) / 0.7
+    table = torch.log_softmax(logits, -1)
+    expected = table.gather(1, targets[:, None])[:, 0], -(table.exp() * table).sum(1)
+
+    mixed = torch.randn(2, 7)
+    ours = torch.autograd.grad((mixed[0] * logprobs).sum() + (mixed[1] * entropies).sum(), leaves)
+    theirs = torch.autograd.grad((mixed[0] * expected[0]).sum() + (mixed[1] * expected[1]).sum(), leaves)
+    torch.testing.assert_close((logprobs, entropies), expected)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_extreme_logits_stay_finite() -> None:
+    states = torch.tensor([[1e4, -1e4]], requires_grad=True)
+    logprobs, entropies = token_logprobs(states, torch.eye(2), None, torch.tensor([1]), temperature=1.0)
+    (gradient,) = torch.autograd.grad(logprobs.sum() + entropies.sum(), states)
+    assert logprobs.item() == -2e4
+    assert entropies.item() == 0.0
+    assert gradient.isfinite().all()
+
+
+def test_no_tokens() -> None:
+    states = torch.zeros(0, 4, requires_grad=True)
+    logprobs, _ = token_logprobs(states, torch.zeros(3, 4), None, torch.zeros(0, dtype=torch.int64), temperature=1.0)
+    assert logprobs.shape == (0,)
+
+
+def test_logits_of_all_tokens_never_exist_at_once() -> None:
+    tokens, width, vocabulary, chunk = 256, 4, 500, 8
+    states, weight = torch.randn(tokens, width, requires_grad=True), torch.randn(vocabulary, width, requires_grad=True)
+    targets = torch.arange(tokens) % vocabulary
+    with LargestResult() as largest:
+        logprobs, entropies = token_logprobs(
+            states, weight, None, targets, temperature=1.0, chunk_elements=chunk * vocabulary
+        )
+        torch.autograd.backward((logprobs + entropies).sum())
+    assert weight.grad is not None
+    assert chunk * vocabulary <= largest.elements < 2 * chunk * vocabulary < tokens * vocabulary

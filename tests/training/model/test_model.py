@@ -1,0 +1,140 @@
+"""Packed bins give the logits of unpacked sequences, for several architectures; others fall back or are refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    GPT2Config,
+    GPTNeoXConfig,
+    GptOssConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    PhiConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from shoal.training import World
+from shoal.training.model.model import PolicyModel, UnsupportedModelError, choose_layout, load_policy
+from shoal.training.packing.bins import build_packed, build_padded
+from shoal.training.packing.packing import form_families
+from training.allocations import LargestResult
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "initializer_range": 0.3,
+}
+PACKABLE = {
+    "llama": LlamaConfig(**SMALL),
+    "qwen2": Qwen2Config(**SMALL),
+    "qwen3": Qwen3Config(**SMALL, head_dim=8),
+    "mistral with a window": MistralConfig(**SMALL, sliding_window=3),
+    "granite, scaled logits": GraniteConfig(**SMALL, logits_scaling=4.0),
+    "phi, biased head": PhiConfig(**SMALL),
+    "gpt-neox": GPTNeoXConfig(**SMALL),
+    "cohere, scaled logits": CohereConfig(**SMALL, logit_scale=0.25),
+    "gpt2, learned positions": GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=4, n_positions=64),
+}
+PADDED = {
+    "gemma2, soft-capped attention": Gemma2Config(
+        **SMALL, head_dim=4, query_pre_attn_scalar=4, attn_logit_softcapping=2.0, final_logit_softcapping=2.0
+    ),
+    "gpt-oss, attention sinks": GptOssConfig(**SMALL, head_dim=4, num_local_experts=2, num_experts_per_tok=1),
+    "mamba, no attention": MambaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=2, state_size=4),
+}
+PROMPTS = [[1, 2, 3, 4, 5]] * 3 + [[7, 8]] * 2 + [[9]]
+OUTPUTS = [[10, 11, 12, 13, 14, 15, 16], [20], [21, 22, 23], [30, 31, 32, 33], [34, 35], [36, 37, 38, 39, 1, 2, 3, 4]]
+
+
+def build(config: Any) -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@torch.no_grad()
+def unpacked_logprobs(model: Any, temperature: float) -> torch.Tensor:
+    values = []
+    for prompt, output in zip(PROMPTS, OUTPUTS, strict=True):
+        logits = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1]
+        table = torch.log_softmax(logits / temperature, -1)
+        values.append(table.gather(1, torch.tensor(output)[:, None])[:, 0])
+    return torch.cat(values)
+
+
+@pytest.mark.parametrize("name", PACKABLE)
+def test_packed_bin_equals_unpacked_sequences(name: str) -> None:
+    model = build(PACKABLE[name])
+    truth = unpacked_logprobs(model, 0.8)
+    policy = PolicyModel(model, temperature=0.8)
+    choose_layout(policy, torch.device("cpu"))
+    assert policy.packed
+    families = form_families(PROMPTS, [len(output) for output in OUTPUTS], 1000)
+    with torch.no_grad():
+        logprobs, _ = policy(build_packed(families, PROMPTS, OUTPUTS))
+    torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_architecture_that_cannot_be_packed_runs_in_padded_rows(name: str) -> None:
+    model = build(PADDED[name])
+    model.set_attn_implementation("eager")
+    truth = unpacked_logprobs(model, 0.8)
+    policy = PolicyModel(model, temperature=0.8)
+    choose_layout(policy, torch.device("cpu"))
+    assert not policy.packed
+    families = form_families(PROMPTS, [len(output) for output in OUTPUTS], 1000, share=False)
+    with torch.no_grad():
+        logprobs, _ = policy(build_padded(families, PROMPTS, OUTPUTS))
+    torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=1e-5)
+
+
+def test_model_whose_head_is_not_understood_is_refused() -> None:
+    model = build(LlamaConfig(**SMALL))
+    own: Callable[..., Any] = model.forward
+
+    def doubled(*arguments: Any, **settings: Any) -> Any:
+        output = own(*arguments, **settings)
+        output.logits = output.logits * 2
+        return output
+
+    model.forward = doubled
+    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM"):
+        choose_layout(PolicyModel(model, temperature=1.0), torch.device("cpu"))
+
+
+def test_dropout_is_off(tmp_path: Path) -> None:
+    build(GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.5, attn_pdrop=0.5)).save_pretrained(
+        tmp_path
+    )
+    policy = load_policy(tmp_path, temperature=1.0, world=World()).train()
+    families = form_families(PROMPTS, [len(output) for output in OUTPUTS], 1000)
+    packed = build_packed(families, PROMPTS, OUTPUTS)
+    assert torch.equal(policy(packed)[0], policy(packed)[0])
+
+
+def test_a_long_bin_needs_no_mask_over_its_positions() -> None:
+    policy = PolicyModel(build(LlamaConfig(**SMALL)), temperature=1.0)
+    prompts = [[number % 40, 1, 2] for number in range(60)]
+    outputs = [[3 + number % 30] * (20 + number % 20) for number in range(60)]
+    packed = build_packed(form_families(prompts, [len(output) for output in outputs], 10_000), prompts, outputs)
+    positions = packed.input_ids.numel()
+    assert positions > 1500
+    with LargestResult() as largest:
+        torch.autograd.backward(policy(packed)[0].sum())
+    assert largest.elements < positions**2 / 10

@@ -1,0 +1,65 @@
+"""Bins: everything exactly once, never over budget, ranks of equal load."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.training.packing.packing import (
+    balance,
+    first_fit_decreasing,
+    form_families,
+    pack,
+    pack_padded,
+    similar_lengths,
+)
+
+SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=40)
+
+
+@given(SIZES, st.integers(1, 80))
+def test_first_fit_decreasing_keeps_every_item_and_the_budget(sizes: list[int], capacity: int) -> None:
+    bins = first_fit_decreasing(sizes, capacity)
+    assert sorted(item for chosen in bins for item in chosen) == list(range(len(sizes)))
+    assert all(len(chosen) == 1 or sum(sizes[item] for item in chosen) <= capacity for chosen in bins)
+
+
+def test_first_fit_decreasing_fills_bins_well() -> None:
+    assert len(first_fit_decreasing([4, 8, 1, 4, 2, 1], 10)) == 2
+
+
+@given(SIZES, st.integers(1, 8))
+def test_balanced_loads_differ_by_at_most_the_largest_item(sizes: list[int], parts: int) -> None:
+    loads = [sum(sizes[item] for item in share) for share in balance(sizes, parts)]
+    assert sum(loads) == sum(sizes)
+    assert max(loads) - min(loads) <= max(sizes)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30)), min_size=1, max_size=30), st.integers(1, 100))
+def test_families_share_a_prompt_and_hold_every_completion_once(drawn: list[tuple[int, int]], capacity: int) -> None:
+    prompts = [[kind] * (kind + 1) for kind, _ in drawn]
+    lengths = [length for _, length in drawn]
+    families = form_families(prompts, lengths, capacity)
+    assert sorted(member for family in families for member in family.members) == list(range(len(drawn)))
+    for family in families:
+        assert len({tuple(prompts[member]) for member in family.members}) == 1
+        assert family.tokens == family.prompt_length + sum(lengths[member] - 1 for member in family.members)
+        assert len(family.members) == 1 or family.tokens <= capacity
+
+
+@given(SIZES, st.integers(1, 80), st.integers(1, 5), st.booleans())
+def test_every_rank_has_equally_many_bins_and_nothing_is_trained_twice(
+    lengths: list[int], capacity: int, ranks: int, padded: bool
+) -> None:
+    families = form_families([[1]] * len(lengths), lengths, capacity, share=not padded)
+    packed = (pack_padded if padded else pack)(families, capacity, parts=ranks)
+    assert len({len(bins) for bins in packed}) == 1
+    members = [member for bins in packed for chosen in bins for family in chosen for member in family.members]
+    assert sorted(members) == list(range(len(lengths)))
+
+
+@given(SIZES)
+def test_rows_of_a_block_have_similar_lengths(lengths: list[int]) -> None:
+    blocks = similar_lengths(lengths)
+    assert sorted(row for block in blocks for row in block) == list(range(len(lengths)))
+    for block in blocks:
+        assert lengths[block[0]] == max(lengths[row] for row in block)
+        assert min(lengths[row] for row in block) >= 0.75 * lengths[block[0]]

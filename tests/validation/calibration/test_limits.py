@@ -1,0 +1,132 @@
+"""Limits come from a file with evidence, or the run does not start."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal.config import build_config
+from shoal.errors import ConfigError
+from shoal.policy import bundled_directory
+from shoal.tasks import TextCodec
+from shoal.validation import Limits, load_calibration
+from shoal.validation.calibration.limits import COARSER, ModelIdentity
+from shoal.validation.calibration.measure import Machine, Work, calibrate, calibrate_run, table
+from support.tiny_run import save_policy
+
+FLOAT32 = Machine(dtypes=("float32",))
+
+
+def test_the_bundled_calibration_was_made_for_the_bundled_policy() -> None:
+    load_calibration("bundled").require_model(ModelIdentity.of(bundled_directory()))
+
+
+def test_another_architecture_or_other_base_weights_are_refused(tmp_path: Path) -> None:
+    calibration = load_calibration("bundled")
+    bundled = ModelIdentity.of(bundled_directory())
+    with pytest.raises(ConfigError, match="another architecture") as caught:
+        calibration.require_model(ModelIdentity.of(save_policy(tmp_path / "tiny", seed=0)))
+    assert caught.value.hint is not None
+    assert "shoal calibrate" in caught.value.hint
+    with pytest.raises(ConfigError, match="another base weights"):
+        calibration.require_model(bundled.model_copy(update={"base_weights": "0" * 64}))
+    calibration.require_model(ModelIdentity(architecture=bundled.architecture))
+    with pytest.raises(ConfigError, match="another identity"):
+        calibration.model_copy(update={"identity": None}).require_model(bundled)
+
+
+def test_the_bundled_calibration_covers_the_embedded_engine() -> None:
+    calibration = load_calibration("bundled")
+    assert calibration.limits("torch/float32/cpu") is not None
+    assert calibration.limits("torch/float8/toaster") is None
+
+
+def test_the_limits_of_the_bundled_calibration_separate_honest_from_forged() -> None:
+    classes = load_calibration("bundled").classes
+    # In a coarse class the neighbour of a token may happen to be a near-tie.
+    assert classes["torch/float32/cpu"].evidence.forgeries["edited_token"].missed == 0
+    for known in classes.values():
+        assert known.evidence.honest_rejected == 0
+        assert known.evidence.honest_margin_max < known.limits.margin_max
+        assert known.evidence.honest_lost_per_1000 <= known.limits.lost_per_1000
+        assert known.evidence.honest_logprob_error <= known.limits.logprob_error
+        assert known.evidence.honest_exponent_mismatches <= known.limits.exponent_mismatches
+        for name in ("int4", "temperature_x0.7", "constant_polynomials", "copied_proofs"):
+            assert known.evidence.forgeries[name].missed == 0, name
+
+
+def limits(**changes: float) -> Limits:
+    known = load_calibration("bundled").limits("torch/float32/cpu")
+    assert known is not None
+    return known.model_copy(update=changes)
+
+
+def test_evidence_falls_with_honest_tokens_and_rises_with_lost_margins() -> None:
+    known = limits(lost_per_1000=2.0, lost_mean=0.03)
+    assert known.drift(1000, 0.0) < known.drift(1000, 2 * 0.03) < 0
+    assert known.drift(1000, 2.0 * 0.03 * COARSER**2) > 0
+
+
+def test_what_remains_to_a_forger_is_bounded_by_noise_sum_and_largest_margin() -> None:
+    assert limits(lost_per_1000=0.0).residual_bits_per_1000(0.1) == pytest.approx(0.1 * 1000 * 1e-4)
+    wide = limits(lost_per_1000=1e6, margin_max=0.01)
+    assert wide.residual_bits_per_1000(0.1) == pytest.approx(0.1 * 1000 * 0.01)
+    paid = limits(lost_per_1000=2.0, lost_mean=0.03, margin_max=1.0).residual_bits_per_1000(0.1)
+    gap = paid / 100
+    assert 100 * gap**2 / 2 == pytest.approx(COARSER * 2.0 * 0.03)
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", '{"model": 1}', "not json"])
+def test_a_file_that_is_no_calibration_is_refused_in_one_sentence(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "calibration.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match="calibration"):
+        load_calibration(str(path))
+
+
+def test_a_new_calibration_accepts_honest_work_and_shows_each_forgery(tmp_path: Path) -> None:
+    directory = save_policy(tmp_path / "model", seed=3)
+    codec = TextCodec.from_directory(directory)
+    prompts = [tuple(codec.encode(f"Compute {number}+{number}.")) for number in range(10, 14)]
+    work = Work(directory, prompts, codec.eos_token_ids, temperature=1.0, max_new_tokens=12, submission_size=2)
+    calibration = calibrate(work, model_name="tiny", machine=FLOAT32, settings=((1, 8), (1, 3)), rounds=1)
+    (name, measured), *rest = calibration.classes.items()
+    assert (name, rest) == ("torch/float32/cpu", [])
+    evidence = measured.evidence
+    assert (evidence.honest_submissions, evidence.honest_rejected) == (4, 0)
+    assert evidence.honest_margin_max <= measured.limits.margin_max
+    assert evidence.forgeries["constant_polynomials"].missed == 0
+    assert evidence.forgeries["temperature_x0.7"].submissions == 2
+    assert any("honest" in line for line in table(calibration))
+
+
+def test_a_new_kind_of_machine_is_added_beside_the_known_ones(tmp_path: Path) -> None:
+    directory = save_policy(tmp_path / "model", seed=3)
+    config = build_config(
+        {
+            "model": {"path": str(directory)},
+            "tasks": {"count": 8, "heldout": 2},
+            "rollouts": {"group_size": 2, "tasks_per_slot": 1, "max_prompt_tokens": 64, "max_new_tokens": 6},
+        }
+    )
+    out = tmp_path / "calibration.json"
+    calibrate_run(config, 2, out, lambda text: None, machine=FLOAT32)
+    first = load_calibration(str(out))
+    calibrate_run(config, 2, out, lambda text: None, machine=Machine(dtypes=("bfloat16",)), extend=True)
+    both = load_calibration(str(out))
+    assert list(both.classes) == ["torch/float32/cpu", "torch/bfloat16/cpu"]
+    assert both.classes["torch/float32/cpu"] == first.classes["torch/float32/cpu"]
+    other = build_config({"model": {"path": str(save_policy(tmp_path / "other", seed=4))}, "tasks": {"count": 8}})
+    with pytest.raises(ConfigError, match="another base weights"):
+        calibrate_run(other, 2, out, lambda text: None, machine=FLOAT32, extend=True)
+
+
+def test_vllm_is_calibrated_for_one_compute_type_at_a_time() -> None:
+    with pytest.raises(ConfigError, match="one compute type at a time"):
+        Machine("vllm").check()
+    Machine("vllm", dtypes=("float32",)).check()
+
+
+def test_an_unknown_engine_cannot_be_calibrated() -> None:
+    with pytest.raises(ConfigError, match="no engine 'abacus'"):
+        Machine("abacus").check()
