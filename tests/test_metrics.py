@@ -2,23 +2,23 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog
 
 
 def test_without_a_path_metrics_only_count() -> None:
-    metrics = Metrics()
+    metrics = EventLog()
     metrics.count("tokens", 5)
     metrics.count("tokens")
     metrics.count("seconds", 0.5)
     metrics.event("submitted", step=1)
-    assert metrics.snapshot() == {"tokens": 6, "seconds": 0.5, "submitted": 1}
+    assert metrics.counters == {"tokens": 6, "seconds": 0.5, "submitted": 1}
     metrics.close()
 
 
 def test_events_are_lines_in_the_order_they_happened_and_survive_a_restart(tmp_path: Path) -> None:
     path, now = tmp_path / "events" / "worker.jsonl", 1.00049
     for _ in range(2):
-        metrics = Metrics(path, clock=lambda: now)
+        metrics = EventLog(path, clock=lambda: now)
         metrics.event("started", worker="ünicode")
         metrics.event("stopped")
         metrics.close()
@@ -29,14 +29,14 @@ def test_events_are_lines_in_the_order_they_happened_and_survive_a_restart(tmp_p
 
 
 def test_an_event_is_on_disk_when_it_was_emitted(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path / "events.jsonl")
+    metrics = EventLog(tmp_path / "events.jsonl")
     metrics.event("now")
     assert "now" in (tmp_path / "events.jsonl").read_text()
     metrics.close()
 
 
 def test_threads_lose_no_count_and_mix_no_lines(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path / "events.jsonl")
+    metrics = EventLog(tmp_path / "events.jsonl")
 
     def work(number: int) -> None:
         for _ in range(200):
@@ -45,6 +45,6 @@ def test_threads_lose_no_count_and_mix_no_lines(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     metrics.close()
-    assert metrics.snapshot() == {"tick": 800}
+    assert metrics.counters == {"tick": 800}
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     assert len([json.loads(line) for line in lines]) == 800

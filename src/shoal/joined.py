@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shoal.broadcast import WeightClient
 from shoal.files import digest_bytes, write_atomic
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog
 from shoal.policy.engine import Engine
 from shoal.policy.engines import Arithmetic, make_engine
 from shoal.protocol.descriptor import FileReference, RunDescriptor
@@ -59,7 +59,7 @@ def join_run(
     cache_dir: Path,
     *,
     keep_versions: int | None = None,
-    metrics: Metrics | None = None,
+    metrics: EventLog | None = None,
     heldout: bool = False,
     own_verifiers: Collection[str] | None = None,
     clock: Callable[[], float] = time.time,

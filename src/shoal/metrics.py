@@ -1,6 +1,7 @@
-"""Counters and events that every room may emit; one JSON line each, in the order they happened.
+"""What a process says about its work: counters and events for programs, sentences for its operator.
 
-A role makes one `Metrics` and hands it down. Without a path it only counts, which is what tests and libraries want.
+A role makes one `EventLog` and one `Report` and passes them down. Events are JSON lines in the order in which they happened;
+an event log without a path only counts. `logging` is for tracebacks alone.
 """
 
 import json
@@ -11,8 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+Report = Callable[[str], None]
+"""Takes one sentence for whoever watches this process."""
 
-class Metrics:
+
+def silent(text: str) -> None:
+    """A Report that nobody reads."""
+
+
+class EventLog:
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self.counters: Counter[str] = Counter()
         self._clock = clock
@@ -32,10 +40,6 @@ class Metrics:
             line = json.dumps({"at": round(self._clock(), 3), "event": name, **fields})
             with self._lock:
                 self._file.write(line + "\n")
-
-    def snapshot(self) -> dict[str, float]:
-        with self._lock:
-            return dict(self.counters)
 
     def close(self) -> None:
         if self._file is not None:

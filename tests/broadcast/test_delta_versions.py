@@ -8,7 +8,7 @@ import pytest
 
 from shoal.broadcast import Origin, OriginServer, Relay, WeightClient, WireTensor
 from shoal.broadcast.manifest import open_manifest
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog
 
 from .conftest import RUN_KEY, Mirror
 from .test_client import weights_of
@@ -61,7 +61,7 @@ def test_anchors_appear_every_few_versions(origin: Origin) -> None:
 
 
 def test_follower_fetches_only_changes(origin: Origin, origin_server: OriginServer, make_client: MakeClient) -> None:
-    metrics = Metrics()
+    metrics = EventLog()
     client = make_client(origin_server.url, metrics=metrics)
     client.fetch_version(0, publish(origin, 0))
     for version in range(1, 6):

@@ -9,7 +9,7 @@ from shoal.broadcast import Origin, OriginServer, Relay, WeightClient
 from shoal.broadcast.store import Folder, Store, disk_error
 from shoal.errors import ConfigError, UnavailableError
 from shoal.identity import Envelope, Keypair
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog
 
 from .conftest import RUN_KEY, Mirror, answer
 from .test_client import expected_weights, publish, weights_of
@@ -223,7 +223,7 @@ def test_relay_in_a_mesh_takes_its_share_from_a_parent_that_is_no_member(
 def test_missing_parent_is_told_at_once(make_relay: MakeRelay) -> None:
     told = threading.Event()
 
-    class Heard(Metrics):
+    class Heard(EventLog):
         def event(self, name: str, /, **fields: object) -> None:
             if name == "relay_failed" and "127.0.0.1:9" in str(fields["reason"]):
                 told.set()
@@ -249,7 +249,7 @@ def test_full_disk_is_told_and_cured(
             raise disk_error(OSError(28, "No space left on device"), store.root)
         return write(store, folder, data, digest)
 
-    class Heard(Metrics):
+    class Heard(EventLog):
         def event(self, name: str, /, **fields: object) -> None:
             if "no room on the disk" in str(fields.get("reason")):
                 told.set()

@@ -12,7 +12,7 @@ from shoal.broadcast import Origin, WireTensor
 from shoal.config import ShoalConfig, build_config
 from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import digest_bytes
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog
 from shoal.protocol import api
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
 from shoal.training import DivergedError, Group, Trackers, Trainer, World
@@ -136,7 +136,7 @@ def test_every_version_is_staged_recorded_and_then_shown(
 ) -> None:
     for step in range(3):
         record_batch(coordinator, step)
-    reports, metrics = Reports(), Metrics()
+    reports, metrics = Reports(), EventLog()
     service = start(report=reports, metrics=metrics)
     service.run()
     assert [version for version, _ in published(coordinator)] == [0, 1, 2, 3]
@@ -197,7 +197,7 @@ def test_a_run_that_diverges_stops_with_the_reason_and_keeps_the_last_good_check
     strict = config.training.model_copy(update={"kl_limit": 0.05, "checkpoint_every": 1})
     for step in range(3):
         record_batch(coordinator, step, verified=step == 2)  # its log-probabilities are far from the policy's
-    service = start(config.model_copy(update={"training": strict}), metrics=(metrics := Metrics()))
+    service = start(config.model_copy(update={"training": strict}), metrics=(metrics := EventLog()))
     with pytest.raises(DivergedError, match=r"kl_behaviour of step 2 is .* above the limit 0\.05"):
         service.run()
     assert [version for version, _ in published(coordinator)] == [0, 1, 2]

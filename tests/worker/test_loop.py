@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import RefusedError, UnavailableError
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
 from shoal.protocol import api
 from shoal.protocol.rollouts import read_rollouts
@@ -52,7 +52,7 @@ class Contributor:
         self.weights: DiskWeights = tiny_run.weights(*published)
         self.engine = RecordingEngine(tiny_run.new_engine())
         self.reports = Reports()
-        self.metrics = Metrics()
+        self.metrics = EventLog()
         self.joined = tiny_run.joined(self.weights)
         self.worker = Worker(
             self.joined,

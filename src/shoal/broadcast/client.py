@@ -28,7 +28,7 @@ from shoal.broadcast.staging import WEIGHTS_FILE, StagedWeights
 from shoal.broadcast.store import Store
 from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import digest_bytes, is_digest
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class WeightClient:
         run_id: str = "",
         keep_versions: int = 3,
         connections: int = 4,
-        metrics: Metrics | None = None,
+        metrics: EventLog | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -64,7 +64,7 @@ class WeightClient:
         self._connections = connections
         self._keep_versions = keep_versions
         self._store = Store(self._root)
-        self._metrics = metrics or Metrics()
+        self._metrics = metrics or EventLog()
         self._sources = Sources(relays, metrics=self._metrics, rng=rng, clock=monotonic, patience_s=patience_s)
         self._library = Library(self._store, self._sources, run_key)
         self._watch = HeadWatch(self._sources, run_key, self._root / "head.json", run_id=run_id, clock=clock)

@@ -17,7 +17,7 @@ from shoal.broadcast.http.pool import FetchError, HttpPool, check_url
 from shoal.broadcast.manifest import MAX_MANIFEST_BYTES, Manifest, ShardEntry, open_manifest
 from shoal.errors import ConfigError, IntegrityError, ShoalError, SignatureError, UnavailableError
 from shoal.files import digest_bytes
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog
 
 PATIENCE_S = 10.0
 LEAST_BYTES_S = 64 << 10
@@ -38,7 +38,7 @@ class Sources:
         self,
         relays: Callable[[], Sequence[str]],
         *,
-        metrics: Metrics | None = None,
+        metrics: EventLog | None = None,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
         patience_s: float = PATIENCE_S,
@@ -46,7 +46,7 @@ class Sources:
         max_bytes_s: float = 0,
     ) -> None:
         self._relays = relays
-        self.metrics = metrics or Metrics()
+        self.metrics = metrics or EventLog()
         self.clock = clock
         self.pool = HttpPool(clock=clock, max_bytes_s=max_bytes_s)
         self.book = RelayBook(rng=rng, clock=clock)

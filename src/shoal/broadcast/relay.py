@@ -27,7 +27,7 @@ from shoal.broadcast.retention import needed_manifests, prune
 from shoal.broadcast.store import NoRoomError, Readers, Store, write_whole
 from shoal.errors import ConfigError, ShoalError
 from shoal.files import write_atomic
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog
 
 LONG_POLL_S = 20.0
 FIRST_HEAD_S = 3.0
@@ -67,14 +67,14 @@ class Relay:
         grace_s: float = 60.0,
         limits: ServerLimits | None = None,
         max_download_bytes_s: float = 0,
-        metrics: Metrics | None = None,
+        metrics: EventLog | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         patience_s: float = 10.0,
     ) -> None:
         if not upstreams:
             raise ConfigError("A relay needs at least one upstream.", hint="Name the origin or another relay.")
-        self.metrics = metrics or Metrics()
+        self.metrics = metrics or EventLog()
         self._root = root
         self._upstreams = [check_url(url) for url in upstreams]
         self._run_key = run_key
@@ -296,7 +296,7 @@ def run_relay(
     spare_parents: Callable[[], Sequence[str]] = lambda: (),
     announce: Callable[[str], None] | None = None,
     on_ready: Callable[[str], None] | None = None,
-    metrics: Metrics | None = None,
+    metrics: EventLog | None = None,
     limits: ServerLimits | None = None,
     max_download_bytes_s: float = 0,
     clock: Callable[[], float] = time.time,

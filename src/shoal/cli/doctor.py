@@ -7,10 +7,11 @@ import platform
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.metrics import Report
 from shoal.tasks.sandbox.sandbox import HINT, sandbox_complaint
 
 NEEDED = ("torch", "transformers", "pyarrow", "aiohttp", "fastapi", "numba")
@@ -30,7 +31,7 @@ class Diagnosis:
     fatal: bool = False
 
 
-def examine(report: Callable[[str], None]) -> int:
+def examine(report: Report) -> int:
     """Reports every finding; 1 if something that every role needs is missing."""
     sick = False
     for finding in diagnose():

@@ -14,7 +14,7 @@ from shoal.config import ShoalConfig
 from shoal.coordinator.bucket import Bucket
 from shoal.errors import RefusedError
 from shoal.identity import Keypair
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog
 from shoal.protocol import api
 from shoal.protocol.descriptor import RunDescriptor
 
@@ -63,7 +63,7 @@ class Context:
     bucket: Bucket | None = None
     """Where rollouts are kept instead of `submissions`."""
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: EventLog = field(default_factory=EventLog)
     presence: dict[str, Presence] = field(default_factory=dict)
     relays: dict[str, RelayPresence] = field(default_factory=dict)
     is_shared: bool = False

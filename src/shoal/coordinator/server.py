@@ -16,7 +16,7 @@ from shoal.coordinator.rules import trust
 from shoal.coordinator.store.database import Connection, open_database
 from shoal.coordinator.store.writer import Store
 from shoal.errors import ConfigError, ShoalError
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog
 from shoal.rundir import RunDirectory
 
 
@@ -68,7 +68,7 @@ def build_context(directory: RunDirectory) -> Context:
         role_keys=directory.role_keys(),
         submissions=directory.submissions,
         bucket=open_bucket(config.coordinator.bucket, config.coordinator.bucket_region, time.time),
-        metrics=Metrics(directory.events / "coordinator.jsonl"),
+        metrics=EventLog(directory.events / "coordinator.jsonl"),
     )
     trust.LossRule.of(config).require()
     context.submissions.mkdir(parents=True, exist_ok=True)

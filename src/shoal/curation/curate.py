@@ -14,10 +14,11 @@ from typing import Any
 from shoal.curation.band import Band, histogram, solve_rates
 from shoal.curation.overlap import CONTAMINATION_WORDS, Contamination, NearDuplicates
 from shoal.errors import ConfigError
-from shoal.evaluation.asking import Report, ask_all
+from shoal.evaluation.asking import ask_all
 from shoal.evaluation.crews import Crew, Post
 from shoal.evaluation.tables import histogram_lines
 from shoal.files import write_atomic
+from shoal.metrics import Report
 from shoal.tasks import Task
 
 TASKS_FILE, DROPPED_FILE, SUMMARY_FILE = "tasks.jsonl", "dropped.jsonl", "curation.json"

@@ -18,10 +18,9 @@ from shoal.evaluation.crews import Batch, Crew, Post, alone, processes, ray_clus
 from shoal.evaluation.journal import Journal
 from shoal.evaluation.respondent import policy_digest
 from shoal.locks import hold
+from shoal.metrics import Report
 from shoal.policy import resolve_model
 from shoal.tasks import Task
-
-Report = Callable[[str], None]
 
 
 def make_crew(post: Post, *, count: int, ray_address: str | None = None, gpus: float = 0.0) -> Crew:

@@ -6,11 +6,11 @@ that an evaluation can be repeated. Versions that were superseded while an evalu
 
 import threading
 import time
-from collections.abc import Callable
 
 from shoal.errors import RefusedError, ShoalError
 from shoal.evaluation import AskSettings, Figures, Question, Respondent, figures_of
 from shoal.joined import JoinedRun
+from shoal.metrics import Report, silent
 from shoal.policy.engine import Engine
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
@@ -30,7 +30,7 @@ class Evaluator:
         every: int,
         samples: int,
         steps: int,
-        report: Callable[[str], None] = lambda text: None,
+        report: Report = silent,
     ) -> None:
         self.run_info, self.client, self.engine = run, client, engine
         self.every, self.samples, self.steps, self.report = every, samples, steps, report

@@ -22,6 +22,7 @@ from shoal.errors import ShoalError, UnavailableError
 from shoal.files import write_atomic
 from shoal.host.supervisor import HOPELESS_EXIT_CODES, Role, RoleEvent, Supervisor, interrupt_on_termination
 from shoal.locks import hold
+from shoal.metrics import Report
 from shoal.observe import (
     LiveView,
     Summary,
@@ -99,7 +100,7 @@ def worker_role(
     return _role(directory, name, *arguments, *(("--cheat", cheat) if cheat else ()), essential=False)
 
 
-def run_owner_roles(directory: RunDirectory, report: Callable[[str], None], *, workers: int = 0) -> None:
+def run_owner_roles(directory: RunDirectory, report: Report, *, workers: int = 0) -> None:
     """Supervises the owner's roles, and workers of its own, until the run is finished or Ctrl-C."""
     config, descriptor = directory.config(), directory.descriptor()
     own = [f"local-{number}" for number in range(1, workers + 1)]

@@ -24,6 +24,7 @@ from shoal.coordinator import ledger, steps
 from shoal.errors import ShoalError, UnavailableError
 from shoal.files import TEMPORARY_PREFIX, digest_file, write_atomic
 from shoal.locks import hold
+from shoal.metrics import Report
 from shoal.owner.bucket import BucketRollouts, StoredRollout
 from shoal.rundir import RunDirectory
 
@@ -31,8 +32,6 @@ INDEX_NAME = "backup.json"
 TRIES = 8
 PAUSE_S = 0.5
 LARGE = ("trainer/", "origin/shards/", "coordinator/submissions/")
-
-Report = Callable[[str], None]
 
 
 class BackupError(ShoalError):

@@ -4,20 +4,19 @@ memory.
 Each function works offline on a run directory or a run file; heavy imports stay inside.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.config import ShoalConfig, to_toml
 from shoal.errors import ConfigError
+from shoal.metrics import Report
 from shoal.protocol.api import HistoryView
 from shoal.protocol.rollouts import RolloutLimits
 from shoal.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from shoal.inspection.filters import Filter, Order
-
-Report = Callable[[str], None]
 
 
 def export_run(directory: RunDirectory, output: Path, report: Report, *, step: int | None = None) -> None:

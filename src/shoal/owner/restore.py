@@ -20,7 +20,8 @@ from shoal.config import to_toml
 from shoal.coordinator import Store, ledger
 from shoal.errors import ConfigError, IntegrityError
 from shoal.files import digest_file, write_atomic
-from shoal.owner.backup import INDEX_NAME, BackupError, Index, Report, head_of, kept_rollouts, staged
+from shoal.metrics import Report
+from shoal.owner.backup import INDEX_NAME, BackupError, Index, head_of, kept_rollouts, staged
 from shoal.owner.bucket import BucketRollouts
 from shoal.rundir import RunDirectory, located
 

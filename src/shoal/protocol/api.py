@@ -225,7 +225,7 @@ class VersionBody(Body):
     weights_digest: Digest
     bytes_total: Count
     report: dict[str, Metric] = {}
-    """Metrics of the training step that made this version."""
+    """EventLog of the training step that made this version."""
     oldest_checkpoint: Count | None = None
     """Batches from this step on may be asked for again."""
 

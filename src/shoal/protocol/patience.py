@@ -5,13 +5,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from shoal.errors import UnavailableError
+from shoal.metrics import Report
 
 Answer = TypeVar("Answer")
 
 
 def patiently(
     ask: Callable[[], Answer],
-    report: Callable[[str], None],
+    report: Report,
     *,
     outage_s: float,
     stopping: Callable[[], bool] = lambda: False,

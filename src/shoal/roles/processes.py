@@ -17,7 +17,7 @@ from shoal.errors import ConfigError, ShoalError
 from shoal.files import remove_all_leftovers, write_atomic
 from shoal.identity import Keypair
 from shoal.locks import BusyError, hold
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog, Report
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient, fetch_descriptor
 from shoal.protocol.descriptor import RunDescriptor
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from shoal.training.model.distributed import World
     from shoal.worker import Worker
 
-Report = Callable[[str], None]
 JOIN_DEADLINE_S = 120.0
 LARGEST_CROWD = 64
 REPEAT_TROUBLE_S = 10.0
@@ -42,7 +41,7 @@ class PinnedKeyError(ShoalError):
     code = "pinned_key"
 
 
-class SpokenTrouble(Metrics):
+class SpokenTrouble(EventLog):
     """Counts like any other, and tells the operator what is wrong: at once, and again while it lasts."""
 
     def __init__(
@@ -100,7 +99,7 @@ def _train(directory: RunDirectory, world: "World", report: Report) -> None:
     from shoal.training.service import TrainerService, build_origin, serve
 
     config, descriptor = directory.config(), directory.descriptor()
-    metrics = Metrics(directory.events / "trainer.jsonl")
+    metrics = EventLog(directory.events / "trainer.jsonl")
     trainer = Trainer(
         config.training,
         resolve_model(config.model.path),
@@ -177,7 +176,7 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     client = CoordinatorClient.for_run(descriptor, directory.existing_key("validator"), config.coordinator_url)
     run = join_run(descriptor, place, keep_versions=descriptor.async_level + 3, clock=client.server_time)
     engine = run.make_engine(engine_kind or config.validation.engine)
-    metrics = Metrics(directory.events / f"{place.name}.jsonl")
+    metrics = EventLog(directory.events / f"{place.name}.jsonl")
     report(f"judging for {descriptor.run_id} with {engine.numerics_class}")
     learned = make_judge(config.validation.reward_models, descriptor, run.workload.tasks.train)
     Validator(run, client, engine, calibration, learned=learned, metrics=metrics, report=report).run()

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ import certifi
 from shoal.config import RewardConfig
 from shoal.errors import ConfigError, UnavailableError
 from shoal.files import write_atomic
+from shoal.metrics import Report
 from shoal.observe.words import plural, size
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.tasks import TaskSet
@@ -25,7 +25,6 @@ from shoal.tasks.verifiers.requirements import judged_types
 if TYPE_CHECKING:
     from shoal.broadcast import WeightClient
 
-Report = Callable[[str], None]
 ROOTS_VARIABLE = "SSL_CERT_FILE"
 """Read by every TLS connection that is opened later in this process."""
 

@@ -25,7 +25,7 @@ SUMS = (
 
 @dataclass
 class StepReport:
-    """Metrics of one step; means are per trained token unless the name says otherwise."""
+    """EventLog of one step; means are per trained token unless the name says otherwise."""
 
     step: int
     policy_version: int = 0

@@ -15,7 +15,7 @@ from shoal.broadcast import Origin, OriginServer, Publication
 from shoal.config import ShoalConfig
 from shoal.errors import IntegrityError, RefusedError, ShoalError
 from shoal.identity import Keypair
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog, Report, silent
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import RunDescriptor
@@ -68,15 +68,15 @@ class TrainerService:
         client: CoordinatorClient,
         origin: Origin | None,
         *,
-        metrics: Metrics | None = None,
+        metrics: EventLog | None = None,
         trackers: Trackers | None = None,
-        report: Callable[[str], None] = lambda text: None,
+        report: Report = silent,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`origin` is given on the main rank only."""
         self.config, self.descriptor, self.trainer, self.client = config, descriptor, trainer, client
         self.origin = origin
-        self.metrics = metrics or Metrics()
+        self.metrics = metrics or EventLog()
         self.trackers = trackers
         self.report = report
         self._clock = clock
@@ -261,7 +261,7 @@ def build_origin(
     )
 
 
-def serve(origin: Origin, config: ShoalConfig, metrics: Metrics) -> OriginServer:
+def serve(origin: Origin, config: ShoalConfig, metrics: EventLog) -> OriginServer:
     server = OriginServer(
         origin.root,
         config.broadcast.host,

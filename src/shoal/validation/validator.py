@@ -8,12 +8,11 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from shoal.errors import IntegrityError, RefusedError, ShoalError, UnavailableError
 from shoal.joined import JoinedRun
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog, Report, silent
 from shoal.policy.engine import Engine
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
@@ -37,12 +36,12 @@ class Validator:
         calibration: Calibration,
         *,
         learned: LearnedJudge | None = None,
-        metrics: Metrics | None = None,
-        report: Callable[[str], None] = lambda text: None,
+        metrics: EventLog | None = None,
+        report: Report = silent,
     ) -> None:
         self.run_info, self.client, self.engine, self.calibration = run, client, engine, calibration
         self.learned = learned
-        self.metrics = metrics or Metrics()
+        self.metrics = metrics or EventLog()
         self.report = report
         self._loaded = ""
         self._stopping = threading.Event()

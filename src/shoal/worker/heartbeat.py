@@ -1,12 +1,11 @@
 """Shows life to the coordinator every few seconds and brings back what it says: standing, credit, relays."""
 
 import threading
-from collections.abc import Callable
 from typing import Protocol
 
 from shoal.errors import RefusedError, ShoalError
 from shoal.joined import RelayList
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog, Report
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.worker.progress import Progress
@@ -24,9 +23,9 @@ class Heartbeat:
         client: CoordinatorClient,
         relays: RelayList,
         totals: Totals,
-        metrics: Metrics,
+        metrics: EventLog,
         progress: Progress,
-        report: Callable[[str], None],
+        report: Report,
     ) -> None:
         self.activity = "joining"
         self._client, self._relays, self._totals = client, relays, totals

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from shoal.errors import RefusedError, ShoalError, UnavailableError
 from shoal.joined import JoinedRun
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog, Report, silent
 from shoal.policy.engine import Completion, Engine, GenerationRequest
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
@@ -28,7 +28,6 @@ from shoal.worker.machine import Machine, machine_memory
 from shoal.worker.progress import Progress
 from shoal.worker.weights import WeightFollower
 
-Report = Callable[[str], None]
 Answer = TypeVar("Answer")
 
 FIRST_WEIGHTS_S = 600.0
@@ -79,11 +78,11 @@ class Worker:
         engine: Engine,
         *,
         name: str,
-        metrics: Metrics | None = None,
-        report: Report = lambda text: None,
+        metrics: EventLog | None = None,
+        report: Report = silent,
     ) -> None:
         self.run_info, self.client, self.engine, self.name = run, client, engine, name
-        self.metrics = metrics or Metrics()
+        self.metrics = metrics or EventLog()
         self.report = report
         self.totals = WorkerTotals()
         self.weights = WeightFollower(

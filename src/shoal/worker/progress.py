@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from shoal.metrics import Report
 from shoal.protocol import api
 
 PATIENCE_S = 5.0
@@ -19,7 +20,7 @@ STANDING = {
 class Progress:
     def __init__(
         self,
-        report: Callable[[str], None],
+        report: Report,
         *,
         clock: Callable[[], float] = time.monotonic,
         patience_s: float = PATIENCE_S,

@@ -13,7 +13,7 @@ from pathlib import Path
 from shoal.broadcast import Head, Progress, WeightClient
 from shoal.broadcast.progress import OnProgress
 from shoal.errors import ShoalError, UnavailableError
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog, Report, silent
 
 LONG_POLL_S = 15.0
 RETRY_S = 1.0
@@ -37,11 +37,11 @@ class WeightFollower:
         weights: WeightClient,
         *,
         keep_versions: int,
-        metrics: Metrics | None = None,
-        report: Callable[[str], None] = lambda text: None,
+        metrics: EventLog | None = None,
+        report: Report = silent,
     ) -> None:
         self._weights, self._keep, self._report = weights, keep_versions, report
-        self._metrics = metrics or Metrics()
+        self._metrics = metrics or EventLog()
         self._versions: dict[int, HeldVersion] = {}
         self._changed = threading.Condition()
         self._stopping = threading.Event()
@@ -151,7 +151,7 @@ class WeightFollower:
 class ProgressLine:
     """Says every few seconds how far a slow fetch is; a fast one passes in silence."""
 
-    def __init__(self, report: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, report: Report, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._report, self._clock = report, clock
         self._next_at = clock() + PROGRESS_EVERY_S
 

@@ -20,7 +20,7 @@ from shoal.broadcast.http.listener import Guard, ServerThread
 from shoal.broadcast.http.waiting import Arrivals, HeadPointer
 from shoal.broadcast.store import Folder, Readers, Store
 from shoal.files import is_digest
-from shoal.metrics import Metrics
+from shoal.metrics import EventLog
 
 MAX_WAIT_S = 30.0
 THROTTLED_PIECE_BYTES = 64 << 10
@@ -41,14 +41,14 @@ class DirectoryServer:
         store: Store,
         *,
         readers: Readers | None = None,
-        metrics: Metrics | None = None,
+        metrics: EventLog | None = None,
         limits: ServerLimits | None = None,
         expected: Callable[[str], bool] | None = None,
     ) -> None:
         """`expected` says which files are on their way; without it nothing ever is."""
         self._store = store
         self._readers = readers or Readers()
-        self._metrics = metrics or Metrics()
+        self._metrics = metrics or EventLog()
         self._limits = limits or ServerLimits()
         self._expected = expected
         self._throttle = Throttle(self._limits)
@@ -138,7 +138,7 @@ class DirectoryServer:
 class FileBody(web.StreamResponse):
     """A whole file or one range of it, sent by the kernel, in pieces where bytes per second are limited."""
 
-    def __init__(self, path: Path, throttle: Throttle, metrics: Metrics, stalled_after_s: float) -> None:
+    def __init__(self, path: Path, throttle: Throttle, metrics: EventLog, stalled_after_s: float) -> None:
         super().__init__(headers=IMMUTABLE)
         self._path = path
         self._throttle = throttle
@@ -197,7 +197,7 @@ class OriginServer:
         port: int,
         *,
         readers: Readers | None = None,
-        metrics: Metrics | None = None,
+        metrics: EventLog | None = None,
         limits: ServerLimits | None = None,
         refresh: Callable[[], None] | None = None,
         refresh_every_s: float = 30.0,

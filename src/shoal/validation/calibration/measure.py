@@ -7,7 +7,7 @@ machine is measured on such a machine and added to the file.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from shoal import __version__
 from shoal.config import ShoalConfig
 from shoal.errors import ConfigError
 from shoal.files import write_atomic
+from shoal.metrics import Report, silent
 from shoal.policy.embedded.engine import TorchEngine
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
 from shoal.policy.engines import ENGINES, Arithmetic, devices_here, make_engine
@@ -51,7 +52,6 @@ HONEST_SETTINGS = ((1, 128), (2, 128), (1, 7), (2, 32))
 FORGERY_ROUNDS = 4
 """Each forges every prompt anew."""
 
-Report = Callable[[str], None]
 Sampled = tuple[Sequence[GenerationRequest], Sequence[Completion]]
 
 
@@ -214,7 +214,7 @@ def calibrate(
     machine: Machine = Machine(),  # noqa: B008  # frozen
     settings: Sequence[tuple[int, int]] = HONEST_SETTINGS,
     rounds: int = FORGERY_ROUNDS,
-    report: Report = lambda text: None,
+    report: Report = silent,
 ) -> Calibration:
     """Measures the engine of this machine; every prompt is two honest samples per setting and dtype."""
     scorer, worker = work.engine(), _Honest(work, machine)
