@@ -164,8 +164,8 @@ def register(directory: RunDirectory, store_url: str, keys: list[Keypair]) -> No
 
     def insert(connection: Connection) -> None:
         connection.executemany(
-            "INSERT INTO workers (key, name, engine, numerics_class, tokens_per_s, registered_at, state, clean_audits)"
-            " VALUES (?,?,'torch',?,0.2,?,?,?)",
+            "INSERT INTO workers (key, name, numerics_class, tokens_per_s, registered_at, state, clean_audits)"
+            " VALUES (?,?,?,0.2,?,?,?)",
             [
                 (
                     key.public,

@@ -31,8 +31,8 @@ from shoal.config import TrustConfig, load_config  # noqa: E402
 from shoal.coordinator.rules import drift, trust  # noqa: E402
 from shoal.files import digest_bytes, write_atomic  # noqa: E402
 from shoal.proofs import TOP_K, proof_bytes  # noqa: E402
-from shoal.protocol.api import AuditFigures  # noqa: E402
-from shoal.protocol.verdicts import Reason, Weight, heaviest  # noqa: E402
+from shoal.protocol.api import AuditMetrics  # noqa: E402
+from shoal.protocol.verdicts import Reason, Severity, most_severe  # noqa: E402
 from shoal.validation.calibration.rates import binomial_upper  # noqa: E402
 from support.submissions import Submission  # noqa: E402
 
@@ -87,7 +87,7 @@ class Results:
 
 
 def as_json(judgement: Judgement) -> dict[str, Any]:
-    figures, coarse = judgement.figures, judgement.figures_if_coarse
+    figures, coarse = judgement.metrics, judgement.metrics_if_coarse
     return {
         "reasons": list(judgement.reasons),
         "tokens": judgement.tokens,
@@ -98,8 +98,8 @@ def as_json(judgement: Judgement) -> dict[str, Any]:
 
 
 def from_json(entry: dict[str, Any]) -> Judgement:
-    def figures(name: str) -> AuditFigures | None:
-        return AuditFigures.model_validate(entry[name]) if entry[name] else None
+    def figures(name: str) -> AuditMetrics | None:
+        return AuditMetrics.model_validate(entry[name]) if entry[name] else None
 
     def reasons(name: str) -> tuple[Reason, ...]:
         return tuple(map(Reason, entry[name]))
@@ -187,7 +187,7 @@ def report(arena: Arena, honest: Sequence[Judgement], judged: dict[str, list[Jud
         "honest_rejected": rejected,
         "honest_false_reject_upper95": round(binomial_upper(rejected, len(honest)), 6),
         "honest_largest_drift": round(largest_drift(honest), 3),
-        "honest_margin_max": max(judgement.figures.margin_max for judgement in honest if judgement.figures),
+        "honest_margin_max": max(judgement.metrics.margin_max for judgement in honest if judgement.metrics),
         "cheats": {name: summaries[name] for name in CHEATS if name in summaries},
         "slow_cheats": {name: summaries[name] for name in SLOW_CHEATS if name in summaries},
         "residual_bits_per_1000_tokens": {
@@ -206,14 +206,14 @@ def summary(judged: Sequence[Judgement]) -> dict[str, Any]:
     tokens = statistics.mean(judgement.tokens for judgement in judged)
     careers = [career(judged, random.Random(number)) for number in range(CAREERS)]
     audits = mean_or_none([end.audits for end in careers])
-    as_coarse = [judgement for judgement in judged if judgement.figures_if_coarse]
+    as_coarse = [judgement for judgement in judged if judgement.metrics_if_coarse]
     return {
         "trials": len(judged),
         "missed": len(judged) - len(caught),
         "missed_upper95": round(binomial_upper(len(judged) - len(caught), len(judged)), 4),
-        "proofs": sum(heaviest(list(judgement.reasons)) is Weight.PROOF for judgement in judged),
+        "proofs": sum(most_severe(list(judgement.reasons)) is Severity.PROOF for judgement in judged),
         "stage": stages.most_common(1)[0][0] if stages else None,
-        "needs_audit": any(judgement.figures for judgement in judged),
+        "needs_audit": any(judgement.metrics for judgement in judged),
         "tokens_needed": round(tokens * audits) if audits else None,
         "submissions_until_ban_at_floor": mean_or_none([end.banned for end in careers]),
         "submissions_until_ban_at_floor_worst95": worst_or_none([end.banned for end in careers]),
@@ -239,15 +239,15 @@ def career(judged: Sequence[Judgement], draw: random.Random) -> Career:
     total, unused, audits = 0.0, None, 0
     for number in range(1, LONGEST_CAREER + 1):
         judgement = draw.choice(judged)
-        audited = judgement.figures is not None and draw.random() < max(FLOOR, trust.audit_rate(record, TRUST))
-        if not audited and judgement.figures is not None:
+        audited = judgement.metrics is not None and draw.random() < max(FLOOR, trust.audit_rate(record, TRUST))
+        if not audited and judgement.metrics is not None:
             continue
         audits += 1
-        weight = heaviest(list(judgement.reasons))
-        before, total = total, drift.after(total, judgement.figures.drift if judgement.figures else 0.0)
-        if weight is Weight.PROOF or drift.standing(total) == "cheating":
+        severity = most_severe(list(judgement.reasons))
+        before, total = total, drift.after(total, judgement.metrics.drift_llr if judgement.metrics else 0.0)
+        if severity is Severity.PROOF or drift.level(total) == "cheating":
             return Career(unused or number, number, audits)
-        anomalies = (weight is Weight.ANOMALY) + drift.became_suspicious(before, total)
+        anomalies = (severity is Severity.ANOMALY) + drift.became_suspicious(before, total)
         for event in ["anomaly"] * anomalies or ["clean_audit"]:
             record = trust.after(record, event, TRUST)  # type: ignore[arg-type]
         if unused is None and not trust.is_usable(record, TRUST):
@@ -271,7 +271,7 @@ def largest_drift(judged: Sequence[Judgement]) -> float:
     """As if one worker had made them all."""
     total, largest = 0.0, 0.0
     for judgement in judged:
-        total = drift.after(total, judgement.figures.drift if judgement.figures else 0.0)
+        total = drift.after(total, judgement.metrics.drift_llr if judgement.metrics else 0.0)
         largest = max(largest, total)
     return largest
 

@@ -26,7 +26,7 @@ from blake3 import blake3
 
 from shoal.config import ShoalConfig, load_config
 from shoal.curation.band import Band, solve_rates
-from shoal.evaluation import AskSettings, Respondent, mean_error
+from shoal.evaluation import AnswerGenerator, SamplingSettings, mean_error
 from shoal.files import write_atomic
 from shoal.tasks import THINK_CLOSE, Task, TaskSet, TaskSets, load_tasks, verifier
 from shoal.training.packing.samples import Group
@@ -91,7 +91,7 @@ class CountedSimulation(Simulation):
 def curated(simulation: Simulation, tasks: TaskSet, count: int) -> TaskSet:
     """The tasks among the first `count` that the untrained policy solves sometimes."""
     config = simulation.config
-    settings = AskSettings(
+    settings = SamplingSettings(
         samples=CURATION_SAMPLES,
         temperature=config.rollouts.temperature,
         max_new_tokens=config.rollouts.max_new_tokens,
@@ -99,7 +99,7 @@ def curated(simulation: Simulation, tasks: TaskSet, count: int) -> TaskSet:
         seed="curation",
     )
     candidates = [tasks[index] for index in range(count)]
-    rates = solve_rates(Respondent(simulation.engine, simulation.codec, settings).answer(candidates))
+    rates = solve_rates(AnswerGenerator(simulation.engine, simulation.codec, settings).answer(candidates))
     return TaskSet(task for task in candidates if not Band().refusal(rates[task.problem_id]))
 
 

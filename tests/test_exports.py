@@ -22,9 +22,10 @@ PUBLIC = {
         read_candidates read_demonstrations solve_rates train_reward_model write_demonstration write_policy
     """,
     "shoal.evaluation": """
-        Answer AnswersError AskSettings Comparison ComparisonError Estimate Figures Journal Post Question
-        Respondent ask_all compare_answers comparison_json comparison_table estimate figures_by_category
-        figures_json figures_of figures_table make_crew mean_error pass_at_k read_answers write_answers
+        Answer AnswerGenerator AnswerMetrics AnswersError Comparison ComparisonError EngineSpec Estimate
+        Journal Question SamplingSettings answer_metrics answer_tasks compare_answers comparison_json
+        comparison_table estimate make_executor mean_error metrics_by_category metrics_json metrics_table
+        pass_at_k read_answers write_answers
     """,
     "shoal.inspection": """
         Filter InspectionError Margins Record Recording add_margins as_json explain open_recording render_record
@@ -45,8 +46,8 @@ PUBLIC = {
     """,
     "shoal.protocol": """
         PROTOCOL_VERSION REASONS CoordinatorClient FileReference Reason Rollout RolloutFileError RolloutHeader
-        RolloutLimits RunDescriptor TaskAssignment Weight assign fetch_descriptor heaviest open_descriptor
-        read_rollouts secret_commitment slot_seed step_secret weight write_rollouts
+        RolloutLimits RunDescriptor Severity TaskAssignment assign fetch_descriptor most_severe
+        open_descriptor read_rollouts secret_commitment severity slot_seed step_secret write_rollouts
     """,
     "shoal.tasks": """
         CODEC_FILES THINK_CLOSE THINK_OPEN Info MalformedTaskError Outcome OwnVerifierError PromptStyle SandboxError

@@ -19,7 +19,7 @@ from shoal.policy import TorchEngine, build_model, bundled_directory
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
 from shoal.policy.models import WEIGHTS_FILE, unique_tensors, weight_files
 from shoal.proofs import build_proofs, split_chunks
-from shoal.protocol.api import AuditFigures
+from shoal.protocol.api import AuditMetrics
 from shoal.protocol.rollouts import Rollout
 from shoal.protocol.verdicts import Reason
 from shoal.tasks import TextCodec, load_tasks
@@ -43,9 +43,9 @@ OFF_THE_GRID = 2e-3
 class Judgement:
     reasons: tuple[Reason, ...]
     tokens: int
-    figures: AuditFigures | None = None
+    metrics: AuditMetrics | None = None
     """None if the claims alone gave the cheat away: no audit was needed."""
-    figures_if_coarse: AuditFigures | None = None
+    metrics_if_coarse: AuditMetrics | None = None
     reasons_if_coarse: tuple[Reason, ...] = ()
     """Had the worker declared bfloat16, where the run admits that."""
 
@@ -186,17 +186,17 @@ class Arena:
             checked = check_claims(submission.data, submission.claim(), self.workload, self.validator.vocab_size)
         except RejectedError as rejected:
             return Judgement((rejected.finding.reason,), tokens)
-        reasons, figures = self._audit(checked, submission.header.numerics_class)
+        reasons, metrics = self._audit(checked, submission.header.numerics_class)
         if COARSE_CLASS not in self.calibration.classes:
-            return Judgement(reasons, tokens, figures)
-        coarse_reasons, coarse_figures = self._audit(checked, COARSE_CLASS)
-        return Judgement(reasons, tokens, figures, coarse_figures, coarse_reasons)
+            return Judgement(reasons, tokens, metrics)
+        coarse_reasons, coarse_metrics = self._audit(checked, COARSE_CLASS)
+        return Judgement(reasons, tokens, metrics, coarse_metrics, coarse_reasons)
 
-    def _audit(self, checked: Checked, numerics_class: str) -> tuple[tuple[Reason, ...], AuditFigures]:
+    def _audit(self, checked: Checked, numerics_class: str) -> tuple[tuple[Reason, ...], AuditMetrics]:
         limits = self.calibration.limits(numerics_class)
         assert limits is not None
-        findings, figures = audit(checked, self.validator, limits, self.temperature)
-        return tuple(finding.reason for finding in findings), figures
+        findings, metrics = audit(checked, self.validator, limits, self.temperature)
+        return tuple(finding.reason for finding in findings), metrics
 
 
 def make_arena(root: Path, config: ShoalConfig) -> Arena:

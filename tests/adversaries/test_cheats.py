@@ -53,4 +53,4 @@ def test_only_the_draw_gives_away_whoever_proves_with_the_true_policy(arena: Are
 @pytest.mark.parametrize("name", SLOW_CHEATS)
 def test_a_slow_cheat_leaves_evidence_or_is_caught(arena: Arena, name: str) -> None:
     judged = [arena.judge(forged) for forged in SLOW_CHEATS[name](arena, list(SLOTS))]
-    assert all(trial.figures is not None for trial in judged)
+    assert all(trial.metrics is not None for trial in judged)

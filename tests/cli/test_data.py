@@ -60,7 +60,7 @@ def test_eval_tells_figures_by_category_and_leaves_every_answer(shoal: Shoal, mo
     assert "avg@2" in out
     assert "| even" in out
     assert len(read_answers(Path("a.parquet"))) == 8
-    figures = json.loads(Path("f.json").read_text())["policies"][0]["figures"]
+    figures = json.loads(Path("f.json").read_text())["policies"][0]["metrics"]
     assert [(row["category"], row["problems"]) for row in figures] == [("all", 4), ("even", 2), ("odd", 2)]
 
 

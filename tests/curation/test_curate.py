@@ -9,13 +9,13 @@ import pytest
 from shoal.curation import Band, CurationSettings, curate
 from shoal.curation.curate import sieve
 from shoal.errors import ConfigError
-from shoal.evaluation import AskSettings, Post
-from shoal.evaluation.crews import Answered, Batch
+from shoal.evaluation import EngineSpec, SamplingSettings
+from shoal.evaluation.executors import Answered, Batch
 from shoal.tasks import Task
 from support.answers import answer
 from support.tiny_run import Reports
 
-POST = Post("bundled", "torch", AskSettings(samples=4))
+SPEC = EngineSpec("bundled", "torch", SamplingSettings(samples=4))
 
 
 def task(name: str, prompt: str) -> Task:
@@ -33,7 +33,7 @@ EVALUATION = [task("secret", "Compute 4+4!")]
 SOLVED = {"hard": 0, "good": 2, "easy": 4}
 
 
-class Crew:
+class Executor:
     """Solves each task as often as the table says."""
 
     def __init__(self) -> None:
@@ -49,8 +49,8 @@ class Crew:
 
 
 def test_every_task_is_kept_or_dropped_for_one_reason(tmp_path: Path) -> None:
-    crew, reports = Crew(), Reports()
-    summary = curate(TASKS, EVALUATION, POST, crew, tmp_path, reports)
+    executor, reports = Executor(), Reports()
+    summary = curate(TASKS, EVALUATION, SPEC, executor, tmp_path, reports)
     kept = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text().splitlines()]
     dropped = [json.loads(line) for line in (tmp_path / "dropped.jsonl").read_text().splitlines()]
     assert [(row["problem_id"], row["solve_rate"]) for row in kept] == [("good", 0.5)]
@@ -68,16 +68,16 @@ def test_every_task_is_kept_or_dropped_for_one_reason(tmp_path: Path) -> None:
 
 
 def test_no_sample_is_spent_on_what_the_text_decides(tmp_path: Path) -> None:
-    crew = Crew()
-    curate(TASKS, EVALUATION, POST, crew, tmp_path, Reports())
-    assert crew.asked == ["hard", "good", "easy"]
+    executor = Executor()
+    curate(TASKS, EVALUATION, SPEC, executor, tmp_path, Reports())
+    assert executor.asked == ["hard", "good", "easy"]
 
 
 def test_a_second_run_samples_nothing_and_may_choose_another_band(tmp_path: Path) -> None:
-    curate(TASKS, EVALUATION, POST, Crew(), tmp_path, Reports())
-    crew = Crew()
-    summary = curate(TASKS, EVALUATION, POST, crew, tmp_path, Reports(), settings=CurationSettings(Band(0.0, 1.0)))
-    assert crew.asked == []
+    curate(TASKS, EVALUATION, SPEC, Executor(), tmp_path, Reports())
+    executor = Executor()
+    summary = curate(TASKS, EVALUATION, SPEC, executor, tmp_path, Reports(), settings=CurationSettings(Band(0.0, 1.0)))
+    assert executor.asked == []
     assert summary["kept"] == 3
 
 
@@ -85,7 +85,7 @@ def test_kept_tasks_load_as_a_task_set(tmp_path: Path) -> None:
     from shoal.config import TasksConfig
     from shoal.tasks.sources import tasks_to_measure
 
-    curate(TASKS, EVALUATION, POST, Crew(), tmp_path, Reports())
+    curate(TASKS, EVALUATION, SPEC, Executor(), tmp_path, Reports())
     loaded = tasks_to_measure(TasksConfig(source=str(tmp_path / "tasks.jsonl")))
     assert [(one.problem_id, one.prompt, one.solve_rate) for one in loaded] == [("good", "Compute 2+2.", 0.5)]
 
@@ -99,4 +99,4 @@ def test_similar_prompts_are_dropped_where_the_owner_asks_for_it() -> None:
 
 def test_a_task_set_that_is_its_own_evaluation_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No task is left"):
-        curate(TASKS, TASKS, POST, Crew(), tmp_path, Reports())
+        curate(TASKS, TASKS, SPEC, Executor(), tmp_path, Reports())

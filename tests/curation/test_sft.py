@@ -13,7 +13,7 @@ from shoal.config import TasksConfig
 from shoal.curation import Demonstration, FitReport, FitSettings, WarmStart, encode, write_demonstration, write_policy
 from shoal.curation.fitting import scheduled_rate, step_order
 from shoal.errors import ConfigError
-from shoal.evaluation import AskSettings, Respondent
+from shoal.evaluation import AnswerGenerator, SamplingSettings
 from shoal.policy import build_model
 from shoal.tasks import PromptStyle, TextCodec, load_tasks
 from support.tiny_run import save_policy
@@ -50,7 +50,7 @@ def test_the_loss_falls_and_the_policy_is_a_model_directory(model: Path, example
     out = write_policy(checkpoint, model, tmp_path / "out", base_model="m", loss_curve=[(1, 2.0), (2, 1.0)])
     card = (out / "README.md").read_text()
     assert "by supervised learning of demonstrations" in card
-    Respondent.load(str(out), "torch", AskSettings(samples=1, max_new_tokens=4))
+    AnswerGenerator.load(str(out), "torch", SamplingSettings(samples=1, max_new_tokens=4))
 
 
 def test_the_loss_is_that_of_plain_rows(model: Path, examples: list, tmp_path: Path) -> None:  # type: ignore[type-arg]

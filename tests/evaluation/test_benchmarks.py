@@ -1,4 +1,4 @@
-"""Tasks in the manner of AIME, GPQA, IFEval and LiveCodeBench, from local files to figures."""
+"""Tasks in the manner of AIME, GPQA, IFEval and LiveCodeBench, from local files to metrics."""
 
 import shutil
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.config import TasksConfig
-from shoal.evaluation import AskSettings, Figures, Respondent, figures_by_category
+from shoal.evaluation import AnswerGenerator, AnswerMetrics, SamplingSettings, metrics_by_category
 from shoal.policy import Completion, GenerationRequest, bundled_directory
 from shoal.tasks import TextCodec
 from shoal.tasks.sources import tasks_to_measure
@@ -50,13 +50,13 @@ class Reciter:
         return Completion(tokens=[*CODEC.encode(f"hm</think>{text}"), CODEC.eos_token_ids[0]], finish_reason="stop")
 
 
-def measured(name: str) -> list[Figures]:
+def measured(name: str) -> list[AnswerMetrics]:
     engine: Any = Reciter(ANSWERS[name])
     tasks = tasks_to_measure(TasksConfig(source=str(DATA / f"{name}.jsonl")))
-    answers = Respondent(engine, CODEC, AskSettings(samples=2)).answer(tasks)
+    answers = AnswerGenerator(engine, CODEC, SamplingSettings(samples=2)).answer(tasks)
     for one in answers:
         assert one.solved == (one.sample == 0), (one.problem_id, one.completion, one.why)
-    return figures_by_category(answers)
+    return metrics_by_category(answers)
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def measured(name: str) -> list[Figures]:
     ],
 )
 def test_right_answers_are_told_from_wrong_ones(name: str, categories: list[str]) -> None:
-    figures = measured(name)
-    assert [row.category for row in figures] == categories
-    assert [(row.avg.mean, row.pass_at[1].mean, row.pass_at[2].mean) for row in figures] == [(0.5, 0.5, 1.0)] * 3
+    metrics = measured(name)
+    assert [row.category for row in metrics] == categories
+    assert [(row.avg.mean, row.pass_at[1].mean, row.pass_at[2].mean) for row in metrics] == [(0.5, 0.5, 1.0)] * 3
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="run `make system`")
 def test_programs_are_run_against_their_tests() -> None:
-    figures = measured("livecodebench")
-    assert [row.category for row in figures] == ["all", "function", "stdin"]
-    assert [(row.avg.mean, row.pass_at[2].mean) for row in figures] == [(0.5, 1.0)] * 3
+    metrics = measured("livecodebench")
+    assert [row.category for row in metrics] == ["all", "function", "stdin"]
+    assert [(row.avg.mean, row.pass_at[2].mean) for row in metrics] == [(0.5, 1.0)] * 3

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal.config import TasksConfig
-from shoal.evaluation import AskSettings, Post, ask_all, make_crew
+from shoal.evaluation import EngineSpec, SamplingSettings, answer_tasks, make_executor
 from shoal.tasks import load_tasks
 from support.tiny_run import Reports
 
@@ -52,10 +52,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_actors_give_the_same_answers_as_one_process(cluster: str, tiny_policy: Path, tmp_path: Path) -> None:
     tasks = list(load_tasks(TasksConfig(count=1, heldout=6)).heldout)
-    post = Post(str(tiny_policy), "torch", AskSettings(samples=2, max_new_tokens=8), threads=1)
-    alone = ask_all(tasks, post, make_crew(post, count=1), tmp_path / "alone", Reports(), batch_tasks=2)
-    crew = make_crew(post, count=2, ray_address=cluster)
+    spec = EngineSpec(str(tiny_policy), "torch", SamplingSettings(samples=2, max_new_tokens=8), threads=1)
+    alone = answer_tasks(tasks, spec, make_executor(spec, count=1), tmp_path / "alone", Reports(), batch_tasks=2)
+    executor = make_executor(spec, count=2, ray_address=cluster)
     reports = Reports()
-    spread = ask_all(tasks, post, crew, tmp_path / "ray", reports, batch_tasks=2)
+    spread = answer_tasks(tasks, spec, executor, tmp_path / "ray", reports, batch_tasks=2)
     assert list(spread.answers()) == list(alone.answers())
     assert reports.some("batch 3/3")

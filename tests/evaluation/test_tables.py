@@ -4,9 +4,9 @@ from shoal.evaluation import (
     compare_answers,
     comparison_json,
     comparison_table,
-    figures_by_category,
-    figures_json,
-    figures_table,
+    metrics_by_category,
+    metrics_json,
+    metrics_table,
 )
 from shoal.evaluation.tables import histogram_lines, markdown_table
 from support.answers import answer
@@ -19,8 +19,8 @@ ANSWERS = [
 ]
 
 
-def test_the_table_names_the_figures_by_their_k() -> None:
-    lines = figures_table(figures_by_category(ANSWERS)).splitlines()
+def test_the_table_names_the_metrics_by_their_k() -> None:
+    lines = metrics_table(metrics_by_category(ANSWERS)).splitlines()
     assert [cell.strip() for cell in lines[0].split("|")][1:6] == ["category", "problems", "avg@2", "pass@1", "pass@2"]
     assert "0.750 [" in lines[2]
     assert "x\\|y" in lines[4]
@@ -38,10 +38,10 @@ def test_a_comparison_names_both_policies() -> None:
     assert "+0.000 [+0.000, +0.000]" in text
 
 
-def test_json_holds_the_same_figures() -> None:
-    figures = json.loads(json.dumps(figures_json(figures_by_category(ANSWERS))))
-    assert figures[0]["avg"]["mean"] == 0.75
-    assert figures[0]["pass_at"]["2"]["mean"] == 1.0
+def test_json_holds_the_same_metrics() -> None:
+    metrics = json.loads(json.dumps(metrics_json(metrics_by_category(ANSWERS))))
+    assert metrics[0]["avg"]["mean"] == 0.75
+    assert metrics[0]["pass_at"]["2"]["mean"] == 1.0
     assert json.loads(json.dumps(comparison_json(compare_answers(ANSWERS, ANSWERS))))[0]["p_value"] == 1.0
 
 

@@ -70,8 +70,8 @@ def generate(directory: RunDirectory, workload: Workload, model: Path, slot: int
 def _record(connection: Connection, directory: RunDirectory, honest: list[Rollout], claimed: list[Rollout]) -> None:
     for key, name in ((HONEST, "anna"), (CHEAT, "mallory")):
         connection.execute(
-            "INSERT INTO workers (key, name, engine, numerics_class, tokens_per_s, registered_at, state)"
-            " VALUES (?, ?, 'torch', 'torch/float32/cpu', 1, 0, 'active')",
+            "INSERT INTO workers (key, name, numerics_class, tokens_per_s, registered_at, state)"
+            " VALUES (?, ?, 'torch/float32/cpu', 1, 0, 'active')",
             (key, name),
         )
     groups = [
@@ -85,10 +85,10 @@ def _record(connection: Connection, directory: RunDirectory, honest: list[Rollou
         )
         for number in range(2)
     ]
-    figures = api.AuditFigures(tokens=20, margin_max=0.125, margins_lost=1)
+    metrics = api.AuditMetrics(tokens=20, margin_max=0.125, margins_lost=1)
     accepted = api.VerdictBody(
         claim_id="claim-honest", submission_id="honest-file", accepted=True, reasons=[], audited=True, groups=groups,
-        figures=figures,
+        metrics=metrics,
     )  # fmt: skip
     refused = api.VerdictBody(
         claim_id="claim-cheat", submission_id="cheat-file", accepted=False, reasons=[Reason.REWARD], audited=False,
@@ -120,7 +120,6 @@ def _add(
         worker_key=key,
         policy_version=VERSION,
         manifest_digest="ef" * 32,
-        engine="TorchEngine",
         numerics_class="torch/float32/cpu",
     )
     data = write_rollouts(header, rows)

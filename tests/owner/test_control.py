@@ -52,9 +52,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     tree = {"run": {"dir": root / "run", "seed": 1}, "coordinator": {"port": 9}, "tasks": {"count": 10, "heldout": 2}}
     directory = initialise(build_config(tree))
     context = build_context(directory)
-    body = api.RegisterBody(
-        name="ann", engine="e", numerics_class=context.descriptor.numerics_classes[0], tokens_per_s=1e6
-    )
+    body = api.RegisterBody(name="ann", numerics_class=context.descriptor.numerics_classes[0], tokens_per_s=1e6)
     store = Store(directory.store)
     store.write(lambda connection: begin(connection, context))
     store.write(lambda connection: register(connection, context, "ab" * 32, body))

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from shoal.protocol import api
 
-REGISTER = {"name": "ann", "engine": "torch", "numerics_class": "torch/float32/cpu", "tokens_per_s": 10.0}
+REGISTER = {"name": "ann", "numerics_class": "torch/float32/cpu", "tokens_per_s": 10.0}
 
 
 def test_a_plain_registration_is_valid() -> None:

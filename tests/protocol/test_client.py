@@ -14,7 +14,7 @@ from support.samples import descriptor, keypair
 
 WORKER = keypair("worker")
 HEARTBEAT = api.HeartbeatBody(activity="testing")
-REGISTER = api.RegisterBody(name="w", engine="torch", numerics_class="c", tokens_per_s=1)
+REGISTER = api.RegisterBody(name="w", numerics_class="c", tokens_per_s=1)
 VIEW = {"key": WORKER.public, "name": "w", "state": "probation"}
 Handler = Callable[[httpx.Request], httpx.Response]
 

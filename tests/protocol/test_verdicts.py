@@ -1,6 +1,6 @@
 import pytest
 
-from shoal.protocol.verdicts import REASONS, Reason, Weight, heaviest, weight
+from shoal.protocol.verdicts import REASONS, Reason, Severity, most_severe, severity
 
 
 def test_every_reason_has_a_weight_and_a_sentence() -> None:
@@ -12,20 +12,20 @@ def test_every_reason_has_a_weight_and_a_sentence() -> None:
     ("reasons", "expected"),
     [
         ([], None),
-        ([Reason.VALIDATOR_CRASH], Weight.FAULT),
-        ([Reason.VALIDATOR_CRASH, Reason.LOGPROBS], Weight.ANOMALY),
-        ([Reason.LOGPROBS, Reason.REWARD, Reason.FILE_GONE], Weight.PROOF),
+        ([Reason.VALIDATOR_CRASH], Severity.FAULT),
+        ([Reason.VALIDATOR_CRASH, Reason.LOGPROBS], Severity.ANOMALY),
+        ([Reason.LOGPROBS, Reason.REWARD, Reason.FILE_GONE], Severity.PROOF),
     ],
 )
-def test_the_heaviest_reason_decides(reasons: list[Reason], expected: Weight | None) -> None:
-    assert heaviest(reasons) is expected
+def test_the_most_severe_reason_decides(reasons: list[Reason], expected: Severity | None) -> None:
+    assert most_severe(reasons) is expected
 
 
 def test_nobody_is_blamed_for_what_the_swarm_lost() -> None:
     innocent = (Reason.VERSION_GONE, Reason.FILE_GONE, Reason.VALIDATOR_CRASH, Reason.NUMERICS_UNKNOWN)
-    assert {weight(reason) for reason in innocent} == {Weight.FAULT}
+    assert {severity(reason) for reason in innocent} == {Severity.FAULT}
 
 
 def test_only_exact_verifiers_prove_a_false_reward() -> None:
-    assert weight(Reason.REWARD) is Weight.PROOF
-    assert weight(Reason.REWARD_TOLERANT) is Weight.ANOMALY
+    assert severity(Reason.REWARD) is Severity.PROOF
+    assert severity(Reason.REWARD_TOLERANT) is Severity.ANOMALY

@@ -47,7 +47,6 @@ def header(**changes: object) -> RolloutHeader:
         "worker_key": keypair("worker").public,
         "policy_version": 2,
         "manifest_digest": "ef" * 32,
-        "engine": "torch",
         "numerics_class": NUMERICS_CLASS,
     }
     return RolloutHeader.model_validate(fields | changes)

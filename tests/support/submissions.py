@@ -72,7 +72,6 @@ def header_for(lease: api.Lease) -> RolloutHeader:
         worker_key=WORKER.public,
         policy_version=lease.policy_version,
         manifest_digest=lease.manifest_digest,
-        engine="TorchEngine",
         numerics_class=NUMERICS_CLASS,
     )
 

@@ -245,7 +245,7 @@ def ledger_kinds(swarm: Swarm) -> list[object]:
 
 
 def registration(name: str = "worker", **changes: object) -> api.RegisterBody:
-    fields = {"name": name, "engine": "torch", "numerics_class": NUMERICS_CLASS, "tokens_per_s": 100.0}
+    fields = {"name": name, "numerics_class": NUMERICS_CLASS, "tokens_per_s": 100.0}
     return api.RegisterBody.model_validate(fields | changes)
 
 

@@ -18,7 +18,7 @@ LIMITS = RolloutLimits(rows=64, prompt_tokens=16, output_tokens=16, proof_bytes=
 def record(directory: Path, step: int, slot: int, rewards: list[list[float]]) -> None:
     header = RolloutHeader(
         run_id="r", step=step, slot=slot, lease_id="l", worker_key="k", policy_version=step, manifest_digest="d",
-        engine="torch", numerics_class="torch/float32/cpu",
+        numerics_class="torch/float32/cpu",
     )  # fmt: skip
     rows = [
         Rollout("t", group, sample, [1, 2], [3 + sample, 4, step % 5], [-1.0] * 3, 0, reward, 0.0, reward, "stop", [])

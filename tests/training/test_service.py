@@ -60,7 +60,6 @@ def record_batch(
         worker_key=keypair("worker").public,
         policy_version=step,
         manifest_digest="ab" * 32,
-        engine="torch",
         numerics_class=NUMERICS_CLASS,
     )
     data = write_rollouts(header, rows(step))

@@ -9,7 +9,7 @@ import torch
 
 from shoal.policy.engine import Scored
 from shoal.proofs.commitments import ProofError
-from shoal.protocol.api import AuditFigures
+from shoal.protocol.api import AuditMetrics
 from shoal.protocol.rollouts import Rollout
 from shoal.protocol.verdicts import Reason
 from shoal.validation import Checked, Finding, Limits, RejectedError, audit, check_claims, load_calibration
@@ -40,14 +40,14 @@ def judge(tiny_run: TinyRun) -> Callable[[Submission], Checked]:
 
 
 @pytest.fixture
-def examine(tiny_run: TinyRun, limits: Limits) -> Callable[[Submission], tuple[set[Reason], AuditFigures]]:
+def examine(tiny_run: TinyRun, limits: Limits) -> Callable[[Submission], tuple[set[Reason], AuditMetrics]]:
     """The audit with the policy of version 0, skipping the checks before it."""
 
-    def reasons(submission: Submission) -> tuple[set[Reason], AuditFigures]:
+    def reasons(submission: Submission) -> tuple[set[Reason], AuditMetrics]:
         items = tiny_run.workload.items(bytes.fromhex(submission.lease.slot_seed))
         checked = Checked(submission.header, submission.rollouts, items, [])
-        findings, figures = audit(checked, tiny_run.engine(0), limits, 1.0)
-        return {finding.reason for finding in findings}, figures
+        findings, metrics = audit(checked, tiny_run.engine(0), limits, 1.0)
+        return {finding.reason for finding in findings}, metrics
 
     return reasons
 
@@ -286,26 +286,26 @@ def test_a_verdict_that_a_limit_decided_is_held_against_nobody(
 
 
 def test_an_audit_finds_nothing_in_honest_work(
-    examine: Callable[[Submission], tuple[set[Reason], AuditFigures]], honest: Submission
+    examine: Callable[[Submission], tuple[set[Reason], AuditMetrics]], honest: Submission
 ) -> None:
-    reasons, figures = examine(honest)
+    reasons, metrics = examine(honest)
     assert reasons == set()
-    assert figures.tokens == sum(len(rollout.output_tokens) for rollout in honest.rollouts)
-    assert figures.margins_lost == 0
-    assert figures.exponent_mismatches_max == 0
+    assert metrics.tokens == sum(len(rollout.output_tokens) for rollout in honest.rollouts)
+    assert metrics.margins_lost == 0
+    assert metrics.exponent_mismatches_max == 0
 
 
 def test_an_audit_finds_an_edited_token(
-    examine: Callable[[Submission], tuple[set[Reason], AuditFigures]], honest: Submission
+    examine: Callable[[Submission], tuple[set[Reason], AuditMetrics]], honest: Submission
 ) -> None:
     edited = honest.changed(FULL_ROW, lambda row: with_token(row, 12, (row.output_tokens[12] + 7) % 300 + 5))
-    reasons, figures = examine(edited)
+    reasons, metrics = examine(edited)
     assert Reason.SAMPLING in reasons
-    assert figures.margin_max > 0.0025
+    assert metrics.margin_max > 0.0025
 
 
 def test_an_audit_finds_a_forced_ending(
-    examine: Callable[[Submission], tuple[set[Reason], AuditFigures]], honest: Submission
+    examine: Callable[[Submission], tuple[set[Reason], AuditMetrics]], honest: Submission
 ) -> None:
     def ended(row: Rollout) -> Rollout:
         return with_token(replace(shortened(row, 9), finish_reason="stop"), -1, EOS)
@@ -314,14 +314,14 @@ def test_an_audit_finds_a_forced_ending(
 
 
 def test_an_audit_finds_other_weights(
-    examine: Callable[[Submission], tuple[set[Reason], AuditFigures]], honest: Submission, tiny_run: TinyRun
+    examine: Callable[[Submission], tuple[set[Reason], AuditMetrics]], honest: Submission, tiny_run: TinyRun
 ) -> None:
     stale = resampled(honest, tiny_run, tiny_run.engine(1))
     assert {Reason.SAMPLING, Reason.COMMITMENT} <= examine(stale)[0]
 
 
 def test_an_audit_finds_another_temperature_that_commitments_cannot_see(
-    examine: Callable[[Submission], tuple[set[Reason], AuditFigures]], honest: Submission, tiny_run: TinyRun
+    examine: Callable[[Submission], tuple[set[Reason], AuditMetrics]], honest: Submission, tiny_run: TinyRun
 ) -> None:
     reasons, _ = examine(resampled(honest, tiny_run, tiny_run.engine(0), temperature=0.7))
     assert Reason.SAMPLING in reasons
@@ -329,7 +329,7 @@ def test_an_audit_finds_another_temperature_that_commitments_cannot_see(
 
 
 def test_an_audit_finds_false_logprobs(
-    examine: Callable[[Submission], tuple[set[Reason], AuditFigures]], honest: Submission
+    examine: Callable[[Submission], tuple[set[Reason], AuditMetrics]], honest: Submission
 ) -> None:
     sure = honest.changed(3, lambda row: replace(row, output_logprobs=[value / 2 for value in row.output_logprobs]))
     assert examine(sure)[0] == {Reason.LOGPROBS}
@@ -347,7 +347,7 @@ def test_an_audit_finds_false_logprobs(
     ids=["too short", "empty", "other modulus", "coefficient too large", "constant polynomial"],
 )
 def test_an_audit_finds_malformed_and_degenerate_proofs(
-    examine: Callable[[Submission], tuple[set[Reason], AuditFigures]],
+    examine: Callable[[Submission], tuple[set[Reason], AuditMetrics]],
     honest: Submission,
     forge: Callable[[bytes], bytes],
     reason: Reason,
@@ -357,7 +357,7 @@ def test_an_audit_finds_malformed_and_degenerate_proofs(
 
 
 def test_an_audit_finds_a_proof_copied_from_another_row(
-    examine: Callable[[Submission], tuple[set[Reason], AuditFigures]], honest: Submission
+    examine: Callable[[Submission], tuple[set[Reason], AuditMetrics]], honest: Submission
 ) -> None:
     copied = honest.with_row(2, proofs=honest.rollouts[3].proofs)
     assert examine(copied)[0] == {Reason.COMMITMENT}
@@ -391,9 +391,9 @@ def test_many_small_losses_are_an_anomaly_and_few_are_rounding(limits: Limits) -
     allowed = limits.lost_allowed(1000)
     assert _check_sampling([margins(*[noise] * 50)], limits)[0] == []
     assert _check_sampling([margins(*[between] * allowed)], limits)[0] == []
-    drifted, figures = _check_sampling([margins(*[between] * (allowed + 1))], limits)
+    drifted, metrics = _check_sampling([margins(*[between] * (allowed + 1))], limits)
     assert [finding.reason for finding in drifted] == [Reason.SAMPLING_DRIFT]
-    assert figures["margins_lost"] == allowed + 1
-    assert figures["margin_sum"] == pytest.approx((allowed + 1) * between)
+    assert metrics["margins_lost"] == allowed + 1
+    assert metrics["margin_sum"] == pytest.approx((allowed + 1) * between)
     proven, _ = _check_sampling([margins(limits.margin_max * 2)], limits)
     assert [finding.reason for finding in proven] == [Reason.SAMPLING]

@@ -35,10 +35,10 @@ def verdict_on(data: bytes, policy: Path, tiny_run: TinyRun, *, step: int = 3) -
     return verify_file(data, policy, sealed, step_secret(RUN_SECRET, step))
 
 
-def test_honest_work_is_accepted_with_figures(honest: Submission, policy: Path, tiny_run: TinyRun) -> None:
+def test_honest_work_is_accepted_with_metrics(honest: Submission, policy: Path, tiny_run: TinyRun) -> None:
     verdict = verdict_on(honest.data, policy, tiny_run)
     assert verdict.accepted
-    assert verdict.figures.tokens == sum(len(rollout.output_tokens) for rollout in honest.rollouts)
+    assert verdict.metrics.tokens == sum(len(rollout.output_tokens) for rollout in honest.rollouts)
     assert verdict_lines(verdict)[-1] == "accepted"
 
 

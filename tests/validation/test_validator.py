@@ -6,7 +6,7 @@ import pytest
 
 from shoal.errors import UnavailableError
 from shoal.protocol import api
-from shoal.protocol.verdicts import Reason, Weight, heaviest
+from shoal.protocol.verdicts import Reason, Severity, most_severe
 from shoal.tasks.workload import Reward
 from shoal.validation import Calibration, Checked, Validator, load_calibration
 from shoal.validation.validator import _groups
@@ -61,7 +61,7 @@ def test_honest_work_is_accepted_with_verified_logprobs(
     verdict = make().check(upload(coordinator, honest))
     assert (verdict.accepted, verdict.audited, verdict.logprobs_verified) == (True, True, True)
     assert [group.group for group in verdict.groups] == [0, 1]
-    assert verdict.figures.tokens == sum(group.tokens for group in verdict.groups)
+    assert verdict.metrics.tokens == sum(group.tokens for group in verdict.groups)
 
 
 def test_without_the_audit_draw_claims_are_checked_and_the_policy_is_not_loaded(
@@ -99,7 +99,7 @@ def test_the_cheaters_of_the_demo_are_proven_guilty(
     verdict = make().check(upload(coordinator, lie, audit=audit))
     assert not verdict.accepted
     assert reason in verdict.reasons
-    assert heaviest(list(verdict.reasons)) is Weight.PROOF
+    assert most_severe(list(verdict.reasons)) is Severity.PROOF
     assert verdict.groups == []
 
 
@@ -144,7 +144,7 @@ def test_a_crash_while_judging_is_a_fault(make: Make, coordinator: FakeCoordinat
     verdict = validator.check(upload(coordinator, honest))
     assert verdict.reasons == [Reason.VALIDATOR_CRASH]
     assert verdict.detail == "ZeroDivisionError: oh"
-    assert heaviest(list(verdict.reasons)) is Weight.FAULT
+    assert most_severe(list(verdict.reasons)) is Severity.FAULT
 
 
 def test_after_a_failed_load_the_next_submission_loads_again(

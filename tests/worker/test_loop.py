@@ -136,7 +136,7 @@ def test_without_a_lease_it_says_what_it_waits_for_and_asks_again(
     contributor: Contributor, reason: str, activity: str
 ) -> None:
     activities: list[str] = []
-    contributor.worker.progress.waiting = activities.append  # type: ignore[method-assign, assignment]
+    contributor.worker.console.waiting = activities.append  # type: ignore[method-assign, assignment]
     contributor.coordinator.wait(reason, times=2)
     contributor.coordinator.finish()
     contributor.worker.run()

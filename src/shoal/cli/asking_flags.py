@@ -10,8 +10,8 @@ import typer
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.evaluation import AskSettings
-    from shoal.evaluation.crews import Crew, Post
+    from shoal.evaluation import SamplingSettings
+    from shoal.evaluation.executors import EngineSpec, Executor
 
 Samples = Annotated[int, typer.Option("--samples", "-k", min=1, help="k: completions per task.")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature.")]
@@ -46,8 +46,8 @@ class Asking:
     batch_tasks: BatchTasks = 32
     threads: Threads = 0
 
-    def settings(self, seed: str, category: str = "") -> "AskSettings":
-        from shoal.evaluation import AskSettings
+    def settings(self, seed: str, category: str = "") -> "SamplingSettings":
+        from shoal.evaluation import SamplingSettings
         from shoal.tasks import PromptStyle
 
         try:
@@ -56,7 +56,7 @@ class Asking:
             raise ConfigError(
                 f"--target-lengths {self.target_lengths} is no list of lengths.", hint="Such as 1000,2000."
             ) from None
-        return AskSettings(
+        return SamplingSettings(
             samples=self.samples,
             temperature=self.temperature,
             max_new_tokens=self.max_new_tokens,
@@ -66,14 +66,14 @@ class Asking:
             category=category,
         )
 
-    def crew(self, model: str, settings: "AskSettings") -> "tuple[Post, Crew]":
-        from shoal.evaluation.asking import make_crew
-        from shoal.evaluation.crews import Post
+    def executor(self, model: str, settings: "SamplingSettings") -> "tuple[EngineSpec, Executor]":
+        from shoal.evaluation.answering import make_executor
+        from shoal.evaluation.executors import EngineSpec
         from shoal.roles.processes import use_threads
 
         use_threads(0)
-        post = Post(model, self.engine, settings, self.threads)
-        return post, make_crew(post, count=self.processes, ray_address=self.ray, gpus=self.gpus)
+        spec = EngineSpec(model, self.engine, settings, self.threads)
+        return spec, make_executor(spec, count=self.processes, ray_address=self.ray, gpus=self.gpus)
 
 
 def asks(command: Callable[..., None]) -> Callable[..., None]:

@@ -43,7 +43,7 @@ def evaluate_policy(
     answers: Annotated[
         Path | None, typer.Option(help="Also write every answer of POLICY to this parquet file.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the metrics to this file.")] = None,
     *,
     asking: Asking,
 ) -> None:
@@ -52,12 +52,12 @@ def evaluate_policy(
         compare_answers,
         comparison_json,
         comparison_table,
-        figures_by_category,
-        figures_json,
-        figures_table,
+        metrics_by_category,
+        metrics_json,
+        metrics_table,
         write_answers,
     )
-    from shoal.evaluation.asking import ask_all, plan_of
+    from shoal.evaluation.answering import answer_tasks, plan_of
     from shoal.files import digest_bytes
 
     chosen = _limited(_measurable(tasks_to_measure(TasksConfig(source=tasks))), limit)
@@ -65,13 +65,13 @@ def evaluate_policy(
     results: dict[str, Any] = {"tasks": tasks, "samples": asking.samples}
     given = []
     for name in [policy] if against is None else [policy, against]:
-        post, crew = asking.crew(name, settings)
-        key = digest_bytes(json.dumps(plan_of(chosen, post, asking.batch_tasks), sort_keys=True).encode())[:16]
+        spec, executor = asking.executor(name, settings)
+        key = digest_bytes(json.dumps(plan_of(chosen, spec, asking.batch_tasks), sort_keys=True).encode())[:16]
         report(f"{name}: {len(chosen)} tasks × {asking.samples} samples")
-        found = list(ask_all(chosen, post, crew, dir / key, report, batch_tasks=asking.batch_tasks).answers())
-        figures = figures_by_category(found)
-        report(f"\n{figures_table(figures)}\n")
-        results.setdefault("policies", []).append({"policy": name, "figures": figures_json(figures)})
+        found = list(answer_tasks(chosen, spec, executor, dir / key, report, batch_tasks=asking.batch_tasks).answers())
+        metrics = metrics_by_category(found)
+        report(f"\n{metrics_table(metrics)}\n")
+        results.setdefault("policies", []).append({"policy": name, "metrics": metrics_json(metrics)})
         given.append(found)
     if answers is not None:
         write_answers(answers, given[0])
@@ -107,13 +107,13 @@ def curate_tasks(
 
     if low > high:
         raise ConfigError(f"The band {low:g} … {high:g} is empty.", hint="--low must not exceed --high.")
-    post, crew = asking.crew(model, asking.settings(seed))
+    spec, executor = asking.executor(model, asking.settings(seed))
     unseen = [task for source in evaluation or [] for task in tasks_to_measure(TasksConfig(source=source))]
     curate(
         _limited(_measurable(_training_tasks(tasks)), limit),
         unseen,
-        post,
-        crew,
+        spec,
+        executor,
         out,
         report,
         settings=CurationSettings(Band(low, high), similarity, overlap_words),

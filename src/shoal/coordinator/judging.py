@@ -18,7 +18,7 @@ from shoal.coordinator.workers import save_trust, trust_record
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes
 from shoal.protocol import api
-from shoal.protocol.verdicts import Reason, Weight, heaviest
+from shoal.protocol.verdicts import Reason, Severity, most_severe
 
 
 def claim(connection: Connection, context: Context, key: str, body: api.ClaimBody) -> api.ClaimAnswer:
@@ -104,7 +104,7 @@ def record_verdict(connection: Connection, context: Context, key: str, body: api
         return True
     if body.accepted:
         _accept(connection, context, row, body)
-    elif heaviest(list(body.reasons)) in (Weight.FAULT, None):
+    elif most_severe(list(body.reasons)) in (Severity.FAULT, None):
         _try_again(connection, context, row, body.reasons, body.detail or ", ".join(body.reasons))
     else:
         _reject(connection, context, row, body)
@@ -198,7 +198,7 @@ def _reject(connection: Connection, context: Context, row: Row, body: api.Verdic
     _close(connection, context, row, body, "open")
     connection.execute("UPDATE workers SET rejected=rejected+1 WHERE key=?", (row["worker"],))
     worker = connection.execute("SELECT * FROM workers WHERE key=?", (row["worker"],)).fetchone()
-    event: trust.TrustEvent = "proof" if heaviest(list(body.reasons)) is Weight.PROOF else "anomaly"
+    event: trust.TrustEvent = "proof" if most_severe(list(body.reasons)) is Severity.PROOF else "anomaly"
     record = trust.after(trust_record(worker), event, context.config.trust)
     if record.state == "banned" and worker["state"] != "banned":
         ban(connection, context, row["worker"], f"{', '.join(body.reasons)}: {body.detail}")
@@ -211,9 +211,9 @@ def _weigh_drift(connection: Connection, context: Context, key: str, body: api.V
     worker = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
     if worker["state"] == "banned":
         return
-    now = drift.after(worker["drift"], body.figures.drift)
+    now = drift.after(worker["drift"], body.metrics.drift_llr)
     connection.execute("UPDATE workers SET drift=? WHERE key=?", (now, key))
-    if drift.standing(now) == "cheating":
+    if drift.level(now) == "cheating":
         ban(
             connection,
             context,

@@ -44,15 +44,15 @@ def register(connection: Connection, context: Context, key: str, body: api.Regis
     row = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
     if row is None:
         connection.execute(
-            "INSERT INTO workers (key, name, engine, numerics_class, tokens_per_s, memory_bytes, link_bytes_per_s,"
-            " registered_at, state) VALUES (?,?,?,?,?,?,?,?,'registered')",
+            "INSERT INTO workers (key, name, numerics_class, tokens_per_s, memory_bytes, link_bytes_per_s,"
+            " registered_at, state) VALUES (?,?,?,?,?,?,?,'registered')",
             (key, *_facts(body), now),
         )
         ledger.append(connection, context.keypair, now, "registered", worker=key, numerics_class=body.numerics_class)
     else:
         require_worker(connection, key)
         connection.execute(
-            "UPDATE workers SET name=?, engine=?, numerics_class=?, tokens_per_s=?, memory_bytes=?, link_bytes_per_s=?"
+            "UPDATE workers SET name=?, numerics_class=?, tokens_per_s=?, memory_bytes=?, link_bytes_per_s=?"
             " WHERE key=?",
             (*_facts(body), key),
         )
@@ -60,10 +60,7 @@ def register(connection: Connection, context: Context, key: str, body: api.Regis
 
 
 def _facts(body: api.RegisterBody) -> tuple[object, ...]:
-    return (
-        *(body.name, body.engine, body.numerics_class),
-        *(body.tokens_per_s, body.memory_bytes, body.link_bytes_per_s),
-    )
+    return body.name, body.numerics_class, body.tokens_per_s, body.memory_bytes, body.link_bytes_per_s
 
 
 def welcome_back(connection: Connection, context: Context, key: str) -> Row:

@@ -14,8 +14,8 @@ from typing import Any
 from shoal.curation.band import Band, histogram, solve_rates
 from shoal.curation.overlap import CONTAMINATION_WORDS, Contamination, NearDuplicates
 from shoal.errors import ConfigError
-from shoal.evaluation.asking import ask_all
-from shoal.evaluation.crews import Crew, Post
+from shoal.evaluation.answering import answer_tasks
+from shoal.evaluation.executors import EngineSpec, Executor
 from shoal.evaluation.tables import histogram_lines
 from shoal.files import write_atomic
 from shoal.metrics import Report
@@ -73,8 +73,8 @@ def apply_band(decisions: Iterable[Decision], rates: dict[str, float], band: Ban
 def curate(
     tasks: Sequence[Task],
     evaluation: Sequence[Task],
-    post: Post,
-    crew: Crew,
+    spec: EngineSpec,
+    executor: Executor,
     output: Path,
     report: Report,
     *,
@@ -88,15 +88,15 @@ def curate(
     report(f"{len(tasks)} tasks, {len(candidates)} after duplicates and contamination")
     if not candidates:
         raise ConfigError("No task is left to sample.", hint="Is the evaluation set the same as the task set?")
-    journal = ask_all(candidates, post, crew, output / "answers", report, batch_tasks=batch_tasks)
+    journal = answer_tasks(candidates, spec, executor, output / "answers", report, batch_tasks=batch_tasks)
     decisions = apply_band(sieved, solve_rates(journal.answers()), settings.band)
-    summary = summarise(decisions, post, settings)
+    summary = summarise(decisions, spec, settings)
     write_output(output, decisions, summary)
     tell(summary, output, report)
     return summary
 
 
-def summarise(decisions: Sequence[Decision], post: Post, settings: CurationSettings) -> dict[str, Any]:
+def summarise(decisions: Sequence[Decision], spec: EngineSpec, settings: CurationSettings) -> dict[str, Any]:
     rates = [decision.solve_rate for decision in decisions if decision.solve_rate is not None]
     reasons = Counter(decision.reason for decision in decisions if decision.reason)
     return {
@@ -104,10 +104,10 @@ def summarise(decisions: Sequence[Decision], post: Post, settings: CurationSetti
         "kept": sum(not decision.reason for decision in decisions),
         "dropped": dict(sorted(reasons.items())),
         "mean_solve_rate": round(sum(rates) / len(rates), 6),
-        "histogram": histogram(rates, post.settings.samples),
-        "model": post.model,
-        "engine": post.engine,
-        "sampling": asdict(post.settings),
+        "histogram": histogram(rates, spec.settings.samples),
+        "model": spec.model,
+        "engine": spec.engine,
+        "sampling": asdict(spec.settings),
         "settings": asdict(settings),
     }
 

@@ -24,7 +24,7 @@ from shoal.config import TasksConfig
 from shoal.curation.demonstrations import Demonstration, FilterSettings, filter_demonstrations
 from shoal.curation.fitting import FitReport, FitSettings
 from shoal.curation.sft import WarmStart, encode, write_policy
-from shoal.evaluation import AskSettings, Respondent, figures_of
+from shoal.evaluation import AnswerGenerator, SamplingSettings, answer_metrics
 from shoal.files import write_atomic
 from shoal.policy import bundled_directory
 from shoal.tasks import THINK_CLOSE, THINK_OPEN, PromptStyle, TextCodec, load_tasks
@@ -213,16 +213,16 @@ def _tell(report: FitReport) -> None:
 def report(directory: Path) -> None:
     """Held-out accuracy of the saved bf16 weights, computed in fp32."""
     heldout = list(load_tasks(TasksConfig(count=1, heldout=1024)).heldout)
-    engine = Respondent.load(str(directory), "torch", AskSettings()).engine
+    engine = AnswerGenerator.load(str(directory), "torch", SamplingSettings()).engine
     codec = TextCodec.from_directory(directory)
     for targets in ((), *((length,) for length in STYLE_LENGTHS.values()), tuple(STYLE_LENGTHS.values())):
         for temperature in (1.0, NEARLY_GREEDY):
-            settings = AskSettings(
+            settings = SamplingSettings(
                 samples=1, temperature=temperature, max_new_tokens=MAX_NEW_TOKENS, target_lengths=targets
             )
-            figures = figures_of(Respondent(engine, codec, settings).answer(heldout))
+            metrics = answer_metrics(AnswerGenerator(engine, codec, settings).answer(heldout))
             print(
-                f"targets {targets}, temperature {temperature}: {figures.avg} right, {figures.mean_tokens:.1f} tokens",
+                f"targets {targets}, temperature {temperature}: {metrics.avg} right, {metrics.mean_tokens:.1f} tokens",
                 flush=True,
             )
 

@@ -1,45 +1,45 @@
-"""Measures policies: judged answers to tasks, their figures with intervals, and comparisons of two policies."""
+"""Measures policies: judged answers to tasks, their metrics with intervals, and comparisons of two policies."""
 
+from shoal.evaluation.answering import answer_tasks, make_executor
 from shoal.evaluation.answers import Answer, AnswersError, read_answers, write_answers
-from shoal.evaluation.asking import ask_all, make_crew
 from shoal.evaluation.comparison import Comparison, ComparisonError, compare_answers
-from shoal.evaluation.crews import Post
-from shoal.evaluation.figures import (
+from shoal.evaluation.executors import EngineSpec
+from shoal.evaluation.generator import AnswerGenerator, Question, SamplingSettings
+from shoal.evaluation.journal import Journal
+from shoal.evaluation.metrics import (
+    AnswerMetrics,
     Estimate,
-    Figures,
+    answer_metrics,
     estimate,
-    figures_by_category,
-    figures_of,
     mean_error,
+    metrics_by_category,
     pass_at_k,
 )
-from shoal.evaluation.journal import Journal
-from shoal.evaluation.respondent import AskSettings, Question, Respondent
-from shoal.evaluation.tables import comparison_json, comparison_table, figures_json, figures_table
+from shoal.evaluation.tables import comparison_json, comparison_table, metrics_json, metrics_table
 
 __all__ = [
     "Answer",
+    "AnswerGenerator",
+    "AnswerMetrics",
     "AnswersError",
-    "AskSettings",
     "Comparison",
     "ComparisonError",
+    "EngineSpec",
     "Estimate",
-    "Figures",
     "Journal",
-    "Post",
     "Question",
-    "Respondent",
-    "ask_all",
+    "SamplingSettings",
+    "answer_metrics",
+    "answer_tasks",
     "compare_answers",
     "comparison_json",
     "comparison_table",
     "estimate",
-    "figures_by_category",
-    "figures_json",
-    "figures_of",
-    "figures_table",
-    "make_crew",
+    "make_executor",
     "mean_error",
+    "metrics_by_category",
+    "metrics_json",
+    "metrics_table",
     "pass_at_k",
     "read_answers",
     "write_answers",

@@ -1,7 +1,7 @@
 """Two policies on the same problems: the difference, its interval, and how easily chance would make it.
 
 Paired by problem, so that the difficulty of the problems cancels. The p-value is a sign-flip permutation test: if the policies were
-equally good, each problem's difference could as well have had the other sign. Seeded, so the same answers give the same figures.
+equally good, each problem's difference could as well have had the other sign. Seeded, so the same answers give the same metrics.
 """
 
 import itertools
@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal.errors import ShoalError
 from shoal.evaluation.answers import Answer, by_problem
-from shoal.evaluation.figures import OVERALL, mean_rewards
+from shoal.evaluation.metrics import OVERALL, mean_rewards
 
 RESAMPLES = 10_000
 EXACT_UP_TO = 13

@@ -8,7 +8,7 @@ import threading
 import time
 
 from shoal.errors import RefusedError, ShoalError
-from shoal.evaluation import AskSettings, Figures, Question, Respondent, figures_of
+from shoal.evaluation import AnswerGenerator, AnswerMetrics, Question, SamplingSettings, answer_metrics
 from shoal.joined import JoinedRun
 from shoal.metrics import Report, silent
 from shoal.policy.engine import Engine
@@ -32,7 +32,7 @@ class Evaluator:
         steps: int,
         report: Report = silent,
     ) -> None:
-        self.run_info, self.client, self.engine = run, client, engine
+        self.joined, self.client, self.engine = run, client, engine
         self.every, self.samples, self.steps, self.report = every, samples, steps, report
         self.tasks = [task for task in run.workload.tasks.heldout if not is_learned(task.task_type)]
         self._stopping = threading.Event()
@@ -49,7 +49,7 @@ class Evaluator:
         counter: int | None = None
         while not self._stopping.is_set() and self.steps not in done:
             try:
-                head = self.run_info.weights.head(newer_than=counter, wait_s=LONG_POLL_S if counter else 0.0)
+                head = self.joined.weights.head(newer_than=counter, wait_s=LONG_POLL_S if counter else 0.0)
                 due = [entry for entry in head.versions if self._is_due(entry.version) and entry.version not in done]
                 if due:
                     self._evaluate(due[-1].version, due[-1].manifest_digest)
@@ -68,24 +68,24 @@ class Evaluator:
 
     def _evaluate(self, version: int, manifest_digest: str) -> None:
         started = time.monotonic()
-        self.engine.load(self.run_info.weights.fetch_version(version, manifest_digest, deadline_s=600))
-        figures = self.measure(version)
+        self.engine.load(self.joined.weights.fetch_version(version, manifest_digest, deadline_s=600))
+        metrics = self.measure(version)
         body = api.EvaluationBody(
             version=version,
-            accuracy=figures.avg.mean,
-            problems=figures.problems,
+            accuracy=metrics.avg.mean,
+            problems=metrics.problems,
             samples=self.samples,
-            mean_tokens=figures.mean_tokens,
+            mean_tokens=metrics.mean_tokens,
             seconds=time.monotonic() - started,
         )
         self.client.report_evaluation(body)
-        self.report(f"version {version}: held-out accuracy {figures.avg} on {body.problems} problems")
+        self.report(f"version {version}: held-out accuracy {metrics.avg} on {body.problems} problems")
 
-    def measure(self, version: int) -> Figures:
-        """The figures of the loaded policy on the held-out tasks; thinking budgets are taken in turn."""
-        workload, rollouts = self.run_info.workload, self.run_info.descriptor.rollouts
-        targets = self.run_info.descriptor.reward.target_lengths or (0,)
-        settings = AskSettings(
+    def measure(self, version: int) -> AnswerMetrics:
+        """The metrics of the loaded policy on the held-out tasks; thinking budgets are taken in turn."""
+        workload, rollouts = self.joined.workload, self.joined.descriptor.rollouts
+        targets = self.joined.descriptor.reward.target_lengths or (0,)
+        settings = SamplingSettings(
             samples=self.samples,
             temperature=rollouts.temperature,
             max_new_tokens=rollouts.max_new_tokens,
@@ -96,4 +96,4 @@ class Evaluator:
         for index, task in enumerate(self.tasks):
             target = targets[index % len(targets)]
             questions.append(Question(task, target, workload.prompt_tokens(task, target)))
-        return figures_of(Respondent(self.engine, workload.codec, settings).answer_questions(questions))
+        return answer_metrics(AnswerGenerator(self.engine, workload.codec, settings).answer_questions(questions))

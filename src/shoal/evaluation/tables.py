@@ -1,17 +1,17 @@
-"""Figures and comparisons as text for a terminal or a page of Markdown, and as JSON. Pure."""
+"""Metrics and comparisons as text for a terminal or a page of Markdown, and as JSON. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from shoal.evaluation.comparison import Comparison
-from shoal.evaluation.figures import Estimate, Figures
+from shoal.evaluation.metrics import AnswerMetrics, Estimate
 
 
-def figures_table(figures: Sequence[Figures]) -> str:
+def metrics_table(metrics: Sequence[AnswerMetrics]) -> str:
     """One line per category; each figure with its 95 % interval."""
-    samples = figures[0].answers // figures[0].problems
-    head = ["category", "problems", f"avg@{samples}", *(f"pass@{k}" for k in figures[0].pass_at), "tokens", "truncated"]
+    samples = metrics[0].answers // metrics[0].problems
+    head = ["category", "problems", f"avg@{samples}", *(f"pass@{k}" for k in metrics[0].pass_at), "tokens", "truncated"]
     rows = [
         [
             row.category,
@@ -21,7 +21,7 @@ def figures_table(figures: Sequence[Figures]) -> str:
             f"{row.mean_tokens:.1f}",
             f"{row.truncated:.1%}",
         ]
-        for row in figures
+        for row in metrics
     ]
     return markdown_table(head, rows)
 
@@ -43,7 +43,7 @@ def comparison_table(comparisons: Sequence[Comparison], first: str, second: str)
     return markdown_table(head, rows)
 
 
-def figures_json(figures: Sequence[Figures]) -> list[dict[str, Any]]:
+def metrics_json(metrics: Sequence[AnswerMetrics]) -> list[dict[str, Any]]:
     return [
         {
             "category": row.category,
@@ -54,7 +54,7 @@ def figures_json(figures: Sequence[Figures]) -> list[dict[str, Any]]:
             "mean_tokens": round(row.mean_tokens, 3),
             "truncated": round(row.truncated, 6),
         }
-        for row in figures
+        for row in metrics
     ]
 
 

@@ -92,7 +92,7 @@ def explain(record: Record, workload: Workload) -> Record:
 def as_json(record: Record) -> dict[str, Any]:
     """A flat record for other programs; what is not known is null."""
     header, rollout, verdict = record.header, record.rollout, record.verdict
-    figures = verdict.figures if verdict and verdict.audited else None
+    metrics = verdict.metrics if verdict and verdict.audited else None
     return {
         "run_id": header.run_id,
         "group_id": record.group_id,
@@ -118,9 +118,9 @@ def as_json(record: Record) -> dict[str, Any]:
         "verdict": None if verdict is None else ("accepted" if verdict.accepted else "rejected"),
         "reasons": [] if verdict is None else [str(reason) for reason in verdict.reasons],
         "detail": verdict.detail if verdict else "",
-        "submission_margin_max": figures.margin_max if figures else None,
-        "submission_margins_lost": figures.margins_lost if figures else None,
-        "submission_tokens": figures.tokens if figures else None,
+        "submission_margin_max": metrics.margin_max if metrics else None,
+        "submission_margins_lost": metrics.margins_lost if metrics else None,
+        "submission_tokens": metrics.tokens if metrics else None,
         "margin_max": record.margins.worst if record.margins else None,
         "margins_lost": record.margins.lost if record.margins else None,
     }

@@ -90,9 +90,9 @@ def _margins(record: Record) -> str:
         margins = record.margins
         parts.append(f"{margins.lost} of {margins.tokens} tokens lost here, worst {margins.worst:.3g}")
     if record.verdict is not None and record.verdict.audited:
-        figures = record.verdict.figures
+        metrics = record.verdict.metrics
         parts.append(
-            f"{figures.margins_lost} of {figures.tokens} in its submission's audit, worst {figures.margin_max:.3g}"
+            f"{metrics.margins_lost} of {metrics.tokens} in its submission's audit, worst {metrics.margin_max:.3g}"
         )
     return "; ".join(parts)
 

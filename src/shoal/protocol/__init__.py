@@ -12,7 +12,7 @@ from shoal.protocol.rollouts import (
     write_rollouts,
 )
 from shoal.protocol.signing import PROTOCOL_VERSION
-from shoal.protocol.verdicts import REASONS, Reason, Weight, heaviest, weight
+from shoal.protocol.verdicts import REASONS, Reason, Severity, most_severe, severity
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -25,16 +25,16 @@ __all__ = [
     "RolloutHeader",
     "RolloutLimits",
     "RunDescriptor",
+    "Severity",
     "TaskAssignment",
-    "Weight",
     "assign",
     "fetch_descriptor",
-    "heaviest",
+    "most_severe",
     "open_descriptor",
     "read_rollouts",
     "secret_commitment",
+    "severity",
     "slot_seed",
     "step_secret",
-    "weight",
     "write_rollouts",
 ]

@@ -17,7 +17,7 @@ Count = Annotated[int, Field(ge=0, le=1 << 53)]
 ShortText = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 """Shown on terminals, so it holds no control characters."""
 Metric = Annotated[float, Field(allow_inf_nan=True)] | int | str | None
-"""A figure of a training step. JSON has no NaN: one that is not a number travels as null."""
+"""A metric of a training step. JSON has no NaN: one that is not a number travels as null."""
 WorkerState = Literal["registered", "probation", "active", "suspect", "quarantined", "gone", "banned"]
 
 
@@ -42,7 +42,6 @@ class Refusal(Answer):
 
 class RegisterBody(Body):
     name: ShortText
-    engine: ShortText
     numerics_class: ShortText
     tokens_per_s: Annotated[float, Field(gt=0, lt=1e9)]
     memory_bytes: Count = 0
@@ -162,7 +161,7 @@ class GroupVerdict(Body):
     task_rewards: Annotated[list[float], Field(max_length=1024)]
 
 
-class AuditFigures(Body):
+class AuditMetrics(Body):
     """What an audit measured; the evidence behind its verdict."""
 
     tokens: Count = 0
@@ -172,7 +171,7 @@ class AuditFigures(Body):
     exponent_mismatches_max: Count = 0
     mantissa_mean_max: float = 0.0
     logprob_error_max: float = 0.0
-    drift: float = 0.0
+    drift_llr: float = 0.0
     """Log-likelihood ratio for arithmetic coarser than honest; the coordinator adds it up per worker."""
 
 
@@ -185,7 +184,7 @@ class VerdictBody(Body):
     audited: bool
     logprobs_verified: bool = False
     groups: Annotated[list[GroupVerdict], Field(max_length=4096)] = []
-    figures: AuditFigures = AuditFigures()
+    metrics: AuditMetrics = AuditMetrics()
     seconds: Annotated[float, Field(ge=0)] = 0.0
 
 

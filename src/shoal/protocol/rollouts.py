@@ -54,7 +54,6 @@ class RolloutHeader(BaseModel):
     worker_key: str
     policy_version: int
     manifest_digest: str
-    engine: str
     numerics_class: str
 
 

@@ -172,8 +172,8 @@ def _false_claim(number: int, rollouts: Sequence[Rollout], rewards: Sequence[Rew
 
 def audit(
     checked: Checked, engine: Engine, limits: Limits, temperature: float
-) -> tuple[list[Finding], api.AuditFigures]:
-    """Recomputes the submission with the policy that `engine` holds; every finding, and the figures behind them."""
+) -> tuple[list[Finding], api.AuditMetrics]:
+    """Recomputes the submission with the policy that `engine` holds; every finding, and the metrics behind them."""
     requests = [
         ScoreRequest(item.prompt_tokens, tuple(rollout.output_tokens), item.seed)
         for rollout, item in zip(checked.rollouts, checked.items, strict=True)
@@ -185,50 +185,50 @@ def audit(
 
 def compare(
     logprobs: Sequence[Sequence[float]], proofs: Sequence[bytes], scored: Sequence[Scored], limits: Limits
-) -> tuple[list[Finding], api.AuditFigures]:
+) -> tuple[list[Finding], api.AuditMetrics]:
     """What a worker claims of each completion, against the policy's own judgement of the same tokens."""
-    findings, figures = _check_sampling(scored, limits)
-    findings += _check_logprobs(logprobs, scored, limits, figures)
-    findings += _check_commitments(proofs, scored, limits, figures)
-    return findings, api.AuditFigures.model_validate(figures)
+    findings, metrics = _check_sampling(scored, limits)
+    findings += _check_logprobs(logprobs, scored, limits, metrics)
+    findings += _check_commitments(proofs, scored, limits, metrics)
+    return findings, api.AuditMetrics.model_validate(metrics)
 
 
 def _check_sampling(scored: Sequence[Scored], limits: Limits) -> tuple[list[Finding], dict[str, float | int]]:
     margins = torch.cat([row.margins for row in scored]).double()
     lost = margins > limits.margin_noise
-    figures: dict[str, float | int] = {
+    metrics: dict[str, float | int] = {
         "tokens": margins.numel(),
         "margin_max": float(margins.max()),
         "margin_sum": float(margins[lost].sum()),
         "margins_lost": int(lost.sum()),
     }
-    figures["drift"] = limits.drift(margins.numel(), figures["margin_sum"])
-    if figures["margin_max"] > limits.margin_max:
+    metrics["drift_llr"] = limits.drift(margins.numel(), metrics["margin_sum"])
+    if metrics["margin_max"] > limits.margin_max:
         count = int((margins > limits.margin_max).sum())
         detail = (
-            f"{count} of {margins.numel()} tokens are not the seed's draw, worst margin {figures['margin_max']:.3g}"
+            f"{count} of {margins.numel()} tokens are not the seed's draw, worst margin {metrics['margin_max']:.3g}"
         )
-        return [Finding(Reason.SAMPLING, detail)], figures
+        return [Finding(Reason.SAMPLING, detail)], metrics
     allowed = limits.lost_allowed(margins.numel())
-    if figures["margins_lost"] > allowed:
-        detail = f"{figures['margins_lost']} near-ties lost in {margins.numel()} tokens, {allowed} are honest"
-        return [Finding(Reason.SAMPLING_DRIFT, detail)], figures
-    return [], figures
+    if metrics["margins_lost"] > allowed:
+        detail = f"{metrics['margins_lost']} near-ties lost in {margins.numel()} tokens, {allowed} are honest"
+        return [Finding(Reason.SAMPLING_DRIFT, detail)], metrics
+    return [], metrics
 
 
 def _check_logprobs(
-    logprobs: Sequence[Sequence[float]], scored: Sequence[Scored], limits: Limits, figures: dict[str, float | int]
+    logprobs: Sequence[Sequence[float]], scored: Sequence[Scored], limits: Limits, metrics: dict[str, float | int]
 ) -> list[Finding]:
     claimed = torch.tensor([value for row in logprobs for value in row])
     error = float((claimed - torch.cat([row.logprobs for row in scored]).cpu()).abs().max())
-    figures["logprob_error_max"] = error
+    metrics["logprob_error_max"] = error
     if error <= limits.logprob_error:
         return []
     return [Finding(Reason.LOGPROBS, f"a log-probability is off by {error:.3g}, {limits.logprob_error:g} is honest")]
 
 
 def _check_commitments(
-    proofs: Sequence[bytes], scored: Sequence[Scored], limits: Limits, figures: dict[str, float | int]
+    proofs: Sequence[bytes], scored: Sequence[Scored], limits: Limits, metrics: dict[str, float | int]
 ) -> list[Finding]:
     chunks = [chunk for row in scored for chunk in split_chunks(row.states)]
     try:
@@ -237,8 +237,8 @@ def _check_commitments(
         if not error.code.startswith("proof_"):
             raise  # about the validator's own states, so not the worker's fault
         return [Finding(Reason.PROOF_FORMAT, error.message)]
-    figures["exponent_mismatches_max"] = max(difference.exponent_mismatches for difference in differences)
-    figures["mantissa_mean_max"] = max(difference.mantissa_mean for difference in differences)
+    metrics["exponent_mismatches_max"] = max(difference.exponent_mismatches for difference in differences)
+    metrics["mantissa_mean_max"] = max(difference.mantissa_mean for difference in differences)
     forged = sum(difference.degenerate for difference in differences)
     if forged:
         return [Finding(Reason.PROOF_FORGED, f"{forged} of {len(differences)} commitments are degenerate polynomials")]

@@ -31,7 +31,7 @@ class OfflineVerdict:
     """Of the file: the one that the worker signed and the ledger names."""
     header: RolloutHeader | None
     findings: list[Finding]
-    figures: api.AuditFigures
+    metrics: api.AuditMetrics
 
     @property
     def accepted(self) -> bool:
@@ -87,18 +87,18 @@ def verify_file(
     try:
         header, _ = read_rollouts(data, workload.limits)
     except RolloutFileError as error:
-        return OfflineVerdict(digest, None, [Finding(Reason.SCHEMA, error.message)], api.AuditFigures())
+        return OfflineVerdict(digest, None, [Finding(Reason.SCHEMA, error.message)], api.AuditMetrics())
     engine = TorchEngine(policy, eos_token_ids=workload.codec.eos_token_ids)
     try:
         checked = check_claims(data, _claim(header, digest, step_secret), workload, engine.vocab_size)
     except RejectedError as rejected:
-        return OfflineVerdict(digest, header, [rejected.finding], api.AuditFigures())
+        return OfflineVerdict(digest, header, [rejected.finding], api.AuditMetrics())
     limits = load_calibration(calibration).limits(header.numerics_class)
     if limits is None:
         finding = Finding(Reason.NUMERICS_UNKNOWN, header.numerics_class)
-        return OfflineVerdict(digest, header, [finding], api.AuditFigures())
-    findings, figures = audit(checked, engine, limits, run.rollouts.temperature)
-    return OfflineVerdict(digest, header, findings, figures)
+        return OfflineVerdict(digest, header, [finding], api.AuditMetrics())
+    findings, metrics = audit(checked, engine, limits, run.rollouts.temperature)
+    return OfflineVerdict(digest, header, findings, metrics)
 
 
 def _tasks(run: RunDescriptor, path: Path | None) -> TaskSets:
@@ -142,6 +142,6 @@ def verdict_lines(verdict: OfflineVerdict) -> list[str]:
             f"numerics {header.numerics_class}"
         )
     lines += [f"{finding.reason}: {finding.detail}" for finding in verdict.findings]
-    if verdict.figures.tokens:
-        lines.append(", ".join(f"{name} {value:g}" for name, value in verdict.figures.model_dump().items()))
+    if verdict.metrics.tokens:
+        lines.append(", ".join(f"{name} {value:g}" for name, value in verdict.metrics.model_dump().items()))
     return [*lines, "accepted" if verdict.accepted else "rejected"]

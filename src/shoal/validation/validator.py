@@ -16,7 +16,7 @@ from shoal.metrics import EventLog, Report, silent
 from shoal.policy.engine import Engine
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
-from shoal.protocol.verdicts import Reason, Weight, heaviest
+from shoal.protocol.verdicts import Reason, Severity, most_severe
 from shoal.validation.calibration.limits import Calibration
 from shoal.validation.checks import Checked, Finding, RejectedError, audit, check_claims
 from shoal.validation.reward_models import LearnedJudge
@@ -39,7 +39,7 @@ class Validator:
         metrics: EventLog | None = None,
         report: Report = silent,
     ) -> None:
-        self.run_info, self.client, self.engine, self.calibration = run, client, engine, calibration
+        self.joined, self.client, self.engine, self.calibration = run, client, engine, calibration
         self.learned = learned
         self.metrics = metrics or EventLog()
         self.report = report
@@ -75,7 +75,7 @@ class Validator:
             audited=verdict.audited,
             reasons=list(verdict.reasons),
             seconds=round(verdict.seconds, 3),
-            **verdict.figures.model_dump(),
+            **verdict.metrics.model_dump(),
         )
         if not verdict.accepted:
             self.report(f"{claim.worker_key[:12]}… step {claim.lease.step} slot {claim.lease.slot}: {verdict.detail}")
@@ -87,7 +87,7 @@ class Validator:
         except (IntegrityError, RefusedError) as error:
             return _verdict(claim, [Finding(Reason.FILE_GONE, str(error))])
         try:
-            checked = check_claims(data, claim, self.run_info.workload, self.engine.vocab_size)
+            checked = check_claims(data, claim, self.joined.workload, self.engine.vocab_size)
             checked = self.learned.amend(checked) if self.learned else checked
             if not claim.audit:
                 return _verdict(claim, [], checked)
@@ -105,9 +105,9 @@ class Validator:
         if limits is None:
             return _verdict(claim, [Finding(Reason.NUMERICS_UNKNOWN, checked.header.numerics_class)])
         self._load(claim.lease)
-        findings, figures = audit(checked, self.engine, limits, self.run_info.descriptor.rollouts.temperature)
+        findings, metrics = audit(checked, self.engine, limits, self.joined.descriptor.rollouts.temperature)
         verdict = _verdict(claim, findings, checked if not findings else None)
-        return verdict.model_copy(update={"audited": True, "figures": figures, "logprobs_verified": not findings})
+        return verdict.model_copy(update={"audited": True, "metrics": metrics, "logprobs_verified": not findings})
 
     def _load(self, lease: api.Lease) -> None:
         if self._loaded == lease.manifest_digest:
@@ -118,7 +118,7 @@ class Validator:
 
     def _version_path(self, lease: api.Lease) -> Path:
         try:
-            return self.run_info.weights.fetch_version(
+            return self.joined.weights.fetch_version(
                 lease.policy_version, lease.manifest_digest, deadline_s=FETCH_VERSION_S
             )
         except ShoalError as error:
@@ -128,7 +128,9 @@ class Validator:
 def _verdict(claim: api.Claim, findings: list[Finding], checked: Checked | None = None) -> api.VerdictBody:
     reasons = [finding.reason for finding in findings]
     assert findings or checked is not None, "an accepted submission has been checked"
-    decisive = [finding for finding in findings if heaviest([finding.reason]) is (heaviest(reasons) or Weight.FAULT)]
+    decisive = [
+        finding for finding in findings if most_severe([finding.reason]) is (most_severe(reasons) or Severity.FAULT)
+    ]
     return api.VerdictBody(
         claim_id=claim.claim_id,
         submission_id=claim.submission_id,

@@ -8,7 +8,7 @@ from shoal.joined import RelayList
 from shoal.metrics import EventLog, Report
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
-from shoal.worker.progress import Progress
+from shoal.worker.console import WorkerConsole
 
 FIRST_INTERVAL_S = 3.0
 
@@ -24,12 +24,12 @@ class Heartbeat:
         relays: RelayList,
         totals: Totals,
         metrics: EventLog,
-        progress: Progress,
+        console: WorkerConsole,
         report: Report,
     ) -> None:
         self.activity = "joining"
         self._client, self._relays, self._totals = client, relays, totals
-        self._metrics, self._progress, self._report = metrics, progress, report
+        self._metrics, self._console, self._report = metrics, console, report
         self._interval_s = FIRST_INTERVAL_S
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._beat_forever, name="heartbeat", daemon=True)
@@ -49,7 +49,7 @@ class Heartbeat:
             )
         )
         self._relays.update(answer.relay_urls)
-        self._progress.standing(answer.worker)
+        self._console.standing(answer.worker)
         self._interval_s = answer.interval_s
 
     def _beat_forever(self) -> None:

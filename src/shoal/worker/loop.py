@@ -23,9 +23,9 @@ from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.patience import patiently
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
 from shoal.tasks.workload import Reward, WorkItem
+from shoal.worker.console import WorkerConsole
 from shoal.worker.heartbeat import Heartbeat
 from shoal.worker.machine import Machine, machine_memory
-from shoal.worker.progress import Progress
 from shoal.worker.weights import WeightFollower
 
 Answer = TypeVar("Answer")
@@ -81,15 +81,15 @@ class Worker:
         metrics: EventLog | None = None,
         report: Report = silent,
     ) -> None:
-        self.run_info, self.client, self.engine, self.name = run, client, engine, name
+        self.joined, self.client, self.engine, self.name = run, client, engine, name
         self.metrics = metrics or EventLog()
         self.report = report
         self.totals = WorkerTotals()
         self.weights = WeightFollower(
             run.weights, keep_versions=run.descriptor.async_level + 2, metrics=self.metrics, report=report
         )
-        self.progress = Progress(report)
-        self.heartbeat = Heartbeat(client, run.relays, self.totals, self.metrics, self.progress, report)
+        self.console = WorkerConsole(report)
+        self.heartbeat = Heartbeat(client, run.relays, self.totals, self.metrics, self.console, report)
         self._loaded: tuple[int, str] | None = None
         self._last_batch = (0.0, 0.0)
         self._uploads = ThreadPoolExecutor(1, thread_name_prefix="upload")
@@ -126,14 +126,14 @@ class Worker:
 
     def generate(self, lease: api.Lease) -> Generated:
         """All samples of the slot, with rewards and commitments."""
-        items = self.run_info.workload.items(bytes.fromhex(lease.slot_seed))
+        items = self.joined.workload.items(bytes.fromhex(lease.slot_seed))
         self._swap(lease.policy_version, lease.manifest_digest, self.policy_path(lease))
         self._say(f"generating step {lease.step} slot {lease.slot} with version {lease.policy_version}")
         started = time.monotonic()
         completions = self._sample(items)
         self._last_batch = started, time.monotonic()
         seconds = self._last_batch[1] - started
-        rewards = self.run_info.workload.rewards(
+        rewards = self.joined.workload.rewards(
             [(item.task, item.target_length, done.tokens) for item, done in zip(items, completions, strict=True)]
         )
         rollouts = [self.rollout(*row) for row in zip(items, completions, rewards, strict=True)]
@@ -173,7 +173,7 @@ class Worker:
         self.heartbeat.start()
 
     def _register(self) -> api.WorkerView:
-        body = self._machine.registration(self.name, type(self.engine).__name__, self.engine.numerics_class)
+        body = self._machine.registration(self.name, self.engine.numerics_class)
         return self._patiently(lambda: self.client.register(body))
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
@@ -181,14 +181,14 @@ class Worker:
         return patiently(ask, self.report, outage_s=OUTAGE_S, stopping=self._stopping.is_set)
 
     def _measure_speed(self) -> float:
-        items = self.run_info.workload.items(secrets.token_bytes(32))[:PROBE_REQUESTS]
+        items = self.joined.workload.items(secrets.token_bytes(32))[:PROBE_REQUESTS]
         self._sample(items[:1])  # the first call pays for warm-up
         started = time.monotonic()
         completions = self._sample(items)
         return sum(len(completion.tokens) for completion in completions) / max(time.monotonic() - started, 1e-6)
 
     def _sample(self, items: Sequence[WorkItem]) -> list[Completion]:
-        rollouts = self.run_info.descriptor.rollouts
+        rollouts = self.joined.descriptor.rollouts
         requests = [GenerationRequest(item.prompt_tokens, item.seed, rollouts.max_new_tokens) for item in items]
         return self.engine.generate(requests, temperature=rollouts.temperature)
 
@@ -216,7 +216,7 @@ class Worker:
             "disk_full": "the coordinator's disk is full, waiting for its owner",
         }.get(answer.reason, "waiting for work")
         self._say(activity)
-        self.progress.waiting(activity)
+        self.console.waiting(activity)
         started = time.monotonic()
         if answer.reason == "need_weights":
             self.weights.wait_newer(self.weights.newest(), answer.retry_after_s)
@@ -246,14 +246,13 @@ class Worker:
 
     def _submit(self, lease: api.Lease, generated: Generated) -> None:
         header = RolloutHeader(
-            run_id=self.run_info.descriptor.run_id,
+            run_id=self.joined.descriptor.run_id,
             step=lease.step,
             slot=lease.slot,
             lease_id=lease.lease_id,
             worker_key=self._public_key,
             policy_version=lease.policy_version,
             manifest_digest=lease.manifest_digest,
-            engine=type(self.engine).__name__,
             numerics_class=self.engine.numerics_class,
         )
         data = write_rollouts(header, generated.rollouts)
@@ -275,7 +274,7 @@ class Worker:
             self.report(f"step {lease.step} slot {lease.slot} could not be submitted: {error}")
             return
         self.totals.submissions += 1
-        self.progress.submitted(lease, len(generated.rollouts), generated.tokens, generated.seconds)
+        self.console.submitted(lease, len(generated.rollouts), generated.tokens, generated.seconds)
         self.metrics.event("submitted", step=lease.step, slot=lease.slot, size_bytes=len(data))
 
     def _send(self, lease: api.Lease, data: bytes) -> None:
@@ -309,7 +308,7 @@ class Worker:
         self.heartbeat.stop()
         self.weights.stop()
         if self.totals.tokens:
-            self.progress.farewell(self.totals.submissions, self.totals.tokens)
+            self.console.farewell(self.totals.submissions, self.totals.tokens)
             self.report(swap_line(self.totals))
 
     def _give_back(self, lease: api.Lease) -> None:

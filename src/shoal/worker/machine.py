@@ -46,10 +46,9 @@ class Machine:
         """The speed of late is the speed from now on."""
         self.tokens_per_s = self._now_tokens_per_s or self.tokens_per_s
 
-    def registration(self, name: str, engine: str, numerics_class: str) -> api.RegisterBody:
+    def registration(self, name: str, numerics_class: str) -> api.RegisterBody:
         return api.RegisterBody(
             name=name,
-            engine=engine,
             numerics_class=numerics_class,
             tokens_per_s=self.tokens_per_s,
             memory_bytes=self.memory_bytes,

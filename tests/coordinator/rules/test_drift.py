@@ -3,7 +3,7 @@
 import random
 
 from shoal.coordinator.rules import drift
-from shoal.protocol.api import AuditFigures
+from shoal.protocol.api import AuditMetrics
 from support.samples import keypair
 from support.swarm import Swarm
 
@@ -27,7 +27,7 @@ def audits_until_ban(coarseness: float, seed: int, *, limit: int, head_start: in
         total = drift.after(total, evidence(rng, 1.0))
     for audit in range(1, limit + 1):
         total = drift.after(total, evidence(rng, coarseness))
-        if drift.standing(total) == "cheating":
+        if drift.level(total) == "cheating":
             return audit
     return None
 
@@ -48,7 +48,7 @@ def test_a_long_honest_record_buys_no_credit() -> None:
 def audit(swarm: Swarm, amount: float) -> None:
     (ann,) = [swarm.client("ann")]
     swarm.work(ann)
-    swarm.accept(useful=0, figures=AuditFigures(tokens=1000, drift=amount), audited=True)
+    swarm.accept(useful=0, metrics=AuditMetrics(tokens=1000, drift_llr=amount), audited=True)
 
 
 def test_audits_that_each_pass_ban_a_key_together(swarm: Swarm) -> None:

@@ -15,7 +15,7 @@ FALSE_SUSPICIONS = 1e-3
 BAN_AT = -math.log(FALSE_BANS)
 SUSPECT_AT = -math.log(FALSE_SUSPICIONS)
 
-Standing = Literal["honest", "suspicious", "cheating"]
+DriftLevel = Literal["honest", "suspicious", "cheating"]
 
 
 def after(drift: float, evidence: float) -> float:
@@ -23,11 +23,11 @@ def after(drift: float, evidence: float) -> float:
     return max(0.0, drift + evidence)
 
 
-def standing(drift: float) -> Standing:
+def level(drift: float) -> DriftLevel:
     if drift >= BAN_AT:
         return "cheating"
     return "suspicious" if drift >= SUSPECT_AT else "honest"
 
 
 def became_suspicious(before: float, now: float) -> bool:
-    return standing(before) == "honest" and standing(now) == "suspicious"
+    return level(before) == "honest" and level(now) == "suspicious"

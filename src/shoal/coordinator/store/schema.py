@@ -104,6 +104,11 @@ CREATE TABLE nonces (
 """
 """Nonces of an older release stay valid in their own table until they run out."""
 
+ENGINE_NAMES = """
+ALTER TABLE workers DROP COLUMN engine;
+"""
+"""The numerics class begins with the engine's name."""
+
 MIGRATIONS: dict[int, str] = {
     2: FIRST,
     3: AUDIT_DRAWS_AND_RETRIES,
@@ -111,6 +116,7 @@ MIGRATIONS: dict[int, str] = {
     6: TALLIES,
     7: RETENTION,
     8: NONCES_IN_ORDER,
+    9: ENGINE_NAMES,
 }
 """By the schema version that each leads to, in order."""
 SCHEMA_VERSION = max(MIGRATIONS)

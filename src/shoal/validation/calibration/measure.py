@@ -24,7 +24,7 @@ from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, S
 from shoal.policy.engines import ENGINES, Arithmetic, devices_here, make_engine
 from shoal.policy.models import resolve_model
 from shoal.proofs.commitments import ChunkDifference, compare_chunks, split_chunks
-from shoal.protocol.api import AuditFigures
+from shoal.protocol.api import AuditMetrics
 from shoal.tasks import PromptStyle, TextCodec, load_tasks
 from shoal.validation.calibration.forgeries import EDITS, TEMPERATURES, WEIGHTS, Edit, forged_weights
 from shoal.validation.calibration.limits import (
@@ -143,29 +143,29 @@ class Judged:
 
     submissions: int = 0
     rejected: int = 0
-    figures: list[AuditFigures] = field(default_factory=list)
+    metrics: list[AuditMetrics] = field(default_factory=list)
 
     def add(self, completions: Sequence[Completion], scored: Sequence[Scored], limits: Limits, size: int) -> None:
         for start in range(0, len(completions) - size + 1, size):
             rows = completions[start : start + size]
             proofs = [proof for row in rows for proof in row.proofs]
-            findings, figures = compare([row.logprobs for row in rows], proofs, scored[start : start + size], limits)
+            findings, metrics = compare([row.logprobs for row in rows], proofs, scored[start : start + size], limits)
             self.submissions += 1
             self.rejected += bool(findings)
-            self.figures.append(figures)
+            self.metrics.append(metrics)
 
     def as_forgery(self) -> Forgery:
-        figures, missed = self.figures, self.submissions - self.rejected
-        tokens = sum(figure.tokens for figure in figures)
+        metrics, missed = self.metrics, self.submissions - self.rejected
+        tokens = sum(one.tokens for one in metrics)
         return Forgery(
             submissions=self.submissions,
             missed=missed,
             missed_upper95=round(binomial_upper(missed, self.submissions), 6),
-            margin_max=max(figure.margin_max for figure in figures),
-            lost_per_1000=1000 * sum(figure.margins_lost for figure in figures) / tokens,
-            exponent_mismatches=max(figure.exponent_mismatches_max for figure in figures),
-            mantissa_mean=max(figure.mantissa_mean_max for figure in figures),
-            drift_per_submission=sum(figure.drift for figure in figures) / len(figures),
+            margin_max=max(one.margin_max for one in metrics),
+            lost_per_1000=1000 * sum(one.margins_lost for one in metrics) / tokens,
+            exponent_mismatches=max(one.exponent_mismatches_max for one in metrics),
+            mantissa_mean=max(one.mantissa_mean_max for one in metrics),
+            drift_per_submission=sum(one.drift_llr for one in metrics) / len(metrics),
         )
 
 

@@ -1,4 +1,4 @@
-"""Figures are right where they can be known, and their intervals hold what they promise."""
+"""Metrics are right where they can be known, and their intervals hold what they promise."""
 
 import itertools
 import random
@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from shoal.evaluation.figures import estimate, figures_by_category, figures_of, mean_error, pass_at_k, usual_ks
+from shoal.evaluation.metrics import answer_metrics, estimate, mean_error, metrics_by_category, pass_at_k, usual_ks
 from support.answers import answer
 
 
@@ -40,25 +40,25 @@ def test_a_perfect_score_on_few_problems_claims_no_certainty() -> None:
 
 
 def test_more_answers_to_a_problem_are_not_more_problems() -> None:
-    few = figures_of([answer(f"p{p}", s, float(p % 2)) for p in range(10) for s in range(2)])
-    many = figures_of([answer(f"p{p}", s, float(p % 2)) for p in range(10) for s in range(50)])
+    few = answer_metrics([answer(f"p{p}", s, float(p % 2)) for p in range(10) for s in range(2)])
+    many = answer_metrics([answer(f"p{p}", s, float(p % 2)) for p in range(10) for s in range(50)])
     assert many.avg.low == pytest.approx(few.avg.low)
 
 
-def test_figures_of_known_answers() -> None:
+def test_metrics_of_known_answers() -> None:
     answers = [answer("a", 0, 1.0), answer("a", 1, 0.0), answer("b", 0, 0.0), answer("b", 1, 0.0, finish="length")]
-    figures = figures_of(answers)
-    assert (figures.problems, figures.answers) == (2, 4)
-    assert figures.avg.mean == 0.25
-    assert {k: value.mean for k, value in figures.pass_at.items()} == {1: 0.25, 2: 0.5}
-    assert (figures.mean_tokens, figures.truncated) == (2.0, 0.25)
+    metrics = answer_metrics(answers)
+    assert (metrics.problems, metrics.answers) == (2, 4)
+    assert metrics.avg.mean == 0.25
+    assert {k: value.mean for k, value in metrics.pass_at.items()} == {1: 0.25, 2: 0.5}
+    assert (metrics.mean_tokens, metrics.truncated) == (2.0, 0.25)
 
 
 def test_categories_stand_below_the_whole() -> None:
     answers = [answer("a", 0, 1.0, category="algebra"), answer("g", 0, 0.0, category="geometry")]
-    rows = figures_by_category(answers)
+    rows = metrics_by_category(answers)
     assert [(row.category, row.avg.mean) for row in rows] == [("all", 0.5), ("algebra", 1.0), ("geometry", 0.0)]
-    assert [row.category for row in figures_by_category(answers[:1])] == ["all"]
+    assert [row.category for row in metrics_by_category(answers[:1])] == ["all"]
 
 
 def test_usual_ks_are_powers_of_two_and_the_last() -> None:

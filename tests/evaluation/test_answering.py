@@ -7,8 +7,8 @@ import pytest
 
 from shoal.config import TasksConfig
 from shoal.errors import ConfigError, UnavailableError
-from shoal.evaluation import AskSettings, Journal, Post, ask_all, make_crew
-from shoal.evaluation.crews import Answered, Batch
+from shoal.evaluation import EngineSpec, Journal, SamplingSettings, answer_tasks, make_executor
+from shoal.evaluation.executors import Answered, Batch
 from shoal.locks import BusyError, hold
 from shoal.tasks import load_tasks
 from support.answers import answer
@@ -18,8 +18,8 @@ TASKS = list(load_tasks(TasksConfig(count=1, heldout=7)).heldout)
 
 
 @pytest.fixture
-def post(tiny_policy: Path) -> Post:
-    return Post(str(tiny_policy), "torch", AskSettings(samples=2, max_new_tokens=8), threads=1)
+def spec(tiny_policy: Path) -> EngineSpec:
+    return EngineSpec(str(tiny_policy), "torch", SamplingSettings(samples=2, max_new_tokens=8), threads=1)
 
 
 class Dying:
@@ -36,32 +36,32 @@ class Dying:
             yield number, [answer(task.problem_id, sample, 1.0) for task in tasks for sample in range(2)]
 
 
-def test_a_killed_run_goes_on_with_the_batches_that_are_missing(tmp_path: Path, post: Post) -> None:
+def test_a_killed_run_goes_on_with_the_batches_that_are_missing(tmp_path: Path, spec: EngineSpec) -> None:
     with pytest.raises(KeyboardInterrupt):
-        ask_all(TASKS, post, Dying(dies_at=2), tmp_path, Reports(), batch_tasks=2)
-    reports, crew = Reports(), Dying()
-    answers = list(ask_all(TASKS, post, crew, tmp_path, reports, batch_tasks=2).answers())
-    assert crew.asked == [2, 3]
+        answer_tasks(TASKS, spec, Dying(dies_at=2), tmp_path, Reports(), batch_tasks=2)
+    reports, executor = Reports(), Dying()
+    answers = list(answer_tasks(TASKS, spec, executor, tmp_path, reports, batch_tasks=2).answers())
+    assert executor.asked == [2, 3]
     assert [one.problem_id for one in answers] == [task.problem_id for task in TASKS for _ in range(2)]
     assert reports.some("2 of 4 batches were there already")
     assert reports.some("batch 4/4")
 
 
-def test_the_order_of_the_crew_does_not_matter(tmp_path: Path, post: Post) -> None:
+def test_the_order_of_the_executor_does_not_matter(tmp_path: Path, spec: EngineSpec) -> None:
     def backwards(batches: Sequence[Batch]) -> Iterator[Answered]:
         return Dying()(list(reversed(batches)))
 
-    journal = ask_all(TASKS, post, backwards, tmp_path, Reports(), batch_tasks=2)
+    journal = answer_tasks(TASKS, spec, backwards, tmp_path, Reports(), batch_tasks=2)
     assert [one.problem_id for one in journal.answers()][::2] == [task.problem_id for task in TASKS]
 
 
-def test_answers_to_something_else_are_never_mixed_in(tmp_path: Path, post: Post) -> None:
-    ask_all(TASKS, post, Dying(), tmp_path, Reports())
-    other = Post(post.model, post.engine, AskSettings(samples=2, max_new_tokens=9))
+def test_answers_to_something_else_are_never_mixed_in(tmp_path: Path, spec: EngineSpec) -> None:
+    answer_tasks(TASKS, spec, Dying(), tmp_path, Reports())
+    other = EngineSpec(spec.model, spec.engine, SamplingSettings(samples=2, max_new_tokens=9))
     with pytest.raises(ConfigError, match="another max_new_tokens: 8, not 9"):
-        ask_all(TASKS, other, Dying(), tmp_path, Reports())
+        answer_tasks(TASKS, other, Dying(), tmp_path, Reports())
     with pytest.raises(ConfigError, match="another tasks"):
-        ask_all(TASKS[1:], post, Dying(), tmp_path, Reports())
+        answer_tasks(TASKS[1:], spec, Dying(), tmp_path, Reports())
 
 
 def test_half_written_batches_are_not_read(tmp_path: Path) -> None:
@@ -72,27 +72,27 @@ def test_half_written_batches_are_not_read(tmp_path: Path) -> None:
     assert [one.problem_id for one in journal.answers()] == ["a"]
 
 
-def test_two_processes_do_not_gather_in_one_place(tmp_path: Path, post: Post) -> None:
+def test_two_processes_do_not_gather_in_one_place(tmp_path: Path, spec: EngineSpec) -> None:
     with hold(tmp_path / "lock", "held"), pytest.raises(BusyError, match="Another process gathers answers"):
-        ask_all(TASKS, post, Dying(), tmp_path, Reports())
+        answer_tasks(TASKS, spec, Dying(), tmp_path, Reports())
 
 
-def test_tasks_that_share_an_id_are_refused(tmp_path: Path, post: Post) -> None:
+def test_tasks_that_share_an_id_are_refused(tmp_path: Path, spec: EngineSpec) -> None:
     with pytest.raises(ConfigError, match="Two tasks have the id"):
-        ask_all([*TASKS, TASKS[0]], post, Dying(), tmp_path, Reports())
+        answer_tasks([*TASKS, TASKS[0]], spec, Dying(), tmp_path, Reports())
     with pytest.raises(ConfigError, match="empty"):
-        ask_all([], post, Dying(), tmp_path, Reports())
+        answer_tasks([], spec, Dying(), tmp_path, Reports())
 
 
-def test_a_cluster_that_is_not_there_is_named(post: Post) -> None:
+def test_a_cluster_that_is_not_there_is_named(spec: EngineSpec) -> None:
     pytest.importorskip("ray", reason="pip install 'shoal[ray]'")
-    crew = make_crew(post, count=1, ray_address="127.0.0.1:1")
+    executor = make_executor(spec, count=1, ray_address="127.0.0.1:1")
     with pytest.raises(UnavailableError, match=r"no Ray cluster at 127\.0\.0\.1:1"):
-        list(crew([(0, TASKS[:1])]))
+        list(executor([(0, TASKS[:1])]))
 
 
 @pytest.mark.slow
-def test_processes_give_the_same_answers_as_one(tmp_path: Path, post: Post) -> None:
-    alone = ask_all(TASKS, post, make_crew(post, count=1), tmp_path / "1", Reports(), batch_tasks=2)
-    several = ask_all(TASKS, post, make_crew(post, count=2), tmp_path / "2", Reports(), batch_tasks=2)
+def test_processes_give_the_same_answers_as_one(tmp_path: Path, spec: EngineSpec) -> None:
+    alone = answer_tasks(TASKS, spec, make_executor(spec, count=1), tmp_path / "1", Reports(), batch_tasks=2)
+    several = answer_tasks(TASKS, spec, make_executor(spec, count=2), tmp_path / "2", Reports(), batch_tasks=2)
     assert list(several.answers()) == list(alone.answers())

@@ -17,7 +17,7 @@ STANDING = {
 }
 
 
-class Progress:
+class WorkerConsole:
     def __init__(
         self,
         report: Report,

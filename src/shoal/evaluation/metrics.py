@@ -1,4 +1,4 @@
-"""Figures of a set of answers: avg@k, unbiased pass@k and their 95 % intervals, overall and by category. Pure.
+"""Metrics of a set of answers: avg@k, unbiased pass@k and their 95 % intervals, overall and by category. Pure.
 
 The problems are the sample, not the answers: answers to one problem are alike, so intervals come from the spread between problems.
 """
@@ -27,7 +27,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Figures:
+class AnswerMetrics:
     """`pass_at[j]` is the chance that at least one of j answers is right."""
 
     category: str
@@ -75,14 +75,16 @@ def usual_ks(samples: int) -> list[int]:
     return sorted({1 << power for power in range(samples.bit_length()) if 1 << power <= samples} | {samples})
 
 
-def figures_of(answers: Iterable[Answer], category: str = OVERALL, ks: Sequence[int] | None = None) -> Figures:
+def answer_metrics(
+    answers: Iterable[Answer], category: str = OVERALL, ks: Sequence[int] | None = None
+) -> AnswerMetrics:
     problems = list(by_problem(answers).values())
     if not problems:
-        raise ValueError("no answers, no figures")
+        raise ValueError("no answers, no metrics")
     rows = [answer for found in problems for answer in found]
     solved = [(len(found), sum(answer.solved for answer in found)) for found in problems]
     chosen = usual_ks(min(count for count, _ in solved)) if ks is None else ks
-    return Figures(
+    return AnswerMetrics(
         category=category,
         problems=len(problems),
         answers=len(rows),
@@ -98,12 +100,12 @@ def mean_rewards(problems: Iterable[Sequence[Answer]]) -> list[float]:
     return [min(1.0, max(0.0, fmean(answer.reward for answer in found))) for found in problems]
 
 
-def figures_by_category(answers: Sequence[Answer], ks: Sequence[int] | None = None) -> list[Figures]:
+def metrics_by_category(answers: Sequence[Answer], ks: Sequence[int] | None = None) -> list[AnswerMetrics]:
     """Overall first, then each category by name; a single category is not repeated."""
-    overall = figures_of(answers, ks=ks)
+    overall = answer_metrics(answers, ks=ks)
     names = sorted({answer.category for answer in answers})
     if len(names) < 2:
         return [overall]
     ks = list(overall.pass_at)
     parts = [[answer for answer in answers if answer.category == name] for name in names]
-    return [overall, *(figures_of(part, name, ks) for name, part in zip(names, parts, strict=True))]
+    return [overall, *(answer_metrics(part, name, ks) for name, part in zip(names, parts, strict=True))]

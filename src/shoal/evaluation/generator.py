@@ -20,7 +20,7 @@ DEFAULT_CATEGORY_KEYS = ("category", "domain", "subject", "difficulty")
 
 
 @dataclass(frozen=True)
-class AskSettings:
+class SamplingSettings:
     samples: int = 8
     """k: answers per task."""
     temperature: float = 1.0
@@ -40,12 +40,12 @@ class Question:
     prompt_tokens: tuple[int, ...]
 
 
-class Respondent:
-    def __init__(self, engine: Engine, codec: TextCodec, settings: AskSettings) -> None:
+class AnswerGenerator:
+    def __init__(self, engine: Engine, codec: TextCodec, settings: SamplingSettings) -> None:
         self.engine, self.codec, self.settings = engine, codec, settings
 
     @classmethod
-    def load(cls, model: str, engine: str, settings: AskSettings) -> "Respondent":
+    def load(cls, model: str, engine: str, settings: SamplingSettings) -> "AnswerGenerator":
         """The policy of `bundled`, a directory or a Hugging Face id, in an engine of its own."""
         directory = resolve_model(model)
         codec = TextCodec.from_directory(directory)

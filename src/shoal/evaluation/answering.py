@@ -14,43 +14,43 @@ from blake3 import blake3
 
 from shoal.errors import ConfigError
 from shoal.evaluation.answers import Answer
-from shoal.evaluation.crews import Batch, Crew, Post, alone, processes, ray_cluster
+from shoal.evaluation.executors import Batch, EngineSpec, Executor, run_inline, run_processes, run_ray
+from shoal.evaluation.generator import policy_digest
 from shoal.evaluation.journal import Journal
-from shoal.evaluation.respondent import policy_digest
 from shoal.locks import hold
 from shoal.metrics import Report
 from shoal.policy import resolve_model
 from shoal.tasks import Task
 
 
-def make_crew(post: Post, *, count: int, ray_address: str | None = None, gpus: float = 0.0) -> Crew:
+def make_executor(spec: EngineSpec, *, count: int, ray_address: str | None = None, gpus: float = 0.0) -> Executor:
     if ray_address is not None:
-        return ray_cluster(post, count, ray_address, gpus=gpus)
-    return alone(post) if count == 1 else processes(post, count)
+        return run_ray(spec, count, ray_address, gpus=gpus)
+    return run_inline(spec) if count == 1 else run_processes(spec, count)
 
 
-def ask_all(
+def answer_tasks(
     tasks: Sequence[Task],
-    post: Post,
-    crew: Crew,
+    spec: EngineSpec,
+    executor: Executor,
     directory: Path,
     report: Report,
     *,
     batch_tasks: int = 32,
     clock: Callable[[], float] = time.monotonic,
 ) -> Journal:
-    """The journal with k answers to each task, in the order of the tasks, whatever order the crew worked in."""
+    """The journal with k answers to each task, in the order of the tasks, whatever order the executor worked in."""
     check_tasks(tasks)
     busy = f"Another process gathers answers in {directory}."
     with hold(directory / "lock", busy, hint="Wait for it, or give another directory."):
-        journal = Journal(directory, plan_of(tasks, post, batch_tasks))
+        journal = Journal(directory, plan_of(tasks, spec, batch_tasks))
         batches = cut(tasks, batch_tasks)
         done = journal.done()
         left = [batch for batch in batches if batch[0] not in done]
         if done:
             report(f"{len(done)} of {len(batches)} batches were there already")
         started = clock()
-        for finished, (number, answers) in enumerate(crew(left), start=1):
+        for finished, (number, answers) in enumerate(executor(left), start=1):
             journal.add(number, answers)
             report(
                 _progress(
@@ -70,13 +70,13 @@ def check_tasks(tasks: Sequence[Task]) -> None:
         seen.add(task.problem_id)
 
 
-def plan_of(tasks: Sequence[Task], post: Post, batch_tasks: int) -> dict[str, Any]:
+def plan_of(tasks: Sequence[Task], spec: EngineSpec, batch_tasks: int) -> dict[str, Any]:
     """What the answers depend on; the engine's kind and the number of processes are left out on purpose."""
     hasher = blake3()
     for task in tasks:
         hasher.update(task.model_dump_json().encode() + b"\n")
-    policy = policy_digest(resolve_model(post.model))
-    return {"policy": policy, "tasks": hasher.hexdigest(), "batch_tasks": batch_tasks, **asdict(post.settings)}
+    policy = policy_digest(resolve_model(spec.model))
+    return {"policy": policy, "tasks": hasher.hexdigest(), "batch_tasks": batch_tasks, **asdict(spec.settings)}
 
 
 def cut(tasks: Sequence[Task], batch_tasks: int) -> list[Batch]:

@@ -1,8 +1,8 @@
-"""Who answers the batches: this process, several processes of this machine, or actors of a Ray cluster.
+"""Where batches of tasks are answered: in this process, in several processes of this machine, or by actors of a Ray cluster.
 
-A crew takes numbered batches of tasks and yields their answers as they get ready, in any order. Each member loads the policy once.
-Answers do not depend on the crew: seeds follow from the problems. A member that dies ends the run with an error that says so; what
-was yielded before stays.
+An executor takes numbered batches of tasks and yields their answers as they get ready, in any order. Each process loads the
+policy once. Answers do not depend on the executor: seeds follow from the problems. A process that dies ends the run with an
+error that says so; the answers yielded before are kept.
 """
 
 import os
@@ -16,65 +16,65 @@ from typing import Any
 
 from shoal.errors import ConfigError, ShoalError, UnavailableError
 from shoal.evaluation.answers import Answer
-from shoal.evaluation.respondent import AskSettings, Respondent
+from shoal.evaluation.generator import AnswerGenerator, SamplingSettings
 from shoal.tasks import Task
 from shoal.tether import tether
 
 Batch = tuple[int, Sequence[Task]]
 Answered = tuple[int, list[Answer]]
-Crew = Callable[[Sequence[Batch]], Iterator[Answered]]
+Executor = Callable[[Sequence[Batch]], Iterator[Answered]]
 RAY_BATCH_DEADLINE_S = 6 * 3600.0
 RAY_KNOCK_S = 10.0
 
 
 @dataclass(frozen=True)
-class Post:
+class EngineSpec:
     """What a member needs to begin: the policy by name, so that another machine finds its own copy, and how to ask it."""
 
     model: str
     engine: str
-    settings: AskSettings
+    settings: SamplingSettings
     threads: int = 0
     """Compute threads of each member; 0 leaves the choice to torch."""
 
-    def take(self) -> Respondent:
+    def load(self) -> AnswerGenerator:
         if self.threads:
             import torch
 
             torch.set_num_threads(self.threads)
-        return Respondent.load(self.model, self.engine, self.settings)
+        return AnswerGenerator.load(self.model, self.engine, self.settings)
 
 
-def alone(post: Post) -> Crew:
+def run_inline(spec: EngineSpec) -> Executor:
     """Everything in this process."""
 
     def work(batches: Sequence[Batch]) -> Iterator[Answered]:
-        respondent = post.take() if batches else None
+        generator = spec.load() if batches else None
         for number, tasks in batches:
-            assert respondent is not None
-            yield number, respondent.answer(tasks)
+            assert generator is not None
+            yield number, generator.answer(tasks)
 
     return work
 
 
-_respondent: Respondent | None = None
+_generator: AnswerGenerator | None = None
 
 
-def _begin(post: Post, parent_pid: int) -> None:
-    global _respondent
+def _begin(spec: EngineSpec, parent_pid: int) -> None:
+    global _generator
     tether(parent_pid)  # a killed driver leaves no orphans behind
-    _respondent = post.take()
+    _generator = spec.load()
 
 
 def _answer(number: int, tasks: Sequence[Task]) -> Answered:
-    assert _respondent is not None
-    return number, _respondent.answer(tasks)
+    assert _generator is not None
+    return number, _generator.answer(tasks)
 
 
-def processes(post: Post, count: int) -> Crew:
+def run_processes(spec: EngineSpec, count: int) -> Executor:
     """Several processes of this machine, each with its own engine and its share of the cores."""
-    share = post.threads or max(1, (os.cpu_count() or 1) // count)
-    member = Post(post.model, post.engine, post.settings, share)
+    share = spec.threads or max(1, (os.cpu_count() or 1) // count)
+    member = EngineSpec(spec.model, spec.engine, spec.settings, share)
 
     def work(batches: Sequence[Batch]) -> Iterator[Answered]:
         if not batches:
@@ -93,7 +93,7 @@ def processes(post: Post, count: int) -> Crew:
                         yield future.result()
             except BrokenProcessPool:
                 raise UnavailableError(
-                    "A process of the crew died.",
+                    "A process of the executor died.",
                     hint="Is there memory for that many copies of the policy? The same command goes on from the finished batches.",
                 ) from None
             finally:
@@ -102,7 +102,7 @@ def processes(post: Post, count: int) -> Crew:
     return work
 
 
-def ray_cluster(post: Post, count: int, address: str, *, gpus: float = 0.0) -> Crew:
+def run_ray(spec: EngineSpec, count: int, address: str, *, gpus: float = 0.0) -> Executor:
     """Actors of a Ray cluster; the driver, here, keeps the answers."""
     ray = _import_ray()
 
@@ -111,8 +111,8 @@ def ray_cluster(post: Post, count: int, address: str, *, gpus: float = 0.0) -> C
             return
         _connect(ray, address)
         try:
-            actor: Any = ray.remote(num_cpus=post.threads or 1, num_gpus=gpus)(_Member)
-            members = [actor.remote(post) for _ in range(min(count, len(batches)))]
+            actor: Any = ray.remote(num_cpus=spec.threads or 1, num_gpus=gpus)(_Member)
+            members = [actor.remote(spec) for _ in range(min(count, len(batches)))]
             yield from _deal(ray, members, list(batches))
         finally:
             ray.shutdown()
@@ -123,11 +123,11 @@ def ray_cluster(post: Post, count: int, address: str, *, gpus: float = 0.0) -> C
 class _Member:
     """Runs on a node of the cluster."""
 
-    def __init__(self, post: Post) -> None:
-        self._respondent = post.take()
+    def __init__(self, spec: EngineSpec) -> None:
+        self._generator = spec.load()
 
     def answer(self, number: int, tasks: Sequence[Task]) -> Answered:
-        return number, self._respondent.answer(tasks)
+        return number, self._generator.answer(tasks)
 
 
 def _told_by(error: Exception) -> ShoalError:

@@ -7,30 +7,30 @@ from pathlib import Path
 import pytest
 
 from shoal.config import TasksConfig
-from shoal.evaluation import AskSettings, Respondent
-from shoal.evaluation.respondent import category_of, draw, policy_digest
+from shoal.evaluation import AnswerGenerator, SamplingSettings
+from shoal.evaluation.generator import category_of, draw, policy_digest
 from shoal.tasks import Info, Outcome, Task, Verifier, load_tasks, score
 from shoal.tasks.verifiers import VERIFIERS
 
 TASKS = list(load_tasks(TasksConfig(count=1, heldout=4)).heldout)
-SETTINGS = AskSettings(samples=3, max_new_tokens=12, target_lengths=(16, 32))
+SETTINGS = SamplingSettings(samples=3, max_new_tokens=12, target_lengths=(16, 32))
 
 
 def test_order_and_batching_change_no_answer(tiny_policy: Path) -> None:
-    respondent = Respondent.load(str(tiny_policy), "torch", SETTINGS)
-    together = {(one.problem_id, one.sample): one for one in respondent.answer(TASKS)}
-    apart = [one for task in reversed(TASKS) for one in respondent.answer([task])]
+    generator = AnswerGenerator.load(str(tiny_policy), "torch", SETTINGS)
+    together = {(one.problem_id, one.sample): one for one in generator.answer(TASKS)}
+    apart = [one for task in reversed(TASKS) for one in generator.answer([task])]
     assert {(one.problem_id, one.sample): one for one in apart} == together
     assert len(together) == 12
 
 
 def test_every_answer_is_judged_and_says_why(tiny_policy: Path) -> None:
-    respondent = Respondent.load(str(tiny_policy), "torch", SETTINGS)
+    generator = AnswerGenerator.load(str(tiny_policy), "torch", SETTINGS)
     tasks = {task.problem_id: task for task in TASKS}
-    for one in respondent.answer(TASKS):
+    for one in generator.answer(TASKS):
         verdict = score(tasks[one.problem_id], one.completion)
         assert (one.reward, one.why) == (verdict.reward, verdict.why)
-        assert one.completion == respondent.codec.decode(one.output_tokens)
+        assert one.completion == generator.codec.decode(one.output_tokens)
         assert one.target_length in (16, 32)
         assert 1 <= len(one.output_tokens) <= 12
 
@@ -47,14 +47,14 @@ def test_verifiers_that_wait_for_other_processes_judge_side_by_side(
 
     monkeypatch.setitem(VERIFIERS, "meeting", Verifier(check_together, Info, exact=True, slow=True))
     task = Task(problem_id="1", source="s", task_type="meeting", prompt="?", verification_info={})
-    settings = AskSettings(samples=2, max_new_tokens=2)
-    answers = Respondent.load(str(tiny_policy), "torch", settings).answer([task])
+    settings = SamplingSettings(samples=2, max_new_tokens=2)
+    answers = AnswerGenerator.load(str(tiny_policy), "torch", settings).answer([task])
     assert [one.why for one in answers] == ["met", "met"]
 
 
 def test_samples_of_a_problem_differ_and_another_seed_gives_others(tiny_policy: Path) -> None:
-    first = Respondent.load(str(tiny_policy), "torch", SETTINGS)
-    other = Respondent(first.engine, first.codec, AskSettings(samples=3, max_new_tokens=12, seed="other"))
+    first = AnswerGenerator.load(str(tiny_policy), "torch", SETTINGS)
+    other = AnswerGenerator(first.engine, first.codec, SamplingSettings(samples=3, max_new_tokens=12, seed="other"))
     answers = first.answer(TASKS[:1])
     assert len({tuple(one.output_tokens) for one in answers}) > 1
     assert [one.seed for one in answers] != [one.seed for one in other.answer(TASKS[:1])]
