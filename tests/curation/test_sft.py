@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 from shoal.config import TasksConfig
 from shoal.curation import Demonstration, FitReport, FitSettings, WarmStart, encode, write_demonstration, write_policy
 from shoal.curation.fitting import scheduled_rate, step_order
+from shoal.curation.sft import Example
 from shoal.errors import ConfigError
 from shoal.evaluation import AnswerGenerator, SamplingSettings
 from shoal.policy import build_model
 from shoal.tasks import PromptStyle, TextCodec, load_tasks
+from support.held_writer import HeldWriter
 from support.tiny_run import save_policy
 
 SETTINGS = FitSettings(epochs=3, batch=4, learning_rate=5e-3, warmup_steps=2, checkpoint_every=2)
@@ -28,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def examples(model: Path) -> list:  # type: ignore[type-arg]
+def examples(model: Path) -> list[Example]:
     codec = TextCodec.from_directory(model)
     tasks = load_tasks(TasksConfig(count=12, heldout=1)).train
     made = [Demonstration(task, f"it is easy</think>{task.verification_info['answer']}") for task in tasks]
@@ -41,7 +43,9 @@ def weights(checkpoint: Path, model: Path, out: Path) -> bytes:
     ).read_bytes()
 
 
-def test_the_loss_falls_and_the_policy_is_a_model_directory(model: Path, examples: list, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_the_loss_falls_and_the_policy_is_a_model_directory(
+    model: Path, examples: list[Example], tmp_path: Path
+) -> None:
     reports: list[FitReport] = []
     settings = FitSettings(epochs=15, batch=4, learning_rate=1e-2, warmup_steps=2)
     checkpoint = WarmStart(settings, model, work_dir=tmp_path / "work").train(examples, reports.append)
@@ -53,7 +57,7 @@ def test_the_loss_falls_and_the_policy_is_a_model_directory(model: Path, example
     AnswerGenerator.load(str(out), "torch", SamplingSettings(samples=1, max_new_tokens=4))
 
 
-def test_the_loss_is_that_of_plain_rows(model: Path, examples: list, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_the_loss_is_that_of_plain_rows(model: Path, examples: list[Example], tmp_path: Path) -> None:
     reports: list[FitReport] = []
     WarmStart(FitSettings(batch=12), model, work_dir=tmp_path / "work").train(examples, reports.append)
     plain = build_model(model)
@@ -66,7 +70,7 @@ def test_the_loss_is_that_of_plain_rows(model: Path, examples: list, tmp_path: P
     assert reports[0].loss == pytest.approx(total / tokens, rel=1e-4)
 
 
-def test_a_killed_run_ends_with_the_same_weights(model: Path, examples: list, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_a_killed_run_ends_with_the_same_weights(model: Path, examples: list[Example], tmp_path: Path) -> None:
     whole = WarmStart(SETTINGS, model, work_dir=tmp_path / "whole").train(examples)
 
     def die(report: FitReport) -> None:
@@ -76,7 +80,6 @@ def test_a_killed_run_ends_with_the_same_weights(model: Path, examples: list, tm
     interrupted = WarmStart(SETTINGS, model, work_dir=tmp_path / "killed")
     with pytest.raises(KeyboardInterrupt):
         interrupted.train(examples, die)
-    interrupted._fit._checkpoints.finish()
     steps: list[int] = []
     again = WarmStart(SETTINGS, model, work_dir=tmp_path / "killed")
     resumed = again.train(examples, lambda report: steps.append(report.step))
@@ -84,7 +87,25 @@ def test_a_killed_run_ends_with_the_same_weights(model: Path, examples: list, tm
     assert weights(resumed, model, tmp_path / "a") == weights(whole, model, tmp_path / "b")
 
 
-def test_a_directory_of_another_run_is_refused(model: Path, examples: list, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_an_interrupted_run_leaves_no_writer_behind(
+    model: Path, examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = HeldWriter(monkeypatch)
+
+    def die(report: FitReport) -> None:
+        if report.step == 3:
+            raise KeyboardInterrupt
+        writer.hold()
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            WarmStart(SETTINGS, model, work_dir=tmp_path).train(examples, die)
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+    finally:
+        writer.release()
+
+
+def test_a_directory_of_another_run_is_refused(model: Path, examples: list[Example], tmp_path: Path) -> None:
     WarmStart(FitSettings(batch=12), model, work_dir=tmp_path).train(examples)
     with pytest.raises(ConfigError, match="other data or settings"):
         WarmStart(FitSettings(batch=12), model, work_dir=tmp_path).train(examples[1:])

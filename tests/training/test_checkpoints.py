@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from shoal.config import TrainingConfig
 from shoal.files import digest_bytes
 from shoal.training import CheckpointError, Checkpoints, Group, Trainer, World
+from support.held_writer import HeldWriter
 
 Groups = Callable[..., list[Group]]
 STEPS = 3
@@ -124,6 +125,52 @@ def test_failed_write_is_reported_by_the_next_call(
     trainer.save()
     with pytest.raises(CheckpointError, match="No space left"):
         trainer.close()
+
+
+@pytest.fixture
+def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldWriter]:
+    held = HeldWriter(monkeypatch)
+    yield held
+    held.release()
+
+
+def save_and_die(trainer: Trainer, error: type[BaseException]) -> None:
+    with trainer:
+        trainer.save()
+        raise error
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_training_that_ends_by_an_exception_waits_for_its_writer(
+    model_dir: Path, tmp_path: Path, writer: HeldWriter, error: type[BaseException]
+) -> None:
+    trainer = make_trainer(model_dir, tmp_path)
+    writer.hold()
+    with pytest.raises(error):
+        save_and_die(trainer, error)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000000"]
+    assert make_trainer(model_dir, tmp_path).resume()
+
+
+def test_a_failed_write_does_not_hide_what_ended_the_training(
+    model_dir: Path, tmp_path: Path, writer: HeldWriter
+) -> None:
+    trainer = make_trainer(model_dir, tmp_path)
+    writer.failure = OSError("No space left on device")
+    with pytest.raises(KeyboardInterrupt) as caught:
+        save_and_die(trainer, KeyboardInterrupt)
+    assert "No space left on device" in caught.value.__notes__[0]
+
+
+def test_an_exception_on_one_rank_does_not_wait_for_the_others(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(model_dir, tmp_path)
+    barriers: list[None] = []
+    monkeypatch.setattr(World, "barrier", lambda world: barriers.append(None))
+    with pytest.raises(RuntimeError):
+        save_and_die(trainer, RuntimeError)
+    assert len(barriers) == 1  # before the writer started
 
 
 @pytest.mark.parametrize("damage", ["metadata", "data"])

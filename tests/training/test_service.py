@@ -19,6 +19,7 @@ from shoal.training import DivergedError, Group, Trackers, Trainer, World
 from shoal.training.checkpoints import CheckpointError
 from shoal.training.service import RepeatedStepError, TrainerService
 from support.fake_coordinator import FakeCoordinator
+from support.held_writer import HeldWriter
 from support.samples import NUMERICS_CLASS, descriptor, keypair
 from support.tiny_disks import TinyDisk
 from support.tiny_run import Reports
@@ -128,6 +129,23 @@ def start(coordinator: FakeCoordinator, config: ShoalConfig, model_dir: Path, tm
 
 def published(coordinator: FakeCoordinator) -> list[tuple[int, str]]:
     return [(body.version, body.weights_digest) for body in coordinator.versions]
+
+
+def test_a_trainer_that_fails_waits_for_its_writer(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(step: int, wait_s: float) -> api.BatchAnswer:
+        raise KeyboardInterrupt
+
+    writer, service = HeldWriter(monkeypatch), start()
+    monkeypatch.setattr(service.client, "batch", interrupt)
+    writer.hold()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            service.run()
+        assert [path.name for path in (tmp_path / "trainer" / "checkpoints").iterdir()] == ["step-00000000"]
+    finally:
+        writer.release()
 
 
 def test_every_version_is_staged_recorded_and_then_shown(

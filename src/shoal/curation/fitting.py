@@ -103,12 +103,12 @@ class Fit:
         """`learn` leaves the gradients of the named examples and returns their loss. Returns the last checkpoint."""
         self._bind(plan)
         order = list(step_order(examples, self.settings))
-        for step in range(self._resume(), len(order)):
-            on_step(self._step(step, len(order), learn, order[step]))
-            if (step + 1) % self.settings.checkpoint_every == 0:
-                self._save(step + 1)
-        self._save(len(order))
-        self._checkpoints.finish()
+        with self._checkpoints:
+            for step in range(self._resume(), len(order)):
+                on_step(self._step(step, len(order), learn, order[step]))
+                if (step + 1) % self.settings.checkpoint_every == 0:
+                    self._save(step + 1)
+            self._save(len(order))
         return self._checkpoints.path(len(order))
 
     def _bind(self, plan: Mapping[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 A checkpoint is a directory `step-00000012` in torch's distributed format with fully qualified names, so that another number
 of ranks can read it, plus `trainer.json`. It is written under a temporary name and renamed when every byte is synced; what
-a killed process left behind under a temporary name is never read, and removed by the next load or save.
+a killed process left behind under a temporary name is never read, and removed by the next load or save. Leaving the context,
+also by an exception, waits for the writer: nothing writes into the directory afterwards.
 """
 
 import json
@@ -13,7 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch.distributed as dist
 from torch import nn
@@ -26,9 +28,6 @@ from torch.optim import Optimizer
 from shoal.errors import ShoalError
 from shoal.files import TEMPORARY_PREFIX, write_atomic
 from shoal.training.model.distributed import World
-
-# One process is a normal way to train; torch warns about it on every save and load.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 class CheckpointError(ShoalError):
@@ -43,8 +42,24 @@ class Checkpoints:
         self._world = world
         self._keep = keep
         self._pending: Future[Any] | None = None
+        # One process is a normal way to train; torch warns about it on every save and load.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         # Writing goes on while the ranks train: its agreements must not mix with theirs.
         self._group = dist.new_group(backend="gloo") if world.size > 1 else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.finish()
+            return
+        try:
+            self._wait()  # without the other ranks: this one may be the only one that fails
+        except CheckpointError as unwritten:
+            error.add_note(unwritten.message)
 
     def steps(self) -> list[int]:
         """Steps that can be resumed, oldest first."""
@@ -78,15 +93,21 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Wait until the last save is whole on disk; raises what went wrong with it."""
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            try:
-                pending.result()
-            except (CheckpointException, OSError) as error:  # torch's own is no Exception and would pass every handler
-                raise CheckpointError(
-                    f"The checkpoint in {self.directory} was not written: {_first_line(error)}"
-                ) from error
+        if self._wait():
             self._world.barrier()
+
+    def _wait(self) -> bool:
+        """Whether there was a save to wait for on this rank."""
+        if self._pending is None:
+            return False
+        pending, self._pending = self._pending, None
+        try:
+            pending.result()
+        except (CheckpointException, OSError) as error:  # torch's own is no Exception and would pass every handler
+            raise CheckpointError(
+                f"The checkpoint in {self.directory} was not written: {_first_line(error)}"
+            ) from error
+        return True
 
     def _complete(self, temporary: Path, final: Path) -> None:
         """Every rank's bytes are synced when rank 0 gets here."""

@@ -59,17 +59,17 @@ def replay(
     """
     chosen = (group for group in groups if useful(group))
     trained = 0
-    for number in range(steps):
-        batch = list(islice(chosen, trainer.config.groups_per_step))
-        if not batch:
-            break
-        if number < trainer.step:
-            continue
-        on_step(trainer.train_step(batch))
-        trained += 1
-        if trainer.step % trainer.config.checkpoint_every == 0:
-            trainer.save()
-    trainer.close()
+    with trainer:
+        for number in range(steps):
+            batch = list(islice(chosen, trainer.config.groups_per_step))
+            if not batch:
+                break
+            if number < trainer.step:
+                continue
+            on_step(trainer.train_step(batch))
+            trained += 1
+            if trainer.step % trainer.config.checkpoint_every == 0:
+                trainer.save()
     return trained
 
 

@@ -86,6 +86,14 @@ class TrainerService:
 
         True if the run is finished.
         """
+        try:
+            with self.trainer:
+                return self._train()
+        except DivergedError as error:  # reported after the last good checkpoint is whole on disk
+            self.metrics.event("diverged", step=self.trainer.step, reason=error.message)
+            raise
+
+    def _train(self) -> bool:
         resumed = self.trainer.resume()
         self.report(f"resumed at step {self.trainer.step}" if resumed else "found no checkpoint, starting at step 0")
         figures: dict[str, Any] = {}
@@ -95,18 +103,12 @@ class TrainerService:
             if self.trainer.step % self.config.training.checkpoint_every == 0:
                 self.trainer.save()
             if self.trainer.step >= self.config.run.steps:
-                self.trainer.close()
                 return True
             try:
                 figures = self.step()
             except DrainedError:
                 self.trainer.save()
-                self.trainer.close()
                 return False
-            except DivergedError as error:
-                self.trainer.close()  # the last good checkpoint is whole on disk before anybody hears of the end
-                self.metrics.event("diverged", step=self.trainer.step, reason=error.message)
-                raise
 
     def step(self) -> dict[str, Any]:
         """One training step; returns its figures."""

@@ -1,4 +1,4 @@
-"""The training engine: groups in, the next policy version out (DESIGN section 5).
+"""The training engine: groups in, the next policy version out.
 
 `train_step` recomputes the old log-probabilities of the whole batch, then takes one optimiser step per mini-batch. The loss is
 summed over tokens and divided by the mini-batch's global token weight. Given the same groups, seed and thread count the
@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -40,7 +42,10 @@ class DivergedError(ShoalError):
 
 
 class Trainer:
-    """Owns the fp32 weights, the optimiser and their checkpoints."""
+    """Owns the fp32 weights, the optimiser and their checkpoints.
+
+    Leaving its context waits until the last checkpoint is on disk, also when an exception ends the training.
+    """
 
     def __init__(
         self,
@@ -130,6 +135,14 @@ class Trainer:
     def close(self) -> None:
         """Wait until the last checkpoint is on disk."""
         self._checkpoints.finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._checkpoints.__exit__(kind, error, trace)
 
     def wire_tensors(self) -> Iterator[WireTensor]:
         """The weights in bf16, gathered tensor by tensor; every rank must iterate to the end."""
