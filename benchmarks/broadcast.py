@@ -51,12 +51,13 @@ def commands():
 
 OUR_ORIGIN = """
 import numpy as np
-from shoal.broadcast import Origin, OriginServer, WireTensor
+from shoal.broadcast import Origin, OriginServer, OriginSettings, WireTensor
 from shoal.identity import Keypair
 root, port, deltas, parts = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "delta", int(sys.argv[4])
 key = Keypair.generate()
-origin = Origin(root, key, keep_versions=1, grace_s=0, anchor_every=1000, delta_from_bytes=0 if deltas else None)
-server = OriginServer(root, "127.0.0.1", port, readers=origin.readers)
+settings = OriginSettings(keep_versions=1, grace_s=0, keyframe_every=1000, delta_from_bytes=0 if deltas else None)
+origin = Origin(root, key, settings)
+server = OriginServer(origin.store, "127.0.0.1", port)
 server.start()
 say(run_key=key.public)
 for command in commands():
@@ -71,16 +72,16 @@ for command in commands():
 """
 
 OUR_RELAY = """
-from shoal.broadcast import Relay
-relay = Relay(Path(sys.argv[1]), [sys.argv[3]], sys.argv[4], port=int(sys.argv[2]), grace_s=0)
+from shoal.broadcast import Relay, RelaySettings
+relay = Relay(RelaySettings(Path(sys.argv[1]), [sys.argv[3]], sys.argv[4], port=int(sys.argv[2]), grace_s=0))
 relay.start()
 say(url=relay.url)
 sys.stdin.read()
 """
 
 OUR_CLIENT = """
-from shoal.broadcast import WeightClient
-client = WeightClient(sys.argv[3], lambda: [sys.argv[2]], Path(sys.argv[1]), keep_versions=2)
+from shoal.broadcast import WeightClient, WeightClientSettings
+client = WeightClient(sys.argv[3], lambda: [sys.argv[2]], Path(sys.argv[1]), WeightClientSettings(keep_versions=2))
 say(ready=True)
 counter = 0
 for command in commands():

@@ -30,7 +30,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.broadcast.baseline import SPAN_BYTES
-from shoal.broadcast.bounds import bound_bytes
 from shoal.broadcast.codec.blocks import apply_block, encode_block
 from shoal.broadcast.codec.pieces import Block, partition
 from shoal.broadcast.codec.weights import Weights
@@ -164,6 +163,24 @@ class Measured:
     @property
     def ratio(self) -> float:
         return self.full_bytes / self.payload_bytes
+
+
+def bound_bytes(base: U16, new: U16) -> float:
+    """The entropy of which bf16 weights changed and by how much: n·(H(p) + p·H(step)), steps in the order of the numbers."""
+    changed = np.flatnonzero(base != new)
+    rate = len(changed) / len(base)
+    steps = (_ordered(new[changed]) - _ordered(base[changed])).astype(np.uint16)
+    positions = _entropy_bits(np.array([len(changed), len(base) - len(changed)]))
+    return len(base) * (positions + rate * _entropy_bits(np.bincount(steps))) / 8
+
+
+def _ordered(bits: U16) -> U16:
+    return np.where(bits >> 15, ~bits, bits | 0x8000).astype(np.uint16)
+
+
+def _entropy_bits(counts: NDArray[Any]) -> float:
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log2(shares)).sum())
 
 
 def median_seconds(work: Callable[[], Any], repeats: int) -> tuple[Any, float]:

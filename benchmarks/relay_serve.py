@@ -43,8 +43,8 @@ http {{
 OURS = """
 import sys, threading
 from pathlib import Path
-from shoal.broadcast import Relay
-relay = Relay(Path(sys.argv[1]), [sys.argv[3]], sys.argv[4], port=int(sys.argv[2]))
+from shoal.broadcast import Relay, RelaySettings
+relay = Relay(RelaySettings(Path(sys.argv[1]), [sys.argv[3]], sys.argv[4], port=int(sys.argv[2])))
 relay.start()
 threading.Event().wait()
 """

@@ -23,20 +23,19 @@ from pathlib import Path
 from threading import Thread, Timer
 from typing import Any
 
-from shoal.broadcast import Origin, OriginServer, ServerLimits, WireTensor
+from shoal.broadcast import Origin, OriginServer, OriginSettings, ServerLimits, WireTensor
 from shoal.identity import Keypair
 
 SAMPLE_S = 0.1
 RELAY = """
 import json, sys, threading, time
 from pathlib import Path
-from shoal.broadcast import Relay, ServerLimits
+from shoal.broadcast import Relay, RelaySettings, ServerLimits
 root, port, upstream, run_key, rate = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], float(sys.argv[5])
 peers, total = json.loads(sys.argv[6]), int(sys.argv[7])
-relay = Relay(
-    root, [upstream], run_key, port=port, peers=lambda: peers, max_download_bytes_s=rate,
-    limits=ServerLimits(bytes_s_total=rate),
-)
+relay = Relay(RelaySettings(
+    root, [upstream], run_key, port=port, peers=peers, max_download_bytes_s=rate, limits=ServerLimits(bytes_s_total=rate),
+))
 relay.start()
 print(json.dumps({"ready": relay.url}), flush=True)
 while True:
@@ -108,9 +107,9 @@ def distribute(
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
         work = Path(name)
         key = Keypair.generate()
-        origin = Origin(work / "origin", key, shard_bytes=shard_bytes)
+        origin = Origin(work / "origin", key, OriginSettings(shard_bytes=shard_bytes))
         origin.stage(0, [WireTensor("w", "bfloat16", (size_bytes // 2,), os.urandom(size_bytes))])
-        server = OriginServer(origin.root, "127.0.0.1", 0, limits=ServerLimits(bytes_s_total=rate))
+        server = OriginServer(origin.store, "127.0.0.1", 0, limits=ServerLimits(bytes_s_total=rate))
         server.start()
         nodes = start_relays(work, count, server.url, key.public, rate, size_bytes)
         try:

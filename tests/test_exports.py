@@ -10,8 +10,8 @@ import shoal
 
 PUBLIC = {
     "shoal.broadcast": """
-        Head Manifest Neighbours Origin OriginServer Progress Publication Relay RelayReport ServerLimits VersionEntry
-        WeightClient WireTensor run_relay serve_origin
+        Head Manifest Neighbours Origin OriginServer OriginSettings Progress Publication Relay RelayReport RelaySettings
+        ServerLimits VersionEntry WeightClient WeightClientSettings WireTensor
     """,
     "shoal.coordinator": """
         Context LedgerError Store balances check_draws create_app run_coordinator verify_export

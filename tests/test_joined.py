@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.broadcast import Origin, OriginServer
+from shoal.broadcast import Origin, OriginServer, OriginSettings
 from shoal.config import RolloutConfig, TasksConfig
 from shoal.errors import ConfigError, UnavailableError
 from shoal.joined import RelayList, join_run
@@ -27,12 +27,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def origin(tmp_path: Path) -> Origin:
-    return Origin(tmp_path / "origin", keypair("run"), run_id="run-1")
+    return Origin(tmp_path / "origin", keypair("run"), OriginSettings(run_id="run-1"))
 
 
 @pytest.fixture
 def url(origin: Origin) -> Iterator[str]:
-    server = OriginServer(origin.root, "127.0.0.1", 0, readers=origin.readers)
+    server = OriginServer(origin.store, "127.0.0.1", 0)
     server.start()
     yield server.url
     server.stop()

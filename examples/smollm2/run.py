@@ -10,6 +10,7 @@ The last line is one JSON object; the exit code is 1 if a promise was broken.
 
 import argparse
 import json
+import runpy
 import shlex
 import shutil
 import statistics
@@ -129,8 +130,7 @@ def swarm_figures(run_dir: Path) -> dict[str, Any]:
 
 def delta_figures(run_dir: Path) -> dict[str, Any]:
     """The versions that the origin still has, fetched as anybody would: what each update changed and what its delta weighs."""
-    from shoal.broadcast.bounds import bound_bytes
-
+    bound_bytes = runpy.run_path(str(ROOT / "benchmarks" / "delta.py"))["bound_bytes"]
     updates = []
     versions = published(run_dir)
     _, before, _ = next(versions)
@@ -148,24 +148,25 @@ def delta_figures(run_dir: Path) -> dict[str, Any]:
 
 def published(run_dir: Path) -> Iterator[tuple[int, U16, int]]:
     """Version, weights as bf16 bit patterns, and the bytes of its delta."""
-    from shoal.broadcast import WeightClient, serve_origin
+    from shoal.broadcast import OriginServer, WeightClient, WeightClientSettings
     from shoal.broadcast.manifest import open_manifest
+    from shoal.broadcast.store import Store
     from shoal.rundir import RunDirectory
 
     descriptor = RunDirectory(run_dir).descriptor()
-    server = serve_origin(run_dir / "origin", "127.0.0.1", 0)
+    store = Store(run_dir / "origin")
+    server = OriginServer(store, "127.0.0.1", 0)
+    server.start()
     try:
         client = WeightClient(
             descriptor.run_key,
             lambda: (server.url,),
             run_dir / "delta-check",
-            run_id=descriptor.run_id,
+            WeightClientSettings(descriptor.run_id),
             clock=lambda: 0.0,  # the head of a run that ended may be old
         )
         for entry in client.head().versions:
-            manifest = open_manifest(
-                (run_dir / "origin" / "manifests" / entry.manifest_digest).read_bytes(), descriptor.run_key
-            )
+            manifest = open_manifest(store.read("manifests", entry.manifest_digest), descriptor.run_key)
             directory = client.fetch_version(entry.version, entry.manifest_digest)
             size_bytes = min(form.size_bytes for form in manifest.forms)
             yield entry.version, bits(directory / "model.safetensors"), size_bytes

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.broadcast import WeightClient
+from shoal.broadcast import WeightClient, WeightClientSettings
 from shoal.files import digest_bytes, write_atomic
 from shoal.metrics import EventLog
 from shoal.policy.engine import Engine
@@ -74,8 +74,7 @@ def join_run(
         descriptor.run_key,
         relays,
         cache_dir,
-        run_id=descriptor.run_id,
-        keep_versions=keep_versions or descriptor.async_level + 2,
+        WeightClientSettings(descriptor.run_id, keep_versions or descriptor.async_level + 2),
         metrics=metrics,
         clock=clock,
     )

@@ -3,12 +3,24 @@
 import http.server
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shoal.broadcast import Origin, OriginServer, Relay, WeightClient, WireTensor
+from shoal.broadcast import (
+    Neighbours,
+    Origin,
+    OriginServer,
+    OriginSettings,
+    Relay,
+    RelaySettings,
+    WeightClient,
+    WeightClientSettings,
+    WireTensor,
+)
 from shoal.identity import Keypair
 
 RUN_KEY = Keypair.from_seed(b"r" * 32)
@@ -28,23 +40,43 @@ def make_tensors(seed: int = 0, *, count: int = 3, rows: int = 40) -> list[WireT
 
 @pytest.fixture
 def origin(tmp_path: Path) -> Origin:
-    return Origin(tmp_path / "origin", RUN_KEY, shard_bytes=1000)
+    return Origin(tmp_path / "origin", RUN_KEY, OriginSettings(shard_bytes=1000))
 
 
 @pytest.fixture
 def origin_server(origin: Origin) -> Iterator[OriginServer]:
-    server = OriginServer(origin.root, "127.0.0.1", 0, readers=origin.readers)
+    server = OriginServer(origin.store, "127.0.0.1", 0)
     server.start()
     yield server
     server.stop()
+
+
+def taken(options: dict[str, Any], settings: type[Any]) -> dict[str, Any]:
+    """Those of the options that are fields of the settings; the others stay."""
+    return {field.name: options.pop(field.name) for field in fields(settings) if field.name in options}
+
+
+class Listed(Neighbours):
+    """Neighbours that a test lists."""
+
+    def __init__(self, peers: Sequence[str] = (), spare: Sequence[str] = ()) -> None:
+        super().__init__(["http://parent"])
+        self.listed, self.spare = peers, spare
+
+    def peers(self) -> list[str]:
+        return list(self.listed)
+
+    def spare_parents(self) -> list[str]:
+        return list(self.spare)
 
 
 @pytest.fixture
 def make_client(tmp_path: Path) -> Iterator[Callable[..., WeightClient]]:
     clients: list[WeightClient] = []
 
-    def make(*urls: str, name: str = "client", **options: object) -> WeightClient:
-        client = WeightClient(RUN_KEY.public, lambda: urls, tmp_path / name, **options)  # type: ignore[arg-type]
+    def make(*urls: str, name: str = "client", **options: Any) -> WeightClient:
+        settings = WeightClientSettings(**taken(options, WeightClientSettings))
+        client = WeightClient(RUN_KEY.public, lambda: urls, tmp_path / name, settings, **options)
         clients.append(client)
         return client
 
@@ -57,8 +89,9 @@ def make_client(tmp_path: Path) -> Iterator[Callable[..., WeightClient]]:
 def make_relay(tmp_path: Path) -> Iterator[Callable[..., Relay]]:
     relays: list[Relay] = []
 
-    def make(*upstreams: str, name: str = "relay", run_key: str | None = RUN_KEY.public, **options: object) -> Relay:
-        relay = Relay(tmp_path / name, upstreams, run_key, **options)  # type: ignore[arg-type]
+    def make(*upstreams: str, name: str = "relay", run_key: str | None = RUN_KEY.public, **options: Any) -> Relay:
+        settings = RelaySettings(tmp_path / name, upstreams, run_key, **taken(options, RelaySettings))
+        relay = Relay(settings, **options)
         relays.append(relay)
         relay.start()
         return relay

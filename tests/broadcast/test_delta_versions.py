@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.broadcast import Origin, OriginServer, Relay, WeightClient, WireTensor
+from shoal.broadcast import Origin, OriginServer, OriginSettings, Relay, WeightClient, WireTensor
 from shoal.broadcast.manifest import open_manifest
 from shoal.metrics import EventLog
 
@@ -40,9 +40,10 @@ def origin(tmp_path: Path) -> Origin:
 
 
 def new_origin(root: Path) -> Origin:
-    return Origin(
-        root, RUN_KEY, shard_bytes=1000, anchor_every=4, delta_from_bytes=0, span_bytes=3000, keep_versions=3, grace_s=0
+    settings = OriginSettings(
+        shard_bytes=1000, keyframe_every=4, delta_from_bytes=0, span_bytes=3000, keep_versions=3, grace_s=0
     )
+    return Origin(root, RUN_KEY, settings)
 
 
 def publish(origin: Origin, version: int) -> str:
@@ -55,7 +56,7 @@ def kinds(origin: Origin, digest: str) -> list[str]:
     return [form.kind for form in open_manifest(origin.store.read("manifests", digest), RUN_KEY.public).forms]
 
 
-def test_anchors_appear_every_few_versions(origin: Origin) -> None:
+def test_keyframes_appear_every_few_versions(origin: Origin) -> None:
     published = [kinds(origin, publish(origin, version)) for version in range(6)]
     assert published == [["full"], ["delta"], ["delta"], ["delta"], ["full", "delta"], ["delta"]]
 
@@ -71,7 +72,7 @@ def test_follower_fetches_only_changes(origin: Origin, origin_server: OriginServ
         assert metrics.counters["bytes_received"] - before < 6000
 
 
-def test_late_joiner_rebuilds_from_the_anchor(
+def test_late_joiner_rebuilds_from_the_keyframe(
     origin: Origin, origin_server: OriginServer, make_relay: Callable[..., Relay], make_client: MakeClient
 ) -> None:
     digests = [publish(origin, version) for version in range(4)]

@@ -2,9 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.broadcast import Origin, WireTensor
+from shoal.broadcast import Origin, OriginSettings, WireTensor
 from shoal.broadcast.manifest import open_head, open_manifest
-from shoal.broadcast.store import Readers
 from shoal.errors import IntegrityError
 
 from .conftest import RUN_KEY, make_tensors
@@ -59,7 +58,7 @@ def test_restart_goes_on_from_the_head_it_finds(origin: Origin) -> None:
     origin.add_file(b"tokenizer")
     first = origin.stage(0, make_tensors())
     counter = origin.announce(ledger_head="").counter
-    again = Origin(origin.root, RUN_KEY, shard_bytes=1000)
+    again = Origin(origin.root, RUN_KEY, OriginSettings(shard_bytes=1000))
     assert again.stage(0, make_tensors()) == first
     again.stage(1, make_tensors(seed=1))
     head = again.announce(ledger_head="")
@@ -72,7 +71,7 @@ def test_restart_repairs_damaged_shards(origin: Origin) -> None:
     digest = origin.stage(0, make_tensors()).manifest_digest
     shard = next((origin.root / "shards").iterdir())
     shard.write_bytes(b"torn")
-    again = Origin(origin.root, RUN_KEY, shard_bytes=1000)
+    again = Origin(origin.root, RUN_KEY, OriginSettings(shard_bytes=1000))
     again.stage(0, make_tensors())
     assert published_bytes(again, digest) == b"".join(bytes(tensor.data) for tensor in make_tensors())
 
@@ -92,7 +91,7 @@ def announce_versions(origin: Origin, *versions: int) -> None:
 
 def test_old_versions_are_pruned_after_the_grace_period(tmp_path: Path) -> None:
     clock = Clock()
-    origin = Origin(tmp_path, RUN_KEY, shard_bytes=1000, keep_versions=2, grace_s=10, clock=clock)
+    origin = Origin(tmp_path, RUN_KEY, OriginSettings(shard_bytes=1000, keep_versions=2, grace_s=10), clock=clock)
     file = origin.add_file(b"never pruned")
     announce_versions(origin, 0, 1, 2)
     assert len(origin.store.held("manifests")) == 3
@@ -106,13 +105,12 @@ def test_old_versions_are_pruned_after_the_grace_period(tmp_path: Path) -> None:
 
 def test_nothing_is_pruned_under_a_reader(tmp_path: Path) -> None:
     clock = Clock()
-    readers = Readers(clock=clock)
-    origin = Origin(tmp_path, RUN_KEY, keep_versions=1, grace_s=10, clock=clock, readers=readers)
+    origin = Origin(tmp_path, RUN_KEY, OriginSettings(keep_versions=1, grace_s=10), clock=clock, monotonic=clock)
     old = origin.stage(0, make_tensors()).manifest_digest
     origin.announce(ledger_head="")
     announce_versions(origin, 1)
     clock.now += 11
-    readers.touch(old)
+    origin.store.access.touch(old)
     announce_versions(origin, 2)
     assert origin.store.has("manifests", old)
     clock.now += 11
@@ -122,7 +120,7 @@ def test_nothing_is_pruned_under_a_reader(tmp_path: Path) -> None:
 
 def test_head_is_signed_again_before_it_expires(tmp_path: Path) -> None:
     clock = Clock()
-    origin = Origin(tmp_path, RUN_KEY, head_ttl_s=100, clock=clock)
+    origin = Origin(tmp_path, RUN_KEY, OriginSettings(head_ttl_s=100), clock=clock)
     announce_versions(origin, 0)
     origin.refresh()
     assert origin.head is not None

@@ -2,16 +2,17 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
-from shoal.broadcast import Origin, OriginServer, Relay, WeightClient
+from shoal.broadcast import Origin, OriginServer, Relay, RelaySettings, WeightClient
 from shoal.broadcast.store import Folder, Store, disk_error
 from shoal.errors import ConfigError, UnavailableError
 from shoal.identity import Envelope, Keypair
 from shoal.metrics import EventLog
 
-from .conftest import RUN_KEY, Mirror, answer
+from .conftest import RUN_KEY, Listed, Mirror, answer
 from .test_client import expected_weights, publish, weights_of
 
 MakeClient = Callable[..., WeightClient]
@@ -36,7 +37,7 @@ def test_served_files_and_descriptor_pass_through(
     origin: Origin, origin_server: OriginServer, make_relay: MakeRelay, make_client: MakeClient
 ) -> None:
     payload = json.dumps({"run_id": "run", "run_key": RUN_KEY.public})
-    origin.write_descriptor(Envelope.seal("descriptor", payload, RUN_KEY).to_bytes())
+    (origin.root / "descriptor.json").write_bytes(Envelope.seal("descriptor", payload, RUN_KEY).to_bytes())
     file = origin.add_file(b"tokenizer")
     publish(origin)
     relay = make_relay(origin_server.url, run_key=None)
@@ -106,20 +107,20 @@ def test_relay_directory_belongs_to_one_run(origin_server: OriginServer, make_re
 def test_taken_port_is_one_clear_sentence(origin_server: OriginServer, make_relay: MakeRelay, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="cannot listen"):
         make_relay(origin_server.url, port=origin_server.port)
-    second = OriginServer(tmp_path / "origin", "127.0.0.1", origin_server.port)
+    second = OriginServer(Store(tmp_path / "origin"), "127.0.0.1", origin_server.port)
     with pytest.raises(UnavailableError, match="cannot listen"):
         second.start()
 
 
 def test_relay_without_parents_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="upstream"):
-        Relay(tmp_path, [], None)
+        Relay(RelaySettings(tmp_path, []))
 
 
 def test_announce_hook_is_called_when_the_relay_runs(origin_server: OriginServer, make_relay: MakeRelay) -> None:
-    called = threading.Event()
-    make_relay(origin_server.url, announce=called.set)
-    assert called.wait(10)
+    called: SimpleQueue[str] = SimpleQueue()
+    relay = make_relay(origin_server.url, announce=called.put)
+    assert called.get(timeout=10) == relay.url
 
 
 def test_version_staged_under_two_heads_keeps_its_bytes(
@@ -144,7 +145,7 @@ def test_relays_give_shards_to_each_other(
 ) -> None:
     parent = make_mirror()
     urls: list[str] = []
-    relays = [make_relay(parent.url, name=f"relay{number}", peers=lambda: urls) for number in range(4)]
+    relays = [make_relay(parent.url, name=f"relay{number}", neighbours=Listed(urls)) for number in range(4)]
     urls += [relay.url for relay in relays]
     digest = publish(origin)
     for number, relay in enumerate(relays):
@@ -160,7 +161,7 @@ def test_dead_peer_is_replaced(
 ) -> None:
     parent = make_mirror()
     urls = ["http://127.0.0.1:9"]
-    relay = make_relay(parent.url, peers=lambda: urls)
+    relay = make_relay(parent.url, neighbours=Listed(urls))
     digest = publish(origin)
     client = make_client(relay.url)
     client.head(newer_than=0, wait_s=20)
@@ -172,7 +173,7 @@ def test_lying_peer_is_named_and_avoided(
 ) -> None:
     parent = make_mirror()
     liar = make_mirror(lambda handler, path: path.startswith("/shards/") and answer(handler, b"x" * 1000))
-    relay = make_relay(parent.url, peers=lambda: [liar.url])
+    relay = make_relay(parent.url, neighbours=Listed([liar.url]))
     digest = publish(origin)
     client = make_client(relay.url)
     client.head(newer_than=0, wait_s=20)
@@ -186,7 +187,7 @@ def test_dead_parent_is_replaced_by_a_spare_one(
     origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
 ) -> None:
     spare = make_mirror()
-    relay = make_relay("http://127.0.0.1:9", spare_parents=lambda: [spare.url])
+    relay = make_relay("http://127.0.0.1:9", neighbours=Listed(spare=[spare.url]))
     digest = publish(origin)
     client = make_client(relay.url)
     client.head(newer_than=0, wait_s=20)
@@ -197,7 +198,7 @@ def test_spare_parents_are_left_alone_while_a_parent_lives(
     origin: Origin, origin_server: OriginServer, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
 ) -> None:
     spare = make_mirror()
-    relay = make_relay(origin_server.url, spare_parents=lambda: [spare.url])
+    relay = make_relay(origin_server.url, neighbours=Listed(spare=[spare.url]))
     digest = publish(origin)
     client = make_client(relay.url)
     client.head(newer_than=0, wait_s=20)
@@ -210,8 +211,8 @@ def test_relay_in_a_mesh_takes_its_share_from_a_parent_that_is_no_member(
 ) -> None:
     parent = make_mirror()
     urls: list[str] = []
-    first = make_relay(parent.url, name="first", peers=lambda: urls)
-    second = make_relay(parent.url, first.url, name="second", peers=lambda: urls)
+    first = make_relay(parent.url, name="first", neighbours=Listed(urls))
+    second = make_relay(parent.url, first.url, name="second", neighbours=Listed(urls))
     urls += [first.url, second.url]
     digest = publish(origin)
     for number, relay in enumerate((first, second)):

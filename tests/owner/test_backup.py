@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.broadcast import Origin
+from shoal.broadcast import Origin, OriginSettings
 from shoal.broadcast.manifest import WireTensor, open_head
 from shoal.config import build_config
 from shoal.coordinator import Store, ledger
@@ -32,7 +32,7 @@ ROLLOUT = "ab" * 16
 def publish_version(run: RunDirectory, version: int) -> None:
     """What a trainer does: stage, record, announce."""
     context = build_context(run)
-    origin = Origin(run.origin, run.existing_key("run"), run_id=context.descriptor.run_id)
+    origin = Origin(run.origin, run.existing_key("run"), OriginSettings(run_id=context.descriptor.run_id))
     staged = origin.stage(version, [WireTensor("w", "float32", (4,), bytes([version]) * 16)])
     body = api.VersionBody(
         version=version,

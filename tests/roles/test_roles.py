@@ -1,12 +1,14 @@
 """How roles find their run: descriptor, pinned key, one process per directory."""
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shoal.broadcast import Relay, RelaySettings
 from shoal.errors import ConfigError, IntegrityError, RefusedError, UnavailableError
 from shoal.locks import BusyError, hold
 from shoal.protocol.descriptor import RunDescriptor
@@ -112,24 +114,22 @@ def test_a_cheat_that_nobody_knows_is_refused() -> None:
 
 
 def test_a_relay_tells_its_operator_what_is_wrong_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def run_relay(*arguments: object, metrics: roles.SpokenTrouble, **options: Any) -> None:
-        options["on_ready"]("http://127.0.0.1:7302")
-        for reason in ("upstream is gone", "upstream is gone", "upstream lies"):
-            metrics.event("trouble", reason=reason)
-        metrics.event("head_mirrored", counter=1)
+    class TroubledRelay(Relay):
+        url = "http://127.0.0.1:7302"
 
-    monkeypatch.setattr("shoal.broadcast.run_relay", run_relay)
+        def start(self) -> None:
+            stopped.set()
+
+        def stop(self) -> None:
+            for reason in ("upstream is gone", "upstream is gone", "upstream lies"):
+                self.metrics.event("trouble", reason=reason)
+            self.metrics.event("head_mirrored", counter=1)
+
+    stopped = threading.Event()
+    monkeypatch.setattr("shoal.broadcast.Relay", TroubledRelay)
+    monkeypatch.setattr(roles, "stop_signal", lambda: stopped)
     reports = Reports()
-    roles.relay(
-        ["http://up"],
-        reports,
-        root=tmp_path,
-        host="127.0.0.1",
-        port=0,
-        run_key=None,
-        coordinator=None,
-        public_url=None,
-    )
+    roles.relay(RelaySettings(tmp_path, ["http://up"]), reports)
     assert reports == ["relay at http://127.0.0.1:7302, following http://up", "upstream is gone", "upstream lies"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.broadcast import Origin, WireTensor
+from shoal.broadcast import Origin, OriginSettings, WireTensor
 from shoal.config import ShoalConfig, build_config
 from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import digest_bytes
@@ -117,7 +117,7 @@ def start(coordinator: FakeCoordinator, config: ShoalConfig, model_dir: Path, tm
     ) -> TrainerService:
         trainer = Trainer(config.training, model_dir, work_dir=root / "trainer", temperature=1.0, seed=7)
         trainers.append(trainer)
-        origin = Origin(root / "origin", keypair("run"), run_id="run-1", keep_versions=keep_versions)
+        origin = Origin(root / "origin", keypair("run"), OriginSettings(run_id="run-1", keep_versions=keep_versions))
         run = descriptor(rollouts=descriptor().rollouts.model_copy(update={"group_size": GROUP_SIZE}))
         client = coordinator.client(keypair("trainer"))
         return TrainerService(config, run, trainer, client, origin, **options)  # type: ignore[arg-type]

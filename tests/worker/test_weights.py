@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broadcast.conftest import RUN_KEY, make_tensors
-from shoal.broadcast import Origin, OriginServer, WeightClient
+from shoal.broadcast import Origin, OriginServer, OriginSettings, WeightClient
 from shoal.errors import UnavailableError
 from shoal.worker import WeightFollower
 from support.tiny_run import DiskWeights, Reports, version_digest
@@ -18,14 +18,14 @@ DEADLINE_S = 30.0
 
 @pytest.fixture
 def origin(tmp_path: Path) -> Origin:
-    return Origin(tmp_path / "origin", RUN_KEY, shard_bytes=4000)
+    return Origin(tmp_path / "origin", RUN_KEY, OriginSettings(shard_bytes=4000))
 
 
 @pytest.fixture
 def client(tmp_path: Path, origin: Origin) -> Iterator[WeightClient]:
-    server = OriginServer(origin.root, "127.0.0.1", 0, readers=origin.readers)
+    server = OriginServer(origin.store, "127.0.0.1", 0)
     server.start()
-    client = WeightClient(RUN_KEY.public, lambda: [server.url], tmp_path / "cache", keep_versions=3)
+    client = WeightClient(RUN_KEY.public, lambda: [server.url], tmp_path / "cache")
     yield client
     client.close()
     server.stop()

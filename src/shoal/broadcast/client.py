@@ -21,7 +21,7 @@ from shoal.broadcast.download import ShardFetch
 from shoal.broadcast.heads import HeadNews, HeadWatch
 from shoal.broadcast.library import Library
 from shoal.broadcast.manifest import MAX_SHARD_BYTES, Head, Manifest, VersionEntry
-from shoal.broadcast.peers import Sources
+from shoal.broadcast.peers import PATIENCE_S, Sources
 from shoal.broadcast.plan import Plan, cheapest_plan
 from shoal.broadcast.progress import OnProgress, Progress, SupersededError
 from shoal.broadcast.staging import WEIGHTS_FILE, StagedWeights
@@ -39,6 +39,15 @@ class Preview:
     size_bytes: int
 
 
+@dataclass(frozen=True)
+class WeightClientSettings:
+    run_id: str = ""
+    keep_versions: int = 3
+    connections: int = 4
+    patience_s: float = PATIENCE_S
+    """How long a relay may take to answer before another is asked."""
+
+
 class WeightClient:
     """One per process and cache directory."""
 
@@ -47,27 +56,23 @@ class WeightClient:
         run_key: str,
         relays: Callable[[], Sequence[str]],
         cache_dir: Path,
+        settings: WeightClientSettings | None = None,
         *,
-        run_id: str = "",
-        keep_versions: int = 3,
-        connections: int = 4,
         metrics: EventLog | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
-        patience_s: float = 10.0,
     ) -> None:
         # One directory per run: counters and versions of different runs have nothing to do with each other.
         self._root = cache_dir / run_key[:16]
         self._versions = self._root / "versions"
         self._versions.mkdir(parents=True, exist_ok=True)
-        self._connections = connections
-        self._keep_versions = keep_versions
+        self._settings = settings = settings or WeightClientSettings()
         self._store = Store(self._root)
         self._metrics = metrics or EventLog()
-        self._sources = Sources(relays, metrics=self._metrics, rng=rng, clock=monotonic, patience_s=patience_s)
+        self._sources = Sources(relays, metrics=self._metrics, rng=rng, clock=monotonic, patience_s=settings.patience_s)
         self._library = Library(self._store, self._sources, run_key)
-        self._watch = HeadWatch(self._sources, run_key, self._root / "head.json", run_id=run_id, clock=clock)
+        self._watch = HeadWatch(self._sources, run_key, self._root / "head.json", run_id=settings.run_id, clock=clock)
         self._trash = Trash(self._root / "trash")
         self._checked: set[str] = set()
         self._busy = threading.Lock()
@@ -191,7 +196,7 @@ class WeightClient:
             self._sources,
             Progress(version, plan.size_bytes, clock=self._sources.clock),
             on_progress,
-            connections=self._connections,
+            connections=self._settings.connections,
             deadline=deadline,
         )
         if plan.fetch_full:
@@ -235,7 +240,7 @@ class WeightClient:
 
     def _prune(self, keep: Path) -> None:
         directories = sorted(self._versions.iterdir(), key=lambda path: path.stat().st_mtime)
-        for directory in directories[: -self._keep_versions]:
+        for directory in directories[: -self._settings.keep_versions]:
             if directory != keep:
                 self._checked.discard(directory.name)
                 self._trash.drop(directory)

@@ -38,9 +38,9 @@ from shoal.broadcast.manifest import (
     seal_manifest,
 )
 from shoal.broadcast.retention import needed_manifests, prune
-from shoal.broadcast.store import Readers, Store, map_file
+from shoal.broadcast.store import Store, map_file
 from shoal.errors import ConfigError, IntegrityError
-from shoal.files import digest_bytes, write_atomic
+from shoal.files import digest_bytes
 from shoal.identity import Keypair
 
 # A delta that is not much smaller than the whole only makes chains longer.
@@ -63,6 +63,25 @@ class Publication:
         return self.weights_bytes / self.bytes_total if self.bytes_total else 1.0
 
 
+@dataclass(frozen=True)
+class OriginSettings:
+    run_id: str = ""
+    shard_bytes: int = 2 << 20
+    keep_versions: int = 8
+    head_ttl_s: float = 3600
+    grace_s: float = 60
+    """How long files of versions that left the head are still served."""
+    keyframe_every: int = 8
+    """Every so many versions one is published in full as well."""
+    delta_from_bytes: int | None = 16 << 20
+    """Smaller models are published in full only; None switches deltas off."""
+    span_bytes: int = SPAN_BYTES
+
+    def __post_init__(self) -> None:
+        if not 0 < self.shard_bytes <= MAX_SHARD_BYTES:
+            raise ConfigError(f"A shard of {self.shard_bytes} bytes is outside 1 … {MAX_SHARD_BYTES}.")
+
+
 class Origin:
     """One per run; the trainer's process owns the directory. Safe to call from several threads."""
 
@@ -70,33 +89,17 @@ class Origin:
         self,
         root: Path,
         run_key: Keypair,
+        settings: OriginSettings | None = None,
         *,
-        run_id: str = "",
-        shard_bytes: int = 2 << 20,
-        keep_versions: int = 8,
-        head_ttl_s: float = 3600,
-        grace_s: float = 60,
-        anchor_every: int = 8,
-        delta_from_bytes: int | None = 16 << 20,
-        span_bytes: int = SPAN_BYTES,
-        readers: Readers | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not 0 < shard_bytes <= MAX_SHARD_BYTES:
-            raise ConfigError(f"A shard of {shard_bytes} bytes is outside 1 … {MAX_SHARD_BYTES}.")
         self.root = root
-        self.store = Store(root)
+        self.store = Store(root, clock=monotonic)
         self._run_key = run_key
-        self._run_id = run_id or run_key.public[:16]
-        self._shard_bytes = shard_bytes
-        self._keep_versions = keep_versions
-        self._head_ttl_s = head_ttl_s
-        self._grace_s = grace_s
-        self._anchor_every = anchor_every
-        self._delta_from_bytes = delta_from_bytes
-        self._span_bytes = span_bytes
+        self._settings = settings = settings or OriginSettings()
+        self._run_id = settings.run_id or run_key.public[:16]
         self._baselines = Baselines(root / ".baselines")
-        self.readers = readers or Readers()
         self._clock = clock
         self._lock = threading.RLock()
         self._staged: dict[int, Publication] = {}
@@ -120,9 +123,6 @@ class Origin:
             self._files[digest] = ShardEntry(digest=digest, size_bytes=len(data))
         return digest
 
-    def write_descriptor(self, envelope: bytes) -> None:
-        write_atomic(self.root / "descriptor.json", envelope)
-
     def stage(self, version: int, tensors: Iterable[WireTensor]) -> Publication:
         """Write a version's files without showing them to anybody yet; tensors are taken one at a time."""
         with self._lock, ThreadPoolExecutor(_worker_threads()) as pool:
@@ -130,12 +130,12 @@ class Origin:
             if known is not None:
                 return _same_weights(known, tensors)
             self._staged = {number: staged for number, staged in self._staged.items() if number < version}
-            if self._delta_from_bytes is None:
+            if self._settings.delta_from_bytes is None:
                 return self._stage_full(version, tensors, pool)
             base = self._base()
             raw = self._baselines.temporary(version)
-            anchor = base is None or self._anchor_due(base[1])
-            entries, full = self._write_tensors(tensors, raw, pool, cut=anchor)
+            keyframe = base is None or self._keyframe_due(base[1])
+            entries, full = self._write_tensors(tensors, raw, pool, cut=keyframe)
             delta = self._write_delta(entries, raw, base, pool)
             if delta is None or delta.size_bytes > LARGEST_DELTA * full_bytes(entries):
                 forms: tuple[Form, ...] = (full or self._cut_file(raw, pool),)
@@ -157,7 +157,7 @@ class Origin:
             entries = {entry.version: entry for entry in (self._head.versions if self._head else ())}
             for version, publication in self._staged.items():
                 entries[version] = VersionEntry(version=version, manifest_digest=publication.manifest_digest)
-            kept = sorted(entries.values(), key=lambda entry: entry.version)[-self._keep_versions :]
+            kept = sorted(entries.values(), key=lambda entry: entry.version)[-self._settings.keep_versions :]
             head = self._write_head(tuple(kept), ledger_head)
             self._staged.clear()
             self._baselines.keep_only(entry.manifest_digest for entry in head.versions[-1:])
@@ -167,14 +167,14 @@ class Origin:
     def refresh(self) -> None:
         """Sign the head again when half of its life has passed, so that a slow step does not look like a frozen swarm."""
         with self._lock:
-            if self._head is not None and self._head.expires_at - self._clock() < self._head_ttl_s / 2:
+            if self._head is not None and self._head.expires_at - self._clock() < self._settings.head_ttl_s / 2:
                 self._write_head(self._head.versions, self._head.ledger_head)
 
     def _write_tensors(
         self, tensors: Iterable[WireTensor], raw: Path | None, pool: ThreadPoolExecutor, *, cut: bool
     ) -> tuple[list[TensorEntry], Form | None]:
-        """Copy all tensors into the next baseline, if one is kept, and, for an anchor, into shards."""
-        cutter = ShardCutter(self.store, self._shard_bytes, pool)
+        """Copy all tensors into the next baseline, if one is kept, and, for a keyframe, into shards."""
+        cutter = ShardCutter(self.store, self._settings.shard_bytes, pool)
         entries = []
         with open(raw or os.devnull, "wb", buffering=0, opener=_open_to_overwrite) as file:
             for tensor in tensors:
@@ -197,11 +197,11 @@ class Origin:
         reference = BaseRef(version=manifest.version, manifest_digest=digest, weights_digest=manifest.weights_digest)
         new = Weights(tuple(entries), map_file(raw))
         old = self._baselines.weights(digest, manifest.tensors)
-        cutter = ShardCutter(self.store, self._shard_bytes, pool)
-        return write_delta(old, reference, new, cutter, pool, self._span_bytes)
+        cutter = ShardCutter(self.store, self._settings.shard_bytes, pool)
+        return write_delta(old, reference, new, cutter, pool, self._settings.span_bytes)
 
     def _cut_file(self, raw: Path, pool: ThreadPoolExecutor) -> Form:
-        cutter = ShardCutter(self.store, self._shard_bytes, pool)
+        cutter = ShardCutter(self.store, self._settings.shard_bytes, pool)
         cutter.feed(map_file(raw))
         return Form(kind="full", shards=cutter.finish())
 
@@ -226,19 +226,19 @@ class Origin:
         if digest is None:
             return None
         manifest = self._manifest(digest)
-        small = self._delta_from_bytes is None or manifest.size_bytes < self._delta_from_bytes
+        small = self._settings.delta_from_bytes is None or manifest.size_bytes < self._settings.delta_from_bytes
         return None if small or not self._baselines.usable(digest, manifest) else (digest, manifest)
 
-    def _anchor_due(self, manifest: Manifest) -> bool:
+    def _keyframe_due(self, manifest: Manifest) -> bool:
         """Whether the chain of deltas back to the last full version is as long as it may become."""
         length = 1
-        while manifest.form("full") is None and length < self._anchor_every:
+        while manifest.form("full") is None and length < self._settings.keyframe_every:
             delta = manifest.form("delta")
             assert delta is not None
             assert delta.base is not None
             manifest = self._manifest(delta.base.manifest_digest)
             length += 1
-        return length >= self._anchor_every
+        return length >= self._settings.keyframe_every
 
     def _announced(self, version: int) -> Publication | None:
         entry = self._head.entry(version) if self._head else None
@@ -256,12 +256,12 @@ class Origin:
         head = Head(
             run_id=self._run_id,
             counter=self._head.counter + 1 if self._head else 1,
-            expires_at=self._clock() + self._head_ttl_s,
+            expires_at=self._clock() + self._settings.head_ttl_s,
             ledger_head=ledger_head,
             versions=versions,
             files=tuple(self._files.values()),
         )
-        write_atomic(self.root / "head.json", seal_head(head, self._run_key))
+        self.store.put_head(seal_head(head, self._run_key), sync=True)
         self._head = head
         return head
 
@@ -276,7 +276,7 @@ class Origin:
         manifests = needed_manifests((entry.manifest_digest for entry in self._head.versions), self._manifest)
         keep = set(self._files)
         self.files_collected += prune(
-            self.store, manifests, keep, self.readers, self._dropped_at, grace_s=self._grace_s, now=self._clock()
+            self.store, manifests, keep, self._dropped_at, grace_s=self._settings.grace_s, now=self._clock()
         )
 
 

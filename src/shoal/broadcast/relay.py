@@ -6,11 +6,10 @@ chain of relays. With peers, each relay brings in its share from the parents and
 every shard that matches its name.
 """
 
-import contextlib
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.broadcast.heads import HeadWatch
@@ -20,11 +19,11 @@ from shoal.broadcast.http.pool import FetchError, check_url
 from shoal.broadcast.http.server import DirectoryServer
 from shoal.broadcast.library import Library
 from shoal.broadcast.manifest import MAX_DESCRIPTOR_BYTES, Form, Head, Manifest, open_descriptor
-from shoal.broadcast.mesh import Mesh
+from shoal.broadcast.mesh import Mesh, Neighbours
 from shoal.broadcast.peers import Sources
 from shoal.broadcast.queue import Route, Wanted, WantedShard
 from shoal.broadcast.retention import needed_manifests, prune
-from shoal.broadcast.store import NoRoomError, Readers, Store, write_whole
+from shoal.broadcast.store import NoRoomError, Store
 from shoal.errors import ConfigError, ShoalError
 from shoal.files import write_atomic
 from shoal.metrics import EventLog
@@ -34,6 +33,7 @@ FIRST_HEAD_S = 3.0
 PATIENCE_S = 2.0
 RETRY_S = 1.0
 SHARD_DEADLINE_S = 120.0
+ANNOUNCE_EVERY_S = 10.0
 NOT_YET = (404, 503)
 # Requests to peers that ended without the shard before it is fetched from the parents.
 PEER_FAILURES = 6
@@ -43,71 +43,77 @@ MESH_PARENT_CONNECTIONS = 2
 MESH_PEER_CONNECTIONS = 16
 
 
+@dataclass(frozen=True)
+class RelaySettings:
+    """What the operator of a relay decides."""
+
+    root: Path
+    upstreams: Sequence[str]
+    run_key: str | None = None
+    """Without one the key of the first descriptor that a parent serves is pinned."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    public_url: str | None = None
+    """How peers and workers reach this relay, if not by host and port."""
+    peers: Sequence[str] = ()
+    """Relays to exchange shards with, besides those that `Neighbours` learn from a coordinator."""
+    limits: ServerLimits | None = None
+    max_download_bytes_s: float = 0
+    grace_s: float = 60.0
+    """How long files of versions that left the head are still served."""
+
+
 class Relay:
     """`start` returns when the relay listens; it then works on its own threads until `stop`.
 
-    `peers` lists relays that exchange shards with this one, itself included or not; `public_url` is how they know it.
-    `spare_parents` are asked only while every parent is silent or has lied.
+    With `neighbours` it exchanges shards with peers and asks spare parents while every parent is unavailable; `announce` is
+    called every ten seconds with the relay's address.
     """
 
     def __init__(
         self,
-        root: Path,
-        upstreams: Sequence[str],
-        run_key: str | None,
+        settings: RelaySettings,
         *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        public_url: str | None = None,
-        peers: Callable[[], Sequence[str]] | None = None,
-        spare_parents: Callable[[], Sequence[str]] = lambda: (),
-        announce: Callable[[], None] | None = None,
-        announce_every_s: float = 10.0,
-        connections: int = CONNECTIONS,
-        grace_s: float = 60.0,
-        limits: ServerLimits | None = None,
-        max_download_bytes_s: float = 0,
+        neighbours: Neighbours | None = None,
+        announce: Callable[[str], None] | None = None,
         metrics: EventLog | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        patience_s: float = 10.0,
     ) -> None:
-        if not upstreams:
+        if not settings.upstreams:
             raise ConfigError("A relay needs at least one upstream.", hint="Name the origin or another relay.")
         self.metrics = metrics or EventLog()
-        self._root = root
-        self._upstreams = [check_url(url) for url in upstreams]
-        self._run_key = run_key
-        self._public_url = public_url
+        self._settings = settings
+        self._root = settings.root
+        self._upstreams = [check_url(url) for url in settings.upstreams]
+        if neighbours is None and settings.peers:
+            neighbours = Neighbours(settings.upstreams, settings.peers)
+        self._neighbours = neighbours
         self._announce = announce
-        self._announce_every_s = announce_every_s
-        self._connections = connections
-        self._grace_s = grace_s
         self._clock = clock
-        self._has_peers = peers is not None
-        self._spare_parents = spare_parents
-        self._store = Store(root)
-        self._readers = Readers()
+        self._store = Store(self._root)
         self._wanted = Wanted(self._route)
         self._dropped_at: dict[str, float] = {}
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self.sources = Sources(
-            self._known,
-            metrics=self.metrics,
-            clock=monotonic,
-            patience_s=patience_s,
-            max_bytes_s=max_download_bytes_s,
+            self._known, metrics=self.metrics, clock=monotonic, max_bytes_s=settings.max_download_bytes_s
         )
-        self._mesh = Mesh(lambda: self.url, peers or (lambda: ()), self.sources.book.alive)
+        peers = neighbours.peers if neighbours is not None else list
+        self._mesh = Mesh(lambda: self.url, peers, self.sources.book.alive)
         directory = DirectoryServer(
-            self._store, readers=self._readers, metrics=self.metrics, limits=limits, expected=self._wanted.expects
+            self._store,
+            metrics=self.metrics,
+            limits=settings.limits,
+            expected=self._wanted.expects,
         )
-        self._server = ServerThread(directory.application, host, port, name="relay", limits=limits)
+        self._server = ServerThread(
+            directory.application, settings.host, settings.port, name="relay", limits=settings.limits
+        )
 
     @property
     def url(self) -> str:
-        return self._public_url or self._server.url
+        return self._settings.public_url or self._server.url
 
     @property
     def complete(self) -> bool:
@@ -119,9 +125,10 @@ class Relay:
         self._store.verify()
         self._server.start()
         self._spawn("follower", self._follow)
-        for number in range(MESH_PARENT_CONNECTIONS if self._has_peers else self._connections):
+        in_mesh = self._neighbours is not None
+        for number in range(MESH_PARENT_CONNECTIONS if in_mesh else CONNECTIONS):
             self._spawn(f"parents {number}", lambda: self._fetch("parents"))
-        for number in range(MESH_PEER_CONNECTIONS if self._has_peers else 0):
+        for number in range(MESH_PEER_CONNECTIONS if in_mesh else 0):
             self._spawn(f"peers {number}", lambda: self._fetch("peers"))
         if self._announce is not None:
             self._spawn("announcer", self._announce_often)
@@ -174,14 +181,14 @@ class Relay:
         needed = needed_manifests(newest_first, load)
         wanted = wanted_in_order(head, needed)
         self._wanted.replace(item for item in wanted if not self._store.has("shards", item.digest))
-        write_whole(self._root / "head.json", head_bytes)  # not synced: a restart fetches it again before it is needed
+        self._store.put_head(head_bytes)
         keep = {file.digest for file in head.files}
         now = self.sources.clock()
-        prune(self._store, needed, keep, self._readers, self._dropped_at, grace_s=self._grace_s, now=now)
+        prune(self._store, needed, keep, self._dropped_at, grace_s=self._settings.grace_s, now=now)
         self.metrics.event("head_mirrored", counter=head.counter, versions=len(head.versions))
 
     def _route(self, item: WantedShard) -> Route:
-        if not self._has_peers or item.failures >= PEER_FAILURES:
+        if self._neighbours is None or item.failures >= PEER_FAILURES:
             return "parents"
         return "parents" if self._mesh.owner(item.index) is None else "peers"
 
@@ -210,8 +217,8 @@ class Relay:
 
     def _known(self) -> list[str]:
         known = [*self._upstreams, *self._mesh.peers()]
-        if not any(self.sources.book.alive(url) for url in self._upstreams):
-            known += [url for url in self._spare_parents() if url != self.url]
+        if self._neighbours is not None and not any(self.sources.book.alive(url) for url in self._upstreams):
+            known += [url for url in self._neighbours.spare_parents() if url != self.url]
         return known
 
     def _from_peer(self, item: WantedShard) -> memoryview:
@@ -220,12 +227,12 @@ class Relay:
 
     def _trusted_key(self) -> str | None:
         """The key that was given or pinned at first use."""
-        pin = self._root / "run_key"
+        run_key, pin = self._settings.run_key, self._root / "run_key"
         pinned = pin.read_text().strip() if pin.exists() else None
-        if self._run_key and pinned and self._run_key != pinned:
-            message = f"{self._root} belongs to the run of key {pinned[:12]}…, not {self._run_key[:12]}…."
+        if run_key and pinned and run_key != pinned:
+            message = f"{self._root} belongs to the run of key {pinned[:12]}…, not {run_key[:12]}…."
             raise ConfigError(message, hint="Use another directory for this run.")
-        return self._run_key or pinned
+        return run_key or pinned
 
     def _learn_run_key(self) -> str | None:
         """Take the key from a parent's self-signed descriptor; None when stopped before anybody showed one."""
@@ -263,10 +270,10 @@ class Relay:
         assert self._announce is not None
         while not self._stopping.is_set():
             try:
-                self._announce()
+                self._announce(self.url)
             except ShoalError as error:
                 self._report_trouble(error)
-            self._stopping.wait(self._announce_every_s)
+            self._stopping.wait(ANNOUNCE_EVERY_S)
 
 
 def wanted_in_order(head: Head, manifests: dict[str, Manifest]) -> list[WantedShard]:
@@ -282,50 +289,3 @@ def wanted_in_order(head: Head, manifests: dict[str, Manifest]) -> list[WantedSh
         for index, shard in enumerate(row):
             wanted.setdefault(shard.digest, WantedShard(shard, index))
     return list(wanted.values())
-
-
-def run_relay(
-    host: str,
-    port: int,
-    root: Path,
-    upstreams: Sequence[str],
-    run_key: str | None,
-    *,
-    public_url: str | None = None,
-    peers: Callable[[], Sequence[str]] | None = None,
-    spare_parents: Callable[[], Sequence[str]] = lambda: (),
-    announce: Callable[[str], None] | None = None,
-    on_ready: Callable[[str], None] | None = None,
-    metrics: EventLog | None = None,
-    limits: ServerLimits | None = None,
-    max_download_bytes_s: float = 0,
-    clock: Callable[[], float] = time.time,
-) -> None:
-    """Run a relay until SIGINT or SIGTERM. `announce` is called every ten seconds and `on_ready` once, with its address."""
-    relay = Relay(
-        root,
-        upstreams,
-        run_key,
-        host=host,
-        port=port,
-        public_url=public_url,
-        peers=peers,
-        spare_parents=spare_parents,
-        announce=(lambda: announce(relay.url)) if announce else None,
-        metrics=metrics,
-        limits=limits,
-        max_download_bytes_s=max_download_bytes_s,
-        clock=clock,
-    )
-    stopped = threading.Event()
-    with contextlib.suppress(ValueError):  # signals belong to the main thread; elsewhere the caller ends the process
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stopped.set())
-    relay.start()
-    if on_ready is not None:
-        on_ready(relay.url)
-    try:
-        while not stopped.wait(0.5):
-            pass
-    finally:
-        relay.stop()

@@ -7,7 +7,7 @@ rest, but a version whose files were asked for within the grace period stays unt
 from collections.abc import Callable, Iterable, MutableMapping
 
 from shoal.broadcast.manifest import Manifest
-from shoal.broadcast.store import Readers, Store
+from shoal.broadcast.store import Store
 
 MAX_CHAIN = 4096
 # A reader that never finishes must not fill the disk.
@@ -33,7 +33,6 @@ def prune(
     store: Store,
     needed: dict[str, Manifest],
     keep_shards: set[str],
-    readers: Readers,
     dropped_at: MutableMapping[str, float],
     *,
     grace_s: float,
@@ -48,9 +47,9 @@ def prune(
         dropped_at.setdefault(digest, now)
     for digest in dropped_at.keys() - loose:
         del dropped_at[digest]
-    wait_s = MAX_HOLD_S if readers.active(loose, grace_s) else grace_s
+    wait_s = MAX_HOLD_S if store.access.active(loose, grace_s) else grace_s
     due = {digest for digest in loose if now - dropped_at[digest] >= wait_s}
     for digest in due:
         del dropped_at[digest]
-    readers.forget(due)
+    store.access.forget(due)
     return store.remove("shards", loose_shards & due) + store.remove("manifests", loose_manifests & due)

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Literal
 
 from shoal.errors import IntegrityError, UnavailableError
-from shoal.files import TEMPORARY_PREFIX, digest_bytes, digest_file, is_digest
+from shoal.files import TEMPORARY_PREFIX, digest_bytes, digest_file, is_digest, write_atomic
 
 Folder = Literal["shards", "manifests"]
+HEAD_FILE = "head.json"
 FOLDERS: tuple[Folder, ...] = ("shards", "manifests")
 
 
@@ -29,11 +30,12 @@ class NoRoomError(UnavailableError):
 
 
 class Store:
-    """Safe to use from several threads; `on_put` is called from the writing thread."""
+    """Safe to use from several threads; listeners are called from the writing thread with a digest or HEAD_FILE."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.root = root
-        self.on_put: Callable[[str], None] | None = None
+        self.access = AccessTimes(clock=clock)
+        self.listeners: list[Callable[[str], None]] = []
         self._lock = threading.Lock()
         self._held: dict[Folder, set[str]] = {}
         for folder in FOLDERS:
@@ -59,9 +61,22 @@ class Store:
             write_whole(self.path(folder, digest), data)
             with self._lock:
                 self._held[folder].add(digest)
-        if self.on_put is not None:
-            self.on_put(digest)
+        self._notify(digest)
         return digest
+
+    def put_head(self, data: bytes, *, sync: bool = False) -> None:
+        """Replace the head. A publisher syncs it, because its counter must never fall; a relay can fetch it again."""
+        if sync:
+            write_atomic(self.root / HEAD_FILE, data)
+        else:
+            write_whole(self.root / HEAD_FILE, data)
+        self._notify(HEAD_FILE)
+
+    def head(self) -> bytes | None:
+        try:
+            return (self.root / HEAD_FILE).read_bytes()
+        except FileNotFoundError:
+            return None
 
     def read(self, folder: Folder, digest: str) -> bytes:
         return self.path(folder, digest).read_bytes()
@@ -87,6 +102,10 @@ class Store:
             dropped += self.remove(folder, wrong)
         return dropped
 
+    def _notify(self, name: str) -> None:
+        for listener in list(self.listeners):
+            listener(name)
+
     def _matches(self, folder: Folder, digest: str) -> bool:
         try:
             return digest_file(self.path(folder, digest)) == digest
@@ -94,7 +113,7 @@ class Store:
             return False
 
 
-class Readers:
+class AccessTimes:
     """When each file was last asked for, so that nothing is pruned under somebody who is still fetching it."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -89,7 +89,7 @@ def relay(
     ca: Authority = None,
 ) -> None:
     """Pass weights on; nobody has to trust you for it."""
-    from shoal.broadcast import ServerLimits
+    from shoal.broadcast import RelaySettings, ServerLimits
     from shoal.roles import processes as roles
 
     limits = ServerLimits(
@@ -98,20 +98,18 @@ def relay(
         bytes_s_per_client=max_client_mb_s * 1e6,
         bytes_s_total=max_upload_mb_s * 1e6,
     )
-    roles.relay(
+    settings = RelaySettings(
+        dir,
         upstream,
-        report,
-        root=dir,
-        host=host,
-        port=port,
-        run_key=run_key,
-        coordinator=coordinator,
-        public_url=public_url,
+        run_key,
+        host,
+        port,
+        public_url,
         peers=peer,
         limits=limits,
         max_download_bytes_s=max_download_mb_s * 1e6,
-        authority=ca,
     )
+    roles.relay(settings, report, coordinator=coordinator, authority=ca)
 
 
 def work(

@@ -7,7 +7,7 @@ are then signed anew; the rest may change freely. Whatever can be refused is ref
 
 from pathlib import Path
 
-from shoal.broadcast import Origin
+from shoal.broadcast import Origin, OriginSettings
 from shoal.config import ShoalConfig, TasksConfig, ValidationConfig, to_toml
 from shoal.errors import ConfigError
 from shoal.files import digest_file, remove_leftovers, write_atomic
@@ -129,7 +129,7 @@ def _write(
     for role in ROLES:
         directory.key(role)
     secret = directory.create_secret(config.run.seed)
-    origin = Origin(directory.origin, run_key, run_id=run_id)
+    origin = Origin(directory.origin, run_key, OriginSettings(run_id=run_id))
     descriptor = RunDescriptor(
         run_id=run_id,
         protocol=PROTOCOL_VERSION,

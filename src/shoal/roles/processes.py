@@ -7,9 +7,12 @@ need them, so that relay and coordinator start in well under a second.
 import logging
 import os
 import platform
+import signal
+import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +28,7 @@ from shoal.roles.welcome import describe_judging, describe_model, explain_run, e
 from shoal.rundir import RunDirectory
 
 if TYPE_CHECKING:
-    from shoal.broadcast import ServerLimits
+    from shoal.broadcast import RelaySettings
     from shoal.training.model.distributed import World
     from shoal.worker import Worker
 
@@ -91,8 +94,6 @@ def train(directory: RunDirectory, report: Report, *, threads: int) -> None:
 
 
 def _train(directory: RunDirectory, world: "World", report: Report) -> None:
-    import threading
-
     from shoal.owner.create import register_files
     from shoal.policy.models import resolve_model
     from shoal.training import Trackers, Trainer
@@ -210,33 +211,22 @@ def _evaluate(directory: RunDirectory, root: Path, report: Report) -> None:
 
 
 def relay(
-    upstreams: Sequence[str],
-    report: Report,
-    *,
-    root: Path,
-    host: str,
-    port: int,
-    run_key: str | None,
-    coordinator: str | None,
-    public_url: str | None,
-    peers: Sequence[str] = (),
-    limits: "ServerLimits | None" = None,
-    max_download_bytes_s: float = 0,
-    authority: Path | None = None,
+    settings: "RelaySettings", report: Report, *, coordinator: str | None = None, authority: Path | None = None
 ) -> None:
-    from shoal.broadcast import Neighbours, run_relay
+    """Runs a relay until SIGINT or SIGTERM."""
+    from shoal.broadcast import Neighbours, Relay
 
+    root, run_key = settings.root, settings.run_key
     if authority is not None:
         trust_authority(authority, root / "trusted.pem")
-
     metrics = SpokenTrouble(root / "events.jsonl", report)
-    neighbours = Neighbours(upstreams, peers)
-    announce, clock = None, time.time
+    neighbours, announce, clock = None, None, time.time
     if coordinator is not None:
         descriptor = joined_descriptor(coordinator, run_key, root, report)
-        run_key = descriptor.run_key
+        settings = replace(settings, run_key=descriptor.run_key)
         client = CoordinatorClient.for_run(descriptor, Keypair.load_or_create(root / "relay.key"), coordinator)
         clock = client.server_time
+        neighbours = Neighbours(settings.upstreams, settings.peers)
 
         def announce(url: str) -> None:
             answer = client.announce_relay(
@@ -252,29 +242,26 @@ def relay(
             spare = [answer.origin_url, *descriptor.relay_urls]
             neighbours.update([(view.url, view.exchanges) for view in living if view.url != url], spare)
 
-    def on_ready(url: str) -> None:
-        report(f"relay at {url}, following {', '.join(upstreams)}")
-        if coordinator is not None and host in ("0.0.0.0", "::") and public_url is None:
-            report(f"workers on other machines cannot reach {url}; say how they can with --public-url")
-
     with hold(root / "lock", f"Another relay uses {root}.", hint="Give this one its own directory with --dir."):
         remove_all_leftovers(root)
-        run_relay(
-            host,
-            port,
-            root,
-            upstreams,
-            run_key,
-            public_url=public_url,
-            peers=neighbours.peers if coordinator is not None or peers else None,
-            spare_parents=neighbours.spare_parents,
-            announce=announce,
-            on_ready=on_ready,
-            metrics=metrics,
-            limits=limits,
-            max_download_bytes_s=max_download_bytes_s,
-            clock=clock,
-        )
+        relay = Relay(settings, neighbours=neighbours, announce=announce, metrics=metrics, clock=clock)
+        stopped = stop_signal()
+        relay.start()
+        report(f"relay at {relay.url}, following {', '.join(settings.upstreams)}")
+        if coordinator is not None and settings.host in ("0.0.0.0", "::") and settings.public_url is None:
+            report(f"workers on other machines cannot reach {relay.url}; say how they can with --public-url")
+        try:
+            stopped.wait()
+        finally:
+            relay.stop()
+
+
+def stop_signal() -> threading.Event:
+    """Set by SIGINT or SIGTERM from now on."""
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    return stopped
 
 
 def _newest_version(root: Path, run_key: str) -> int:

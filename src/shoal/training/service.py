@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shoal.broadcast import Origin, OriginServer, Publication
+from shoal.broadcast import Origin, OriginServer, OriginSettings, Publication
 from shoal.config import ShoalConfig
 from shoal.errors import IntegrityError, RefusedError, ShoalError
 from shoal.identity import Keypair
@@ -249,28 +249,20 @@ def build_origin(
     clock: Callable[[], float] = time.time,
 ) -> Origin:
     """`clock` says when a head expires; the coordinator's, so that everybody means the same time."""
-    keep = config.broadcast.keep_versions + config.training.async_level
-    return Origin(
-        root,
-        run_key,
+    settings = OriginSettings(
         run_id=descriptor.run_id,
         shard_bytes=config.broadcast.shard_bytes,
-        keep_versions=keep,
+        keep_versions=config.broadcast.keep_versions + config.training.async_level,
         head_ttl_s=config.broadcast.head_ttl_s,
-        anchor_every=config.broadcast.anchor_every,
+        keyframe_every=config.broadcast.anchor_every,
         delta_from_bytes=config.broadcast.delta_from_bytes,
-        clock=clock,
     )
+    return Origin(root, run_key, settings, clock=clock)
 
 
 def serve(origin: Origin, config: ShoalConfig, metrics: EventLog) -> OriginServer:
     server = OriginServer(
-        origin.root,
-        config.broadcast.host,
-        config.broadcast.port,
-        readers=origin.readers,
-        metrics=metrics,
-        refresh=origin.refresh,
+        origin.store, config.broadcast.host, config.broadcast.port, metrics=metrics, refresh=origin.refresh
     )
     server.start()
     return server

@@ -69,7 +69,7 @@ def test_odd_queries_are_answered_at_once(origin: Origin, origin_server: OriginS
 
 def test_too_many_requests_at_once_are_refused(origin: Origin) -> None:
     publish(origin)
-    server = OriginServer(origin.root, "127.0.0.1", 0, limits=ServerLimits(requests_per_client=0))
+    server = OriginServer(origin.store, "127.0.0.1", 0, limits=ServerLimits(requests_per_client=0))
     server.start()
     try:
         status, body, _ = get(server.url, "/head.json")
@@ -106,7 +106,7 @@ def limited(origin: Origin) -> Iterator[Callable[[ServerLimits], OriginServer]]:
     servers: list[OriginServer] = []
 
     def make(limits: ServerLimits) -> OriginServer:
-        server = OriginServer(origin.root, "127.0.0.1", 0, limits=limits)
+        server = OriginServer(origin.store, "127.0.0.1", 0, limits=limits)
         server.start()
         servers.append(server)
         return server

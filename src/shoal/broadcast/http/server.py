@@ -17,12 +17,13 @@ from aiohttp import web
 
 from shoal.broadcast.http.limits import Places, ServerLimits, Throttle
 from shoal.broadcast.http.listener import Guard, ServerThread
-from shoal.broadcast.http.waiting import Arrivals, HeadPointer
-from shoal.broadcast.store import Folder, Readers, Store
+from shoal.broadcast.http.waiting import FileWaiters, HeadPointer
+from shoal.broadcast.store import HEAD_FILE, Folder, Store
 from shoal.files import is_digest
 from shoal.metrics import EventLog
 
 MAX_WAIT_S = 30.0
+REFRESH_EVERY_S = 30.0
 THROTTLED_PIECE_BYTES = 64 << 10
 PIECE_BYTES = 8 << 20
 IMMUTABLE = {
@@ -40,50 +41,50 @@ class DirectoryServer:
         self,
         store: Store,
         *,
-        readers: Readers | None = None,
         metrics: EventLog | None = None,
         limits: ServerLimits | None = None,
         expected: Callable[[str], bool] | None = None,
     ) -> None:
         """`expected` says which files are on their way; without it nothing ever is."""
         self._store = store
-        self._readers = readers or Readers()
         self._metrics = metrics or EventLog()
         self._limits = limits or ServerLimits()
         self._expected = expected
         self._throttle = Throttle(self._limits)
         self._places = Places(self._limits.requests_per_client, self._limits.requests_total)
-        self._pointer = HeadPointer(store.root / "head.json")
-        self._arrivals = Arrivals()
+        self._pointer = HeadPointer()
+        self._waiters = FileWaiters()
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._limit], client_max_size=1024)
         app.router.add_get("/head.json", self._get_head)
         app.router.add_get("/descriptor.json", self._get_descriptor)
         app.router.add_get("/{folder:shards|manifests}/{digest}", self._get_file)
-        app.cleanup_ctx.append(self._watch)
+        app.cleanup_ctx.append(self._follow_store)
         app.on_shutdown.append(self._release_waiting)
         return app
 
-    async def _watch(self, app: web.Application) -> AsyncIterator[None]:
+    async def _follow_store(self, app: web.Application) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
 
-        def arrived(digest: str) -> None:
+        def stored(name: str) -> None:
             # The loop may be gone when a last shard arrives during shutdown.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._arrivals.notify, digest)
+                loop.call_soon_threadsafe(self._read_head if name == HEAD_FILE else self._waiters.notify, name)
 
-        self._store.on_put = arrived
-        task = asyncio.create_task(self._pointer.watch())
+        self._store.listeners.append(stored)
+        self._read_head(HEAD_FILE)
         yield
-        self._store.on_put = None
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        self._store.listeners.remove(stored)
+
+    def _read_head(self, name: str) -> None:
+        data = self._store.head()
+        if data is not None:
+            self._pointer.replace(data)
 
     async def _release_waiting(self, app: web.Application) -> None:
         self._pointer.close()
-        self._arrivals.close()
+        self._waiters.close()
 
     async def _get_head(self, request: web.Request) -> web.StreamResponse:
         newer_than = _number(request, "newer_than", -1)
@@ -109,12 +110,12 @@ class DirectoryServer:
         expected = self._expected
         if not path.exists() and expected is not None:
             # Even for an unknown name: whoever asks may have heard of a new version a moment before we do.
-            await self._arrivals.wait(digest, min(_number(request, "wait_s", 0), MAX_WAIT_S))
+            await self._waiters.wait(digest, min(_number(request, "wait_s", 0), MAX_WAIT_S))
         if not path.exists():
             if expected is not None and expected(digest):
                 return refusal(503, "not_yet", f"{digest[:12]}… is on its way here.", "Try again or ask another relay.")
             return refusal(404, "unknown_file", f"There is no {digest[:12]}… here.")
-        self._readers.touch(digest)
+        self._store.access.touch(digest)
         body = FileBody(path, self._throttle, self._metrics, self._limits.stalled_after_s)
         await body.send(request)
         return body
@@ -192,25 +193,19 @@ class OriginServer:
 
     def __init__(
         self,
-        root: Path,
+        store: Store,
         host: str,
         port: int,
         *,
-        readers: Readers | None = None,
         metrics: EventLog | None = None,
         limits: ServerLimits | None = None,
         refresh: Callable[[], None] | None = None,
-        refresh_every_s: float = 30.0,
     ) -> None:
         self._refresh = refresh
-        self._refresh_every_s = refresh_every_s
         self._stopping = threading.Event()
         self._refresher = threading.Thread(target=self._keep_fresh, name="head refresher", daemon=True)
-
-        def build() -> web.Application:
-            return DirectoryServer(Store(root), readers=readers, metrics=metrics, limits=limits).application()
-
-        self._server = ServerThread(build, host, port, name="origin", limits=limits)
+        directory = DirectoryServer(store, metrics=metrics, limits=limits)
+        self._server = ServerThread(directory.application, host, port, name="origin", limits=limits)
 
     @property
     def url(self) -> str:
@@ -229,15 +224,8 @@ class OriginServer:
         self._server.stop()
 
     def _keep_fresh(self) -> None:
-        while self._refresh is not None and not self._stopping.wait(self._refresh_every_s):
+        while self._refresh is not None and not self._stopping.wait(REFRESH_EVERY_S):
             self._refresh()
-
-
-def serve_origin(root: Path, host: str, port: int) -> OriginServer:
-    """Serve a directory that somebody publishes into, until `stop`."""
-    server = OriginServer(root, host, port)
-    server.start()
-    return server
 
 
 def refusal(status: int, code: str, message: str, hint: str = "") -> web.Response:

@@ -1,7 +1,13 @@
+"""The lower bound that the benchmark of deltas compares itself with."""
+
+import runpy
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from shoal.broadcast.bounds import bound_bytes
+BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "delta.py"
+bound_bytes = runpy.run_path(str(BENCHMARK))["bound_bytes"]
 
 
 def test_equal_weights_need_nothing() -> None:
