@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config import build_config, to_toml
-from shoal.coordinator.assignments import lease_name
+from shoal.coordinator.leasing import lease_name
 from shoal.coordinator.store.database import Connection, open_database
 from shoal.coordinator.store.writer import Store
 from shoal.files import digest_bytes, digest_file, write_atomic

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shoal.coordinator import assignments
+from shoal.coordinator import leasing
 from support.samples import keypair
 from support.swarm import HEARTBEAT, Swarm, running, small_config
 
@@ -67,7 +67,7 @@ def test_keys_on_probation_share_what_proven_ones_leave(tmp_path: Path) -> None:
 def test_work_means_a_lease_granted_lately_to_somebody_who_is_present(swarm: Swarm) -> None:
     def others_work(name: str, *, proven: bool = False) -> bool:
         key = keypair(name).public
-        return swarm.read(lambda connection: assignments.others_work(connection, swarm.context, key, proven=proven))
+        return swarm.read(lambda connection: leasing.has_other_workers(connection, swarm.context, key, proven=proven))
 
     swarm.publish(0)
     ann, bob = swarm.join("ann", "bob")
@@ -102,4 +102,4 @@ def test_one_who_works_is_found_behind_many_who_left(swarm: Swarm) -> None:
             )
         )
     key = keypair("ann").public
-    assert swarm.read(lambda connection: assignments.others_work(connection, swarm.context, key, proven=False))
+    assert swarm.read(lambda connection: leasing.has_other_workers(connection, swarm.context, key, proven=False))

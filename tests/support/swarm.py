@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from shoal.config import ShoalConfig, build_config
 from shoal.coordinator import app as app_module
-from shoal.coordinator import judging
+from shoal.coordinator import housekeeping
 from shoal.coordinator.app import create_app
 from shoal.coordinator.context import Context
 from shoal.coordinator.server import begin, collect_leftovers
@@ -168,7 +168,7 @@ class Swarm:
         return self.read(lambda connection: [dict(row) for row in connection.execute(sql, values)])
 
     def sweep(self) -> bool:
-        return self.write(lambda connection: judging.maintain(connection, self.context))
+        return self.write(lambda connection: housekeeping.maintain(connection, self.context))
 
     # What each role does in a healthy run
 

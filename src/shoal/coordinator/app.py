@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from shoal import __version__
-from shoal.coordinator import judging, retention
+from shoal.coordinator import housekeeping, retention
 from shoal.coordinator.bucket import Bucket
 from shoal.coordinator.context import Context
 from shoal.coordinator.http.dispatch import Express
@@ -81,7 +81,7 @@ def _lifespan(service: Service) -> Callable[[FastAPI], contextlib.AbstractAsyncC
 async def _sweep_forever(service: Service) -> None:
     for number in itertools.count():
         try:
-            await service.maintain(lambda connection: judging.maintain(connection, service.context))
+            await service.maintain(lambda connection: housekeeping.maintain(connection, service.context))
             if number % SWEEPS_PER_COLLECTION == 0:
                 await collect_rollouts(service)
         except Exception:  # the swarm depends on the next sweep, whatever happened to this one

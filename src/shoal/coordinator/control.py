@@ -4,7 +4,7 @@
 is *drained* and the trainer ends with a checkpoint. Both are left by resuming. Repeating a command changes nothing.
 """
 
-from shoal.coordinator import judging, ledger, steps
+from shoal.coordinator import ledger, steps, verdicts
 from shoal.coordinator.context import Context
 from shoal.coordinator.rules import trust
 from shoal.coordinator.store.database import Connection, Row
@@ -36,7 +36,7 @@ def state_answer(connection: Connection, context: Context) -> api.RunStateAnswer
 def ban(connection: Connection, context: Context, body: api.BanBody) -> Row:
     """What a proof of cheating does, on the owner's word: stake slashed, unconsumed work withdrawn."""
     if _worker(connection, body.worker)["state"] != "banned":
-        judging.ban(connection, context, body.worker, f"by the owner: {body.reason}")
+        verdicts.ban(connection, context, body.worker, f"by the owner: {body.reason}")
     return _worker(connection, body.worker)
 
 

@@ -56,14 +56,14 @@ def register(connection: Connection, context: Context, key: str, body: api.Regis
             " WHERE key=?",
             (*_facts(body), key),
         )
-    welcome_back(connection, context, key)
+    mark_seen(connection, context, key)
 
 
 def _facts(body: api.RegisterBody) -> tuple[object, ...]:
     return body.name, body.numerics_class, body.tokens_per_s, body.memory_bytes, body.link_bytes_per_s
 
 
-def welcome_back(connection: Connection, context: Context, key: str) -> Row:
+def mark_seen(connection: Connection, context: Context, key: str) -> Row:
     """Notes that the key lives; one that was given up returns to the state that it had earned."""
     row = require_worker(connection, key)
     context.seen(key)
@@ -72,7 +72,7 @@ def welcome_back(connection: Connection, context: Context, key: str) -> Row:
 
 def asks_for_work(connection: Connection, context: Context, key: str) -> Row:
     """As above, and a key that had only registered begins its probation."""
-    row = welcome_back(connection, context, key)
+    row = mark_seen(connection, context, key)
     return _move(connection, context, row, "asked") if row["state"] == "registered" else row
 
 

@@ -33,12 +33,12 @@ pytestmark = [
 HERE = Path(__file__).parents[1]
 PATIENCE_S = 120
 SUITE = [
-    "test_assignments.py",
+    "test_leasing.py",
     "test_audit_draws.py",
     "http/test_authentication.py",
     "test_claims.py",
     "http/test_hostile_requests.py",
-    "test_judging.py",
+    "test_verdicts.py",
     "test_lifecycle.py",
     "http/test_openapi.py",
     "test_shares.py",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import FileResponse, RedirectResponse, Response
 
-from shoal.coordinator import judging, steps
+from shoal.coordinator import steps, submissions, verdicts
 from shoal.coordinator.http.openapi import PARQUET
 from shoal.coordinator.http.service import Service, Signed, until_changed
 from shoal.coordinator.store.database import Connection
@@ -43,7 +43,10 @@ def owner_routes(service: Service) -> APIRouter:
         context.require_role(caller.key, "validator")
         clock = asyncio.get_running_loop().time
         deadline, ticket = clock() + body.wait_s, service.bell.ticket()
-        operation = judging.claim_operation(context, caller.key, body)
+
+        def operation(connection: Connection) -> api.ClaimAnswer:
+            return submissions.claim(connection, context, caller.key, body)
+
         answer = await service.write(caller, operation)
         while answer.claim is None and answer.run_state != "finished" and not service.stopping:
             if (left_s := deadline - clock()) <= 0:
@@ -56,7 +59,7 @@ def owner_routes(service: Service) -> APIRouter:
     @router.post("/v1/verdicts")
     async def verdict(body: api.VerdictBody, caller: Caller) -> api.VerdictAnswer:
         recorded = await service.write(
-            caller, lambda connection: judging.record_verdict(connection, context, caller.key, body), rings=True
+            caller, lambda connection: verdicts.record_verdict(connection, context, caller.key, body), rings=True
         )
         return api.VerdictAnswer(recorded=recorded)
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 from blake3 import blake3
 from fastapi import Request
 
+from shoal.coordinator import nonces
 from shoal.coordinator.context import Context, Stamp
 from shoal.coordinator.http.limits import RateLimit
 from shoal.coordinator.http.refusals import too_many
@@ -50,11 +51,7 @@ async def until_changed(ticket: asyncio.Event, timeout_s: float) -> None:
 
 @dataclass(frozen=True)
 class Signed:
-    """Who asks; `spend` uses the request's nonce up inside the operation's transaction.
-
-    A request that is shown again shows its signed time again, so nonces are kept in the order of time: new ones go to the end of
-    the table, old ones are cut off at its beginning.
-    """
+    """Who asks; `spend` uses the request's nonce up inside the operation's transaction."""
 
     key: str
     at: float
@@ -65,13 +62,7 @@ class Signed:
         return self.at, self.nonce
 
     def spend(self, connection: Connection) -> None:
-        spent = connection.execute(
-            "INSERT INTO nonces SELECT ?,?,? WHERE NOT EXISTS (SELECT 1 FROM old_nonces WHERE key=? AND nonce=?)"
-            " ON CONFLICT DO NOTHING",
-            (self.at, self.key, self.nonce, self.key, self.nonce),
-        )
-        if not spent.rowcount:
-            raise RefusedError("replay", "This request was already seen.", hint="Sign a new one.", status=409)
+        nonces.spend(connection, self.key, self.at, self.nonce)
 
 
 class Service:

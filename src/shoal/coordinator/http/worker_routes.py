@@ -7,7 +7,7 @@ from blake3 import blake3
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from shoal.coordinator import assignments, steps, views, workers
+from shoal.coordinator import leasing, steps, submissions, views, workers
 from shoal.coordinator.context import Context
 from shoal.coordinator.http.openapi import UPLOAD_BODY
 from shoal.coordinator.http.service import Service, Signed, bounded_stream, stream_to_disk
@@ -47,7 +47,7 @@ def worker_routes(service: Service) -> APIRouter:
 
         view, state = await service.glance(look)
         if view.state == "gone":
-            await service.write(caller, lambda connection: workers.welcome_back(connection, context, caller.key))
+            await service.write(caller, lambda connection: workers.mark_seen(connection, context, caller.key))
             view, state = await service.glance(look)
         return api.HeartbeatAnswer(
             server_time=context.clock(),
@@ -59,20 +59,20 @@ def worker_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/leases")
     async def lease(body: api.LeaseBody, caller: Caller) -> api.LeaseAnswer:
-        return await service.write(caller, lambda connection: assignments.lease(connection, context, caller.key, body))
+        return await service.write(caller, lambda connection: leasing.lease(connection, context, caller.key, body))
 
     @router.delete("/v1/leases/{lease_id}", status_code=204)
     async def give_back(lease_id: str, caller: Caller) -> Response:
-        await service.write(caller, lambda connection: assignments.give_back(connection, context, caller.key, lease_id))
+        await service.write(caller, lambda connection: leasing.give_back(connection, context, caller.key, lease_id))
         return Response(status_code=204)
 
     async def expect_upload(caller: Signed, lease_id: str, digest: str, signature: str) -> Row | None:
         """The lease that this file answers, none if it was taken before; anything else is refused."""
         lease = await service.glance(
-            lambda connection: assignments.check_upload(connection, context, caller.key, lease_id, digest)
+            lambda connection: submissions.check_upload(connection, context, caller.key, lease_id, digest)
         )
         if lease is not None:
-            assignments.verify_upload(context, caller.key, lease_id, digest, signature)
+            submissions.verify_upload(context, caller.key, lease_id, digest, signature)
         return lease
 
     @router.put("/v1/submissions/{lease_id}", openapi_extra=UPLOAD_BODY)
@@ -96,7 +96,7 @@ def worker_routes(service: Service) -> APIRouter:
         def operation(connection: Connection) -> api.SubmissionAnswer:
             if digest != claimed:
                 raise RefusedError("digest", "The uploaded bytes are not those that were signed.", status=400)
-            return assignments.accept_upload(
+            return submissions.accept_upload(
                 connection, context, caller.key, lease_id, submission_id, digest, size_bytes, signature
             )
 
@@ -133,7 +133,7 @@ def worker_routes(service: Service) -> APIRouter:
             raise RefusedError("digest", "The uploaded bytes are not those that were signed.", status=400)
         answer = await service.write(
             caller,
-            lambda connection: assignments.accept_upload(
+            lambda connection: submissions.accept_upload(
                 connection, context, caller.key, lease_id, name, digest, body.size_bytes, body.signature
             ),
             rings=True,

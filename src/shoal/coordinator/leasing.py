@@ -1,7 +1,6 @@
-"""Handing out work and taking it in: leases, uploads, and what becomes of dropped slots.
+"""Leases: which slot a key works on, until when, and what happens to slots that are dropped.
 
-Every function runs inside one transaction of the store. Decisions are made by `leases`, `batches` and `trust`; this module only
-reads and writes rows.
+Every function runs inside one transaction of the store. `rules.leases` decides; this module reads and writes rows.
 """
 
 from typing import Any
@@ -9,22 +8,19 @@ from typing import Any
 from blake3 import blake3
 
 from shoal.coordinator import slots
-from shoal.coordinator.context import CLOCK_SLACK_S, Context
-from shoal.coordinator.rules import batches, leases, trust
+from shoal.coordinator.context import Context
+from shoal.coordinator.rules import batches, leases
 from shoal.coordinator.steps import current_step, run_state, step_counts
 from shoal.coordinator.store.database import Connection, Row
-from shoal.coordinator.workers import asks_for_work, require_worker, save_trust, trust_record
+from shoal.coordinator.workers import asks_for_work
 from shoal.errors import RefusedError
-from shoal.identity import verify_signature
 from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed, step_secret
-from shoal.protocol.signing import submission_message
 
 LEASES_PER_KEY = 2
 """One being worked on, one being uploaded."""
 LEASE_POLLS_PER_S = 400
 """Idle workers of a large swarm ask less often, so that together they ask no more than this."""
-LIVE_STATES = ("registered", "probation", "active", "suspect", "quarantined")
 DROPPED = ("returned", "expired", "abandoned")
 PAGE = 16
 
@@ -104,19 +100,19 @@ def _step_load(
             "SELECT state, COUNT(*) AS n FROM leases WHERE worker=? AND step=? GROUP BY state", (key, step)
         )
     }
-    proven_work = others_work(connection, context, key, proven=True)
+    proven_work = has_other_workers(connection, context, key, proven=True)
     return leases.StepLoad(
         slots_of_key=sum(own.get(state, 0) for state in slots.FILLING),
         drops_of_key=sum(own.get(state, 0) for state in DROPPED),
         slots_of_probation=counts.unproven_slots,
         slots_planned=-(-(counts.judged_groups + counts.outstanding_groups + wanted) // per_slot),
         slots_outstanding=counts.outstanding_groups // per_slot,
-        others_work=proven_work or others_work(connection, context, key, proven=False),
+        others_work=proven_work or has_other_workers(connection, context, key, proven=False),
         proven_work=proven_work,
     )
 
 
-def others_work(connection: Connection, context: Context, key: str, *, proven: bool) -> bool:
+def has_other_workers(connection: Connection, context: Context, key: str, *, proven: bool) -> bool:
     """Whether another key of this standing that is present was granted work while a lease lasts."""
     since, looked_at = context.clock() - context.config.coordinator.lease_s, 0
     while True:
@@ -194,70 +190,6 @@ def give_back(connection: Connection, context: Context, key: str, lease_id: str)
         slots.drop_lease(connection, row, "returned")
 
 
-def verify_upload(context: Context, key: str, lease_id: str, digest: str, signature: str) -> None:
-    """The worker's word for its file, which is kept as evidence."""
-    verify_signature(key, submission_message(context.descriptor.run_id, lease_id, digest), signature)
-
-
-def check_upload(connection: Connection, context: Context, key: str, lease_id: str, digest: str) -> Row | None:
-    """The lease that this upload answers, none if the same file was taken before, or the reason why it is refused."""
-    require_worker(connection, key)
-    row: Row | None = connection.execute(
-        "SELECT leases.*, submissions.digest AS digest FROM leases LEFT JOIN submissions USING (lease_id)"
-        " WHERE leases.lease_id=? AND leases.worker=?",
-        (lease_id, key),
-    ).fetchone()
-    if row is None:
-        raise RefusedError("unknown_lease", "This key holds no such lease.", hint="Take a new lease.", status=404)
-    if row["digest"] == digest:
-        return None
-    if row["digest"] is not None:
-        raise RefusedError("already_submitted", "Another file was submitted for this lease.", status=409)
-    if row["state"] != "leased" or row["expires_at"] < context.clock():
-        raise RefusedError("lease_expired", "The lease ended before the upload.", hint="Take a new lease.", status=409)
-    return row
-
-
-def accept_upload(
-    connection: Connection,
-    context: Context,
-    key: str,
-    lease_id: str,
-    submission_id: str,
-    digest: str,
-    size_bytes: int,
-    signature: str,
-) -> api.SubmissionAnswer:
-    """Takes in a file whose signature was verified."""
-    row = check_upload(connection, context, key, lease_id, digest)
-    if row is None:
-        known = connection.execute("SELECT * FROM submissions WHERE lease_id=?", (lease_id,)).fetchone()
-        return api.SubmissionAnswer(submission_id=known["submission_id"], state=known["state"])
-    worker = require_worker(connection, key)
-    rate, step = trust.audit_rate(trust_record(worker), context.config.trust), current_step(connection)
-    connection.execute(
-        "INSERT INTO submissions (submission_id, lease_id, worker, digest, size_bytes, signature, received_at, audit,"
-        " audit_step, audit_rate, numerics_class, state) VALUES (?,?,?,?,?,?,?,?,?,?,?,'pending')",
-        (
-            submission_id,
-            lease_id,
-            key,
-            digest,
-            size_bytes,
-            signature,
-            context.clock(),
-            int(trust.is_audited(step_secret(context.secret, step), digest, rate)),
-            step,
-            rate,
-            worker["numerics_class"],
-        ),
-    )
-    connection.execute("UPDATE leases SET state='submitted' WHERE lease_id=?", (lease_id,))
-    slots.move_slot(connection, row, "submitted")
-    context.seen(key)
-    return api.SubmissionAnswer(submission_id=submission_id, state="pending")
-
-
 def expire_leases(connection: Connection, context: Context) -> bool:
     late = connection.execute(
         "SELECT * FROM leases WHERE state='leased' AND expires_at < ?", (context.clock(),)
@@ -265,31 +197,3 @@ def expire_leases(connection: Connection, context: Context) -> bool:
     for row in late:
         slots.drop_lease(connection, row, "expired")
     return bool(late)
-
-
-def sweep(connection: Connection, context: Context) -> bool:
-    """Ends leases that ran out, gives up workers that fell silent, forgets old nonces; true if work came free."""
-    expired = expire_leases(connection, context)
-    given_up = [key for key in context.silent() if _give_up(connection, context, key)]
-    _forget_nonces(connection, context)
-    return expired or bool(given_up)
-
-
-def _forget_nonces(connection: Connection, context: Context) -> None:
-    """Those whose request no process would accept any more."""
-    now = context.clock()
-    oldest = now - context.config.coordinator.clock_window_s - (CLOCK_SLACK_S if context.is_shared else 0.0)
-    connection.execute("DELETE FROM nonces WHERE at < ?", (oldest,))
-    connection.execute("DELETE FROM old_nonces WHERE expires_at < ?", (now,))
-
-
-def _give_up(connection: Connection, context: Context, key: str) -> bool:
-    """Marks a silent key as gone. It is forgotten one sweep later, when that is surely on disk."""
-    worker = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
-    if worker is None or worker["state"] not in LIVE_STATES:
-        context.forget(key)
-        return False
-    save_trust(connection, key, trust.after(trust_record(worker), "silent", context.config.trust))
-    for row in connection.execute("SELECT * FROM leases WHERE worker=? AND state='leased'", (key,)).fetchall():
-        slots.drop_lease(connection, row, "abandoned")
-    return True

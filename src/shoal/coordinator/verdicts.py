@@ -1,95 +1,22 @@
-"""From submission to batch: claims of validators, verdicts and what follows from them, batches, versions.
+"""Verdicts and what follows from them: credit, trust, drift, bans, withdrawn groups, and the batch that a verdict completes.
 
-A verdict and all its consequences (credit, trust, ban, withdrawal, the batch that it completes) are one transaction.
+A verdict and all its consequences are one transaction.
 """
 
 import json
-import uuid
-from collections.abc import Callable, Sequence
 
-from shoal.coordinator import ledger, presence, slots
+from shoal.coordinator import ledger, slots
 from shoal.coordinator import task_stats as tasks
-from shoal.coordinator.assignments import lease_of, sweep
 from shoal.coordinator.context import Context
-from shoal.coordinator.rules import drift, retries, trust
-from shoal.coordinator.steps import advance, current_step, run_state
+from shoal.coordinator.rules import drift, trust
+from shoal.coordinator.steps import advance, current_step
 from shoal.coordinator.store.database import Connection, Row
+from shoal.coordinator.submissions import try_again
 from shoal.coordinator.workers import save_trust, trust_record
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason, Severity, most_severe
-
-
-def claim(connection: Connection, context: Context, key: str, body: api.ClaimBody) -> api.ClaimAnswer:
-    """The oldest submission that nobody judges; the same one again for a repeated request."""
-    context.require_role(key, "validator")
-    now = context.clock()
-    release_claims(connection, context)
-    row = connection.execute(
-        "SELECT * FROM submissions WHERE state='claimed' AND claimed_by=? AND claim_request=?", (key, body.request_id)
-    ).fetchone()
-    if row is None:
-        row = connection.execute(
-            "SELECT * FROM submissions WHERE state='pending' AND retry_at <= ? ORDER BY received_at LIMIT 1", (now,)
-        ).fetchone()
-        if row is None:
-            return api.ClaimAnswer(run_state=run_state(connection, context))
-        connection.execute(
-            "UPDATE submissions SET state='claimed', claim_id=?, claimed_by=?, claim_request=?, claim_expires=?, tries=tries+1"
-            " WHERE submission_id=?",
-            (uuid.uuid4().hex, key, body.request_id, now + context.config.validation.claim_s, row["submission_id"]),
-        )
-    row = connection.execute("SELECT * FROM submissions WHERE submission_id=?", (row["submission_id"],)).fetchone()
-    lease = connection.execute("SELECT * FROM leases WHERE lease_id=?", (row["lease_id"],)).fetchone()
-    claimed = api.Claim(
-        claim_id=row["claim_id"],
-        submission_id=row["submission_id"],
-        worker_key=row["worker"],
-        digest=row["digest"],
-        lease=lease_of(context, lease),
-        audit=bool(row["audit"]),
-        numerics_class=row["numerics_class"],
-    )
-    return api.ClaimAnswer(claim=claimed, run_state=run_state(connection, context))
-
-
-def claim_operation(context: Context, key: str, body: api.ClaimBody) -> Callable[[Connection], api.ClaimAnswer]:
-    return lambda connection: claim(connection, context, key, body)
-
-
-def release_claims(connection: Connection, context: Context) -> bool:
-    """Claims of validators that died return; a file that nobody survives is set aside without blame."""
-    lost = connection.execute(
-        "SELECT * FROM submissions WHERE state='claimed' AND claim_expires < ?", (context.clock(),)
-    ).fetchall()
-    for row in lost:
-        _try_again(connection, context, row, [Reason.VALIDATOR_CRASH], "no verdict before the claim ran out")
-        # The claim was the wait: whoever is free takes it at once.
-        connection.execute(
-            "UPDATE submissions SET claim_id=NULL, retry_at=0 WHERE submission_id=?", (row["submission_id"],)
-        )
-    return bool(lost)
-
-
-def maintain(connection: Connection, context: Context) -> bool:
-    """What time alone brings about; true if somebody who waits should look again."""
-    if context.is_shared:
-        presence.exchange(connection, context)
-    changes = [
-        sweep(connection, context),
-        release_claims(connection, context),
-        _retries_due(connection, context),
-        advance(connection, context),
-    ]
-    return any(changes)
-
-
-def _retries_due(connection: Connection, context: Context) -> bool:
-    due = connection.execute(
-        "UPDATE submissions SET retry_at=0 WHERE state='pending' AND retry_at > 0 AND retry_at <= ?", (context.clock(),)
-    )
-    return due.rowcount > 0
 
 
 def record_verdict(connection: Connection, context: Context, key: str, body: api.VerdictBody) -> bool:
@@ -105,7 +32,7 @@ def record_verdict(connection: Connection, context: Context, key: str, body: api
     if body.accepted:
         _accept(connection, context, row, body)
     elif most_severe(list(body.reasons)) in (Severity.FAULT, None):
-        _try_again(connection, context, row, body.reasons, body.detail or ", ".join(body.reasons))
+        try_again(connection, context, row, body.reasons, body.detail or ", ".join(body.reasons))
     else:
         _reject(connection, context, row, body)
     if body.audited:
@@ -256,23 +183,3 @@ def withdraw(connection: Connection, key: str) -> None:
     ).fetchall():
         slots.end_lease(connection, lease, "void")
         slots.move_slot(connection, lease, "void")
-
-
-def _try_again(connection: Connection, context: Context, row: Row, reasons: Sequence[Reason], why: str) -> None:
-    now, faults = context.clock(), row["faults"] + 1
-    counted = retries.counts(reasons, now - row["received_at"])
-    if not counted or row["tries"] < context.config.validation.max_tries:
-        connection.execute(
-            "UPDATE submissions SET state='pending', faults=?, tries=?, retry_at=? WHERE submission_id=?",
-            (faults, row["tries"] - (not counted), now + retries.wait_s(faults), row["submission_id"]),
-        )
-        return
-    connection.execute(
-        "UPDATE submissions SET state='set_aside', judged_at=?, verdict=? WHERE submission_id=?",
-        (context.clock(), json.dumps({"detail": why}), row["submission_id"]),
-    )
-    lease = connection.execute("SELECT * FROM leases WHERE lease_id=?", (row["lease_id"],)).fetchone()
-    slots.drop_lease(connection, lease, "set_aside")
-    ledger.append(
-        connection, context.keypair, context.clock(), "set_aside", submission=row["submission_id"], why=why[:500]
-    )
