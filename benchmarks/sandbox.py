@@ -1,10 +1,10 @@
-"""Model-written programs per second: our sandbox against a bare subprocess that protects nobody.
+"""Model-written programs per second: our sandbox against a bare subprocess that does not isolate anything.
 
     python benchmarks/sandbox.py [--programs 100] [--tests 1] [--rounds 5]
 
 Every program reads a number and writes its square. `bare` starts `python -I -S` once per test, as a verifier without a sandbox
 does; `sandbox` judges the same programs through the pool, filter, limits and comparison included. Sequential runs give the overhead
-of one execution, runs on all seats the throughput. `cold` starts each sandbox when it is needed, without the pool. Rounds
+of one execution, parallel runs the throughput. `cold` starts each sandbox when it is needed, without the pool. Rounds
 alternate; figures are medians.
 """
 
@@ -68,7 +68,7 @@ def main() -> None:
         CodeTest(kind="stdin_stdout", input=f"{number}\n", output=f"{number * number}\n")
         for number in range(settings.tests)
     ]
-    seats = shared_pool().seats
+    seats = shared_pool().size
     measured: dict[str, list[float]] = {}
     for number in range(settings.rounds):
         for name, judge, threads in (

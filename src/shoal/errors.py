@@ -60,3 +60,8 @@ class RefusedError(ShoalError):
         self.status = status
         self.retry_after_s = retry_after_s
         """When asking again makes sense, if the other side said so."""
+
+
+def one_line(error: Exception) -> str:
+    """What another library says, short and without its last full stop, to quote inside a sentence."""
+    return " ".join(str(error).split())[:300].rstrip(".")

@@ -19,7 +19,7 @@ from shoal.curation.recipe import (
     worked_solution,
 )
 from shoal.tasks import PromptStyle, TextCodec, score
-from shoal.tasks.datasets.chain_sums import ChainSum, as_task, draw_chain_sum
+from shoal.tasks.datasets.chain_sums import ChainSum, as_task, sample_chain_sum
 
 PROBLEM = ChainSum(47, 38, -19)
 
@@ -45,7 +45,7 @@ def test_clean_solutions_state_each_intermediate_result(style: str, text: str) -
 def test_clean_solutions_are_always_right_and_as_long_as_their_style(codec: TextCodec, style: str) -> None:
     rng = random.Random(0)
     for _ in range(100):
-        problem = draw_chain_sum(rng)
+        problem = sample_chain_sum(rng)
         text = worked_solution(problem, style, 0.0, rng)
         assert score(as_task(problem), text).reward == 1.0
         assert STYLE_LENGTHS[style] - 6 <= len(codec.encode(text)) + 1 <= STYLE_LENGTHS[style]

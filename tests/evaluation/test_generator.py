@@ -9,8 +9,8 @@ import pytest
 from shoal.config import TasksConfig
 from shoal.evaluation import AnswerGenerator, SamplingSettings
 from shoal.evaluation.generator import category_of, draw, policy_digest
-from shoal.tasks import Info, Outcome, Task, Verifier, load_tasks, score
-from shoal.tasks.verifiers import VERIFIERS
+from shoal.tasks import Outcome, Task, Verifier, load_tasks, score
+from shoal.tasks.verifiers.registry import VERIFIERS
 
 TASKS = list(load_tasks(TasksConfig(count=1, heldout=4)).heldout)
 SETTINGS = SamplingSettings(samples=3, max_new_tokens=12, target_lengths=(16, 32))
@@ -41,11 +41,11 @@ def test_verifiers_that_wait_for_other_processes_judge_side_by_side(
 ) -> None:
     meeting = threading.Barrier(2)
 
-    def check_together(info: Info, text: str) -> Outcome:
+    def check_together(task: Task, text: str) -> Outcome:
         meeting.wait(timeout=60)
         return Outcome(1.0, "met")
 
-    monkeypatch.setitem(VERIFIERS, "meeting", Verifier(check_together, Info, exact=True, slow=True))
+    monkeypatch.setitem(VERIFIERS, "meeting", Verifier(check_together, exact=True, slow=True))
     task = Task(problem_id="1", source="s", task_type="meeting", prompt="?", verification_info={})
     settings = SamplingSettings(samples=2, max_new_tokens=2)
     answers = AnswerGenerator.load(str(tiny_policy), "torch", settings).answer([task])

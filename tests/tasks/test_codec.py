@@ -161,5 +161,5 @@ def test_without_thinking_no_tag_is_opened_and_the_whole_completion_is_the_answe
     assert untagged.encode("<|user|>Compute 47+38-19.<|end|><|assistant|>") == prompt
     assert untagged.prompt_tokens(TASK, 0, PromptStyle()) == [*prompt, *untagged.encode("<think>")]
     answer = codec.encode("66<|end|>")
-    assert score(TASK, codec.judged_text(answer, style)).reward == 1.0
-    assert score(TASK, codec.judged_text(answer, PromptStyle())).reward == 0.0
+    assert score(TASK, codec.answer_text(answer, style)).reward == 1.0
+    assert score(TASK, codec.answer_text(answer, PromptStyle())).reward == 0.0

@@ -91,7 +91,7 @@ def test_a_malformed_task_is_refused_with_its_row(tmp_path: Path, row: dict[str,
 def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
     path = tmp_path / "broken.jsonl"
     path.write_text('{"prompt": "p"')
-    with pytest.raises(ConfigError, match="line 1 of"):
+    with pytest.raises(ConfigError, match="Line 1 of"):
         load(path)
 
 

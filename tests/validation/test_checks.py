@@ -258,7 +258,7 @@ def test_a_false_reward_of_an_exact_verifier_is_named_with_what_it_is_worth(
 def test_a_false_reward_of_a_tolerant_verifier_is_an_anomaly(
     judge: Callable[[Submission], Checked], honest: Submission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.tasks import verifiers
+    from shoal.tasks.verifiers import registry as verifiers
 
     tolerant = replace(verifiers.VERIFIERS["integer_answer"], exact=False)
     monkeypatch.setitem(verifiers.VERIFIERS, "integer_answer", tolerant)
@@ -273,10 +273,11 @@ def test_a_false_reward_of_a_tolerant_verifier_is_an_anomaly(
 def test_a_verdict_that_a_limit_decided_is_held_against_nobody(
     judge: Callable[[Submission], Checked], honest: Submission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.tasks import Outcome, verifiers
+    from shoal.tasks import Outcome
+    from shoal.tasks.verifiers import registry as verifiers
 
     hurried = replace(
-        verifiers.VERIFIERS["integer_answer"], check=lambda info, text: Outcome(0.0, "took too long", limited=True)
+        verifiers.VERIFIERS["integer_answer"], verify=lambda task, text: Outcome(0.0, "took too long", limited=True)
     )
     monkeypatch.setitem(verifiers.VERIFIERS, "integer_answer", hurried)
     claimed = honest

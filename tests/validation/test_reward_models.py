@@ -15,7 +15,7 @@ from shoal.protocol import FileReference
 from shoal.tasks import Task, TaskSet, is_learned
 from shoal.tasks.workload import Reward
 from shoal.validation.checks import Checked
-from shoal.validation.reward_models import LearnedJudge, make_judge
+from shoal.validation.reward_models import RewardModelScorer, make_scorer
 from support.samples import descriptor
 from support.tiny_run import save_policy
 
@@ -47,7 +47,7 @@ def checked(kind: str) -> Checked:
 
 def amended(kind: str, parts: dict[str, float]) -> list[Reward]:
     models: Any = {"polite": Judge()}
-    return LearnedJudge(models, parts).amend(checked(kind)).rewards
+    return RewardModelScorer(models, parts).amend(checked(kind)).rewards
 
 
 def test_verified_tasks_keep_their_task_reward_and_gain_the_weighted_ranking() -> None:
@@ -73,11 +73,11 @@ def test_a_model_may_be_the_judge_of_a_task_and_a_part_as_well() -> None:
 
 def test_a_validator_that_could_not_count_a_part_does_not_start() -> None:
     plain, judged = TaskSet([task("integer_answer")]), TaskSet([task("integer_answer"), task(POLITE)])
-    assert make_judge({}, descriptor(), plain) is None
-    with pytest.raises(ConfigError, match=r"Task 1 \(reward_model:polite\) is judged by reward_model:polite"):
-        make_judge({}, descriptor(), judged)
+    assert make_scorer({}, descriptor(), plain) is None
+    with pytest.raises(ConfigError, match=r"Task 1 \(reward_model:polite\) is scored by reward_model:polite"):
+        make_scorer({}, descriptor(), judged)
     with pytest.raises(ConfigError, match=r"reward.parts names reward_model:polite"):
-        make_judge({}, descriptor(reward=RewardConfig(parts={"task": 1.0, POLITE: 0.1})), plain)
+        make_scorer({}, descriptor(reward=RewardConfig(parts={"task": 1.0, POLITE: 0.1})), plain)
 
 
 def test_a_reward_model_must_read_the_tokens_that_the_policy_writes(tmp_path: Path) -> None:
@@ -87,9 +87,9 @@ def test_a_reward_model_must_read_the_tokens_that_the_policy_writes(tmp_path: Pa
     (tmp_path / "judge" / "tokenizer.json").write_bytes(tokenizer.read_bytes())
     models = {"polite": str(tmp_path / "judge")}
     files = {"tokenizer.json": FileReference(digest=digest_file(tokenizer), bytes=tokenizer.stat().st_size)}
-    judge = make_judge(models, descriptor(model_files=files), TaskSet([task(POLITE)]))
+    judge = make_scorer(models, descriptor(model_files=files), TaskSet([task(POLITE)]))
     assert judge is not None
     assert len(judge.models["polite"].rank((5, 6), [(7,), (8, 9)])) == 2
     other = {"tokenizer.json": FileReference(digest="0" * 64, bytes=1)}
     with pytest.raises(ModelError, match="other tokens"):
-        make_judge(models, descriptor(model_files=other), TaskSet([task(POLITE)]))
+        make_scorer(models, descriptor(model_files=other), TaskSet([task(POLITE)]))

@@ -28,7 +28,7 @@ from shoal.evaluation import AnswerGenerator, SamplingSettings, answer_metrics
 from shoal.files import write_atomic
 from shoal.policy import bundled_directory
 from shoal.tasks import THINK_CLOSE, THINK_OPEN, PromptStyle, TextCodec, load_tasks
-from shoal.tasks.datasets.chain_sums import ChainSum, as_task, draw_chain_sum
+from shoal.tasks.datasets.chain_sums import ChainSum, as_task, sample_chain_sum
 
 DIRECTORY = bundled_directory()
 FILES = (
@@ -138,9 +138,9 @@ def style_for(target: int) -> str:
 
 def draw_demonstration(rng: random.Random, *, slip: float, heed: float) -> Demonstration:
     """A worked solution of a problem that is not held out."""
-    problem = draw_chain_sum(rng)
+    problem = sample_chain_sum(rng)
     while problem.is_heldout:
-        problem = draw_chain_sum(rng)
+        problem = sample_chain_sum(rng)
     target = draw_target(rng)
     style = style_for(target) if rng.random() < heed else rng.choice(list(STYLE_LENGTHS))
     return Demonstration(as_task(problem), worked_solution(problem, style, slip, rng), target)

@@ -75,7 +75,7 @@ class AnswerGenerator:
             for question, sample in asked
         ]
         made = self.engine.generate(requests, temperature=settings.temperature, on_progress=on_progress)
-        texts = [self.codec.judged_text(completion.tokens, settings.style) for completion in made]
+        texts = [self.codec.answer_text(completion.tokens, settings.style) for completion in made]
         verdicts = score_all([(question.task, text) for (question, _), text in zip(asked, texts, strict=True)])
         return [
             self._answer(*asked[number], requests[number].seed, made[number], verdicts[number])

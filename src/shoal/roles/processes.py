@@ -164,7 +164,7 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     from shoal.joined import join_run
     from shoal.validation import Validator, load_calibration
     from shoal.validation.calibration.limits import ModelIdentity
-    from shoal.validation.reward_models import make_judge
+    from shoal.validation.reward_models import make_scorer
 
     config, descriptor = directory.config(), directory.descriptor()
     rule = LossRule.of(config)
@@ -179,7 +179,7 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     engine = run.make_engine(engine_kind or config.validation.engine)
     metrics = EventLog(directory.events / f"{place.name}.jsonl")
     report(f"judging for {descriptor.run_id} with {engine.numerics_class}")
-    learned = make_judge(config.validation.reward_models, descriptor, run.workload.tasks.train)
+    learned = make_scorer(config.validation.reward_models, descriptor, run.workload.tasks.train)
     Validator(run, client, engine, calibration, learned=learned, metrics=metrics, report=report).run()
 
 

@@ -19,8 +19,8 @@ from shoal.metrics import Report
 from shoal.observe.words import plural, size
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.tasks import TaskSet
-from shoal.tasks.verifiers import find_verifier, is_own
-from shoal.tasks.verifiers.requirements import judged_types
+from shoal.tasks.verifiers.registry import find_verifier, is_own
+from shoal.tasks.verifiers.requirements import verifier_names
 
 if TYPE_CHECKING:
     from shoal.broadcast import WeightClient
@@ -73,7 +73,7 @@ def describe_model(config_file: Path) -> str:
 
 def describe_judging(tasks: TaskSet, reward: RewardConfig) -> str:
     """How answers are judged here, and whether anything is executed for it."""
-    types = sorted(judged_types(tasks, reward))
+    types = sorted(verifier_names(tasks, reward))
     text = ", ".join(types)
     if any(find_verifier(name).sandboxed for name in types):
         text += "; programs that the model writes are run here, in a sandbox without network"

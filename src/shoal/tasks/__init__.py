@@ -6,8 +6,8 @@ from shoal.tasks.rewards import length_penalty, score_all
 from shoal.tasks.sandbox.sandbox import SandboxError
 from shoal.tasks.sources import load_tasks
 from shoal.tasks.task import Task, TaskSet, TaskSets
-from shoal.tasks.verifiers import Score, Verifier, is_exact, register, score, verifier
 from shoal.tasks.verifiers.answers import THINK_CLOSE, THINK_OPEN
+from shoal.tasks.verifiers.registry import Score, Verifier, is_exact, register, score, verifier
 from shoal.tasks.verifiers.requirements import OwnVerifierError, check_requirements
 from shoal.tasks.verifiers.reward_models import is_learned, verifiable
 from shoal.tasks.verifiers.text import Info, Outcome

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from shoal.config import TasksConfig
 from shoal.errors import ConfigError
+from shoal.tasks.json_objects import parse_object
 from shoal.tasks.task import Task
 from shoal.tasks.verifiers.answers import THINK_CLOSE, THINK_OPEN
 
@@ -58,8 +59,8 @@ class TextCodec:
             if name not in files:
                 raise ConfigError(f"The model has no {name}.", hint="A fast Hugging Face tokenizer is needed.")
         tokenizer = _parse_tokenizer(files[TOKENIZER_FILE])
-        settings = _parse_json(files[TOKENIZER_CONFIG_FILE], TOKENIZER_CONFIG_FILE)
-        generation = _parse_json(files.get(GENERATION_CONFIG_FILE, b"{}"), GENERATION_CONFIG_FILE)
+        settings = parse_object(files[TOKENIZER_CONFIG_FILE], TOKENIZER_CONFIG_FILE)
+        generation = parse_object(files.get(GENERATION_CONFIG_FILE, b"{}"), GENERATION_CONFIG_FILE)
         names = _special_names(settings)
         return cls(tokenizer, _compile(_template_text(files, settings)), names, _eos_ids(tokenizer, names, generation))
 
@@ -87,8 +88,8 @@ class TextCodec:
         kept = [token for token in tokens if token not in self.eos_token_ids]
         return str(self._tokenizer.decode(kept, skip_special_tokens=False))
 
-    def judged_text(self, tokens: Sequence[int], style: PromptStyle) -> str:
-        """What verifiers read: without thinking, a completion whose think part has already been closed."""
+    def answer_text(self, tokens: Sequence[int], style: PromptStyle) -> str:
+        """What verifiers read; without thinking, a completion whose think part has already been closed."""
         return self.decode(tokens) if style.thinking else THINK_CLOSE + self.decode(tokens)
 
     def _render(self, messages: list[dict[str, str]]) -> str:
@@ -103,16 +104,6 @@ def _parse_tokenizer(data: bytes) -> Tokenizer:
         return Tokenizer.from_str(data.decode())
     except Exception as error:  # the library raises bare Exception for every malformed file
         raise ConfigError(f"{TOKENIZER_FILE} is not a tokenizer: {error}.") from None
-
-
-def _parse_json(data: bytes, name: str) -> dict[str, Any]:
-    try:
-        tree = json.loads(data)
-    except ValueError as error:
-        raise ConfigError(f"{name} is not JSON: {error}.") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{name} is not a JSON object.")
-    return tree
 
 
 def _special_names(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from os import cpu_count
 from shoal.config import TASK_PART
 from shoal.errors import ConfigError
 from shoal.tasks.task import Task, TaskSet
-from shoal.tasks.verifiers import Score, Verifier, find_verifier, score
+from shoal.tasks.verifiers.registry import Score, Verifier, as_part, find_verifier, score
 from shoal.tasks.verifiers.reward_models import is_learned
 from shoal.tasks.verifiers.text import LEFT_TO_MODEL
 
@@ -38,7 +38,7 @@ def task_score(task: Task, text: str, parts: Mapping[str, float]) -> Score:
 def _part(task: Task, text: str, name: str) -> Score:
     if name == TASK_PART:
         return score(task, text)
-    return score(task.model_copy(update={"task_type": name, "verification_info": task.metadata.get(name, {})}), text)
+    return score(as_part(task, name, task.metadata.get(name, {})), text)
 
 
 def score_all(pairs: Sequence[tuple[Task, str]], parts: Mapping[str, float] | None = None) -> list[Score]:
@@ -56,7 +56,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def check_parts(tasks: TaskSet, parts: Mapping[str, float]) -> None:
-    """Refuses parts that nobody knows or that some task has no information for."""
+    """Refuses parts without a verifier, and parts that some task has no information for."""
     verifiers = {name: _part_verifier(name) for name in parts if name != TASK_PART}
     for number, task in enumerate(tasks if verifiers else ()):
         for name, found in verifiers.items():

@@ -56,14 +56,14 @@ def tasks_to_measure(config: TasksConfig) -> list[Task]:
 
 
 def pin_source(config: TasksConfig) -> TasksConfig:
-    """The settings that whoever joins needs: a branch becomes a commit, a path of the owner's disk its last name."""
+    """The settings that new workers need: a branch becomes a commit, a path of the owner's disk its last name."""
     if config.source.startswith(HUB_PREFIX):
         return config.model_copy(update={"source": pin(HubDataset.parse(config.source)).source})
     return config.model_copy(update={"source": Path(config.source).name}) if is_local(config) else config
 
 
 def is_local(config: TasksConfig) -> bool:
-    """Whether the tasks lie on the owner's disk, so that others need to be sent them."""
+    """Whether the tasks are on the owner's disk, so that they have to be sent to others."""
     return not config.source.startswith((HUB_PREFIX, gym.PREFIX, "builtin:"))
 
 

@@ -87,7 +87,7 @@ class TaskSet:
 
 @dataclass(frozen=True)
 class TaskSets:
-    """What training draws from, and what it never sees."""
+    """What training samples from, and what it never sees."""
 
     train: TaskSet
     heldout: TaskSet

@@ -91,14 +91,14 @@ class Workload:
         return self.rewards([(task, target_length, output_tokens)])[0]
 
     def rewards(self, outputs: Sequence[tuple[Task, int, Sequence[int]]]) -> list[Reward]:
-        """What each (task, target length, output tokens) is worth; dear verifiers run side by side."""
+        """What each (task, target length, output tokens) is worth; slow verifiers run side by side."""
         settings = self.descriptor.reward
-        judged = [(task, self.codec.judged_text(tokens, self.style)) for task, _, tokens in outputs]
-        verdicts = score_all(judged, settings.parts)
+        answers = [(task, self.codec.answer_text(tokens, self.style)) for task, _, tokens in outputs]
+        scores = score_all(answers, settings.parts)
         penalties = [length_penalty(target, len(tokens), settings.length_alpha) for _, target, tokens in outputs]
         return [
-            Reward(verdict.reward, penalty, verdict.reward - penalty, verdict.why, verdict.exact, verdict.limited)
-            for verdict, penalty in zip(verdicts, penalties, strict=True)
+            Reward(found.reward, penalty, found.reward - penalty, found.why, found.exact, found.limited)
+            for found, penalty in zip(scores, penalties, strict=True)
         ]
 
     def chunk_count(self, output_tokens: int) -> int:

@@ -112,7 +112,7 @@ class Simulation:
 
     def _judge(self, asked: Question, made: Answer, version: int) -> Sample:
         (task, target), (prompt, done) = asked, made
-        task_reward = score(task, self.codec.judged_text(done.tokens, self.style)).reward
+        task_reward = score(task, self.codec.answer_text(done.tokens, self.style)).reward
         penalty = length_penalty(target, len(done.tokens), self.config.reward.length_alpha)
         return Sample(
             prompt,

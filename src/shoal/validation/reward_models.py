@@ -18,7 +18,7 @@ from shoal.tasks.workload import Reward
 from shoal.validation.checks import Checked
 
 
-class LearnedJudge:
+class RewardModelScorer:
     def __init__(self, models: Mapping[str, RewardModel], parts: Mapping[str, float]) -> None:
         """`parts` are those of the run's reward; every model that they or a task names is there."""
         self.models, self.parts = models, parts
@@ -47,13 +47,13 @@ def _amended(reward: Reward, part: LearnedPart, chance: float) -> Reward:
     )
 
 
-def make_judge(models: Mapping[str, str], descriptor: RunDescriptor, tasks: TaskSet) -> LearnedJudge | None:
+def make_scorer(models: Mapping[str, str], descriptor: RunDescriptor, tasks: TaskSet) -> RewardModelScorer | None:
     """The judge of the run's reward models, by name and directory; refuses names that do not fit the run."""
     check_named(descriptor.reward.parts, tasks, models)
     if not models:
         return None
     loaded = {name: _load(path, descriptor) for name, path in models.items()}
-    return LearnedJudge(loaded, descriptor.reward.parts)
+    return RewardModelScorer(loaded, descriptor.reward.parts)
 
 
 def _load(path: str, descriptor: RunDescriptor) -> RewardModel:

@@ -19,7 +19,7 @@ from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.verdicts import Reason, Severity, most_severe
 from shoal.validation.calibration.limits import Calibration
 from shoal.validation.checks import Checked, Finding, RejectedError, audit, check_claims
-from shoal.validation.reward_models import LearnedJudge
+from shoal.validation.reward_models import RewardModelScorer
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Validator:
         engine: Engine,
         calibration: Calibration,
         *,
-        learned: LearnedJudge | None = None,
+        learned: RewardModelScorer | None = None,
         metrics: EventLog | None = None,
         report: Report = silent,
     ) -> None:

@@ -5,7 +5,7 @@ import pytest
 from shoal.config import TasksConfig
 from shoal.errors import ConfigError
 from shoal.tasks import load_tasks, score
-from shoal.tasks.datasets.chain_sums import ChainSum, draw_chain_sum
+from shoal.tasks.datasets.chain_sums import ChainSum, sample_chain_sum
 
 
 def test_same_config_gives_the_same_tasks_everywhere() -> None:
@@ -41,7 +41,7 @@ def test_tasks_are_distinct() -> None:
 
 def test_results_stay_between_0_and_99_and_operands_have_two_digits() -> None:
     rng = random.Random(0)
-    for problem in (draw_chain_sum(rng) for _ in range(2000)):
+    for problem in (sample_chain_sum(rng) for _ in range(2000)):
         assert 0 <= problem.first + problem.second <= 99
         assert 0 <= problem.answer <= 99
         assert all(10 <= abs(term) <= 99 for term in (problem.first, problem.second, problem.third))

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from shoal.tasks import Task, score
-from shoal.tasks.verifiers import find_verifier
 from shoal.tasks.verifiers.constraints import CONSTRAINTS
+from shoal.tasks.verifiers.registry import find_verifier
 
 KEPT_AND_BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
     "keywords:existence": ({"keywords": ["sea", "fish"]}, "Fish in the sea.", "Fish in the seaside."),

@@ -2,7 +2,7 @@ import pytest
 
 from shoal.tasks import Task, score
 from shoal.tasks.verifiers.mathematics import decide, tidy
-from shoal.tasks.verifiers.workers import Judges
+from shoal.tasks.verifiers.scorer_pool import ScorerPool
 
 
 def judge(truth: object, answer: str) -> tuple[float, bool]:
@@ -62,7 +62,7 @@ def test_wrong_absent_and_endless_answers_earn_nothing(truth: str, answer: str) 
 
 
 def test_a_tower_of_powers_ends_in_nothing_and_the_next_answer_is_judged() -> None:
-    judges = Judges("math", 1, timeout_s=60.0)
+    judges = ScorerPool("math", 1, timeout_s=60.0)
     try:
         assert judges.ask("7", "9^{9^{9^{9}}}") in (None, 0.0)
         assert judges.ask("\\frac{1}{2}", "0.5") == 1.0
@@ -71,7 +71,7 @@ def test_a_tower_of_powers_ends_in_nothing_and_the_next_answer_is_judged() -> No
 
 
 def test_a_process_that_takes_too_long_is_killed_and_replaced() -> None:
-    judges = Judges("math", 1, timeout_s=0.0)
+    judges = ScorerPool("math", 1, timeout_s=0.0)
     try:
         assert judges.ask("x^2+2x+1", "(x+1)^2") is None
         judges._timeout_s = 60.0

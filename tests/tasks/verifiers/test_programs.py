@@ -7,8 +7,8 @@ import pytest
 
 from shoal.tasks import Score, Task, score
 from shoal.tasks.sandbox.sandbox import sandbox_complaint
-from shoal.tasks.verifiers import find_verifier
 from shoal.tasks.verifiers.programs import CodeInfo, same_output, same_value
+from shoal.tasks.verifiers.registry import find_verifier
 
 needs_sandbox = pytest.mark.skipif(bool(sandbox_complaint()), reason=f"{sandbox_complaint()}: run `make system`")
 DOUBLE = {"test_cases": {"inputs": [[2], [5]], "outputs": [4, 10], "fn_name": "double"}}

@@ -52,9 +52,9 @@ def test_a_name_without_a_model_and_a_model_without_a_use_are_refused_with_their
     check_named({}, judged, {"polite": "dir"})
     with pytest.raises(ConfigError, match=r"reward.parts names reward_model:polite, which .* It names rude\."):
         check_named({POLITE: 0.1}, plain, {"rude": "dir"})
-    with pytest.raises(ConfigError, match=r"Task 1 \(a/reward_model:polite\) is judged by reward_model:polite, which"):
+    with pytest.raises(ConfigError, match=r"Task 1 \(a/reward_model:polite\) is scored by reward_model:polite, which"):
         check_named({}, judged, {})
-    with pytest.raises(ConfigError, match=r"names polite, but nothing asks for it"):
+    with pytest.raises(ConfigError, match=r"names polite, but nothing uses it"):
         check_named({"task": 1.0}, plain, {"polite": "dir"})
 
 

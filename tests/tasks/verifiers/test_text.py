@@ -7,7 +7,7 @@ import pytest
 from shoal.errors import ConfigError
 from shoal.tasks import Score, Task, TaskSet, is_exact, score
 from shoal.tasks.rewards import check_parts, score_all, task_score
-from shoal.tasks.verifiers import VERIFIERS, find_verifier
+from shoal.tasks.verifiers.registry import VERIFIERS, find_verifier
 
 
 def task_of(task_type: str, info: dict[str, Any], **fields: Any) -> Task:
@@ -137,6 +137,11 @@ def test_an_own_verifier_is_named_by_module_and_function() -> None:
     own = task_of("tasks.own:says_one", {})
     assert score(own, "</think>1") == Score(1.0, "said '1' to '?'", True)
     assert is_exact("tasks.own:says_one")
+
+
+def test_an_own_verifier_may_be_one_of_several_parts() -> None:
+    info = {"parts": [{"task_type": "tasks.own:says_one"}, {"task_type": "format"}]}
+    assert judge("multi", info, "1").why == "tasks.own:says_one 1 (said '1' to '?'); format 1 (the format is right)"
 
 
 @pytest.mark.parametrize("name", ["tasks.own:not_marked", "tasks.own:absent", "no_such_module:f", "os:system", ":x"])

@@ -46,7 +46,7 @@ class ChainSum:
         return blake3(self.expression.encode()).digest()[0] % HELDOUT_ONE_IN == 0
 
 
-def draw_chain_sum(rng: random.Random) -> ChainSum:
+def sample_chain_sum(rng: random.Random) -> ChainSum:
     first = rng.randint(SMALLEST, LARGEST)
     second = _draw_operand(rng, first)
     return ChainSum(first, second, _draw_operand(rng, first + second))
@@ -55,10 +55,10 @@ def draw_chain_sum(rng: random.Random) -> ChainSum:
 def _draw_operand(rng: random.Random, total: int) -> int:
     """A signed operand that keeps the running total in 0 … 99; one of the two signs always can."""
     sign = rng.choice((1, -1))
-    room = {1: LARGEST - total, -1: total}
-    if room[sign] < SMALLEST:
+    most = {1: LARGEST - total, -1: total}
+    if most[sign] < SMALLEST:
         sign = -sign
-    return sign * rng.randint(SMALLEST, room[sign])
+    return sign * rng.randint(SMALLEST, most[sign])
 
 
 def generate(count: int, heldout: int, seed: int) -> TaskSets:
@@ -79,7 +79,7 @@ def _distinct(count: int, rng: random.Random, *, heldout: bool) -> Iterator[Chai
         raise ConfigError(f"chain-sums has at most {MOST_TASKS[setting]} such problems.", hint=f"Lower {setting}.")
     seen: set[ChainSum] = set()
     while len(seen) < count:
-        problem = draw_chain_sum(rng)
+        problem = sample_chain_sum(rng)
         if problem not in seen and problem.is_heldout == heldout:
             seen.add(problem)
             yield problem

@@ -2,10 +2,9 @@
 
 Known layouts: Shoal's own and GENESYS's (INTELLECT-2-RL-Dataset, SYNTHETIC-1: `prompt` with `verification_info`), and plain
 question–answer tables (NuminaMath-1.5, DeepScaleR: `problem` with `answer`). A row that cannot become a task is refused with its
-number; one that nobody can verify (a proof, an answer for a judge) is skipped and counted.
+number; one that no verifier can score (a proof, an open answer) is skipped and counted.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +12,12 @@ from pydantic import ValidationError
 
 from shoal.errors import ShoalError
 from shoal.tasks.datasets.table import Row
+from shoal.tasks.json_objects import as_object, parse_object
 from shoal.tasks.task import Task, as_row
-from shoal.tasks.verifiers import find_verifier
+from shoal.tasks.verifiers.registry import find_verifier
 
-JUDGED_TYPES = {"llm_judgeable_groundtruth_similarity", "swe_fixer", "verifiable_code_understanding_judge"}
-"""Task types of public datasets whose answers only another model can judge."""
+MODEL_SCORED_TYPES = {"llm_judgeable_groundtruth_similarity", "swe_fixer", "verifiable_code_understanding_judge"}
+"""Task types of public datasets whose answers only another model can score."""
 NO_ANSWERS = {"", "proof", "notfound", "not found", "none"}
 NAMED = {"problem_id", "source", "task_type", "prompt", "verification_info", "metadata", "solve_rate"}
 RATE_PREFIX = "solve_rate"
@@ -32,7 +32,7 @@ class MalformedTaskError(ShoalError):
 
 
 def row_to_task(fields: Mapping[str, Any], number: int, origin: str) -> Task | None:
-    """The task in this row, or None for one that no verifier can judge."""
+    """The task in this row, or None for one that no verifier can score."""
     try:
         tree = _tree(fields, number, origin)
         if tree is None:
@@ -44,7 +44,7 @@ def row_to_task(fields: Mapping[str, Any], number: int, origin: str) -> Task | N
         first = error.errors()[0]
         complaint = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
     except (ShoalError, ValueError) as error:
-        complaint = str(error)
+        complaint = str(error).rstrip(".")
     if complaint:
         raise MalformedTaskError(f"Row {number} of {origin} is not a task: {complaint}.")
     return task
@@ -76,7 +76,7 @@ def _kind(fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     """Task type and what its verifier needs."""
     if fields.get("verification_info") is not None:
         task_type = str(fields.get("task_type") or "")
-        return None if task_type in JUDGED_TYPES else (task_type, _object(fields, "verification_info"))
+        return None if task_type in MODEL_SCORED_TYPES else (task_type, _object(fields, "verification_info"))
     if "answer" not in fields:
         raise ValueError("it has neither verification_info nor answer")
     return _question_kind(fields, str(fields["answer"]).strip())
@@ -105,14 +105,8 @@ def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 def _object(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A JSON object, whether the column holds it or its text."""
     value = fields[name]
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise ValueError(f"{name} is not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} is not a JSON object")
-    return {key: inner for key, inner in value.items() if inner is not None}
+    found = parse_object(value, name) if isinstance(value, str) else as_object(value, name)
+    return {key: inner for key, inner in found.items() if inner is not None}
 
 
 def _metadata(fields: Mapping[str, Any]) -> dict[str, Any]:

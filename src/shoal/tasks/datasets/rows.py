@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shoal.errors import ConfigError, UnavailableError
+from shoal.errors import ConfigError, UnavailableError, one_line
+from shoal.tasks.json_objects import as_object, parse_object
 
 Rows = Iterator[dict[str, Any]]
 HUB_PREFIX = "hf:"
@@ -56,7 +57,7 @@ def pin(dataset: HubDataset) -> HubDataset:
         info = HfApi().dataset_info(dataset.name, revision=dataset.revision or None)
     except (HfHubHTTPError, OfflineModeIsEnabled, OSError, ValueError) as error:
         raise UnavailableError(
-            f"The hub does not say which commit {dataset.name} is at: {_one_line(error)}.",
+            f"The hub does not say which commit {dataset.name} is at: {one_line(error)}.",
             hint="Name the commit: hf:ORG/NAME@COMMIT.",
         ) from None
     return HubDataset(dataset.name, str(info.sha))
@@ -70,7 +71,7 @@ def hub_rows(dataset: HubDataset, subset: str, split: str) -> Rows:
         loaded = datasets.load_dataset(dataset.name, subset or None, split=split, revision=dataset.revision or None)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UnavailableError(
-            f"The dataset {dataset.name} cannot be loaded: {_one_line(error)}.",
+            f"The dataset {dataset.name} cannot be loaded: {one_line(error)}.",
             hint="Look at tasks.subset and tasks.split, and at the network.",
         ) from None
     yield from loaded
@@ -103,7 +104,7 @@ def _parquet_rows(path: Path) -> Rows:
     try:
         file = pq.ParquetFile(path, memory_map=True)
     except (pa.ArrowInvalid, OSError) as error:
-        raise ConfigError(f"{path} is not a Parquet file: {_one_line(error)}.") from None
+        raise ConfigError(f"{path} is not a Parquet file: {one_line(error)}.") from None
     for batch in file.iter_batches(BATCH_ROWS):
         yield from batch.to_pylist()
 
@@ -122,7 +123,7 @@ def _arrow_rows(path: Path) -> Rows:
             for start in range(0, len(batch), BATCH_ROWS):
                 yield from batch.slice(start, BATCH_ROWS).to_pylist()
     except (pa.ArrowInvalid, OSError) as error:
-        raise ConfigError(f"{path} is not an Arrow file: {_one_line(error)}.") from None
+        raise ConfigError(f"{path} is not an Arrow file: {one_line(error)}.") from None
 
 
 def _rewound(source: pa.NativeFile) -> pa.NativeFile:
@@ -140,7 +141,7 @@ def _json_rows(path: Path) -> Rows:
             file.seek(0)
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield _json_object(line, f"line {number} of {path}")
+                    yield parse_object(line, f"Line {number} of {path}")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: {error}.") from None
 
@@ -151,20 +152,4 @@ def _json_array(path: Path) -> Rows:
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}.") from None
     for number, value in enumerate(tree):
-        if not isinstance(value, dict):
-            raise ConfigError(f"Entry {number} of {path} is not a JSON object.")
-        yield value
-
-
-def _json_object(line: str, place: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{place} is not JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{place} is not a JSON object.")
-    return value
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300].rstrip(".")
+        yield as_object(value, f"Entry {number} of {path}")

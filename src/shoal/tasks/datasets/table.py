@@ -23,7 +23,7 @@ RATE_COLUMN = "solve_rate"
 SCHEMA = pa.schema([(name, pa.large_string()) for name in TEXT_COLUMNS] + [(RATE_COLUMN, pa.float64())])
 BATCH_ROWS = 4096
 NO_RATE = -1.0
-"""Stands for a missing solve rate in the digest; a real one is never negative."""
+"""A missing solve rate in the digest; a real one is never negative."""
 
 Row = tuple[str, str, str, str, str, str, float | None]
 

@@ -1,6 +1,6 @@
 """How a task set travels: one compressed file, cut into pieces that relays serve like any other shard.
 
-The owner packs a set when the run is made; whoever joins fetches the pieces by digest and gets the same table, mapped from disk.
+The owner packs a set when the run is made; workers and validators fetch the pieces by digest and map the same table from disk.
 Packing and unpacking hold one piece in memory, however large the set is.
 """
 

@@ -1,4 +1,4 @@
-"""Many sandboxes at once, on a bounded number of seats, with fresh ones started ahead of need.
+"""Many sandboxes at once, at most as many as the machine has cores, with fresh ones started ahead of need.
 
 A sandbox is used once, so no program meets what another left behind. One thread starts them all: the kernel ends a sandbox with
 the thread that started it, so a thread that came and went would take its sandboxes along.
@@ -15,24 +15,24 @@ from functools import cache
 from shoal.errors import UnavailableError
 from shoal.tasks.sandbox.sandbox import Sandbox, SandboxError
 
-SEAT_DEADLINE_S = 600.0
+WAIT_LIMIT_S = 600.0
 
 
 class SandboxPool:
-    def __init__(self, seats: int | None = None) -> None:
-        self.seats = seats or os.cpu_count() or 1
-        self._free = threading.BoundedSemaphore(self.seats)
+    def __init__(self, size: int | None = None) -> None:
+        self.size = size or os.cpu_count() or 1
+        self._free = threading.BoundedSemaphore(self.size)
         self._ready: queue.Queue[Sandbox | SandboxError] = queue.Queue()
         self._closed = threading.Event()
-        self._spares = threading.Semaphore(self.seats)
+        self._spares = threading.Semaphore(self.size)
         self._starter = threading.Thread(target=self._start_ahead, name="sandbox-starter", daemon=True)
         self._starter.start()
 
     @contextmanager
     def sandbox(self) -> Iterator[Sandbox]:
-        """A fresh sandbox, closed afterwards; waits while all seats are taken."""
-        if not self._free.acquire(timeout=SEAT_DEADLINE_S):
-            raise UnavailableError(f"All {self.seats} sandboxes have been busy for {SEAT_DEADLINE_S:.0f} s.")
+        """A fresh sandbox, closed afterwards; waits while all are in use."""
+        if not self._free.acquire(timeout=WAIT_LIMIT_S):
+            raise UnavailableError(f"All {self.size} sandboxes have been busy for {WAIT_LIMIT_S:.0f} s.")
         try:
             made = self._take()
             try:
@@ -51,7 +51,7 @@ class SandboxPool:
         self._drain()
 
     def _take(self) -> Sandbox:
-        made = self._ready.get(timeout=SEAT_DEADLINE_S)
+        made = self._ready.get(timeout=WAIT_LIMIT_S)
         self._spares.release()
         if isinstance(made, SandboxError):
             raise made

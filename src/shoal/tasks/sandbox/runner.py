@@ -121,7 +121,7 @@ def describe(
 
 
 def run_child(job: dict[str, Any], test: Any, input_fd: int, output_fd: int) -> NoReturn:
-    """Never returns: 0 if the program ended well, 1 if it raised, 2 if its value cannot be told, 3 if memory ran out."""
+    """Never returns: 0 if the program ended well, 1 if it raised, 2 if its value is not JSON, 3 if memory ran out."""
     code, leave = 1, os._exit
     try:
         os.dup2(input_fd, 0)
@@ -158,10 +158,10 @@ def confine(job: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (limits["threads"], limits["threads"]))
     cpu_s = int(limits["cpu_s"])
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-    put_on(bytes.fromhex(job["filter"]))
+    install_filter(bytes.fromhex(job["filter"]))
 
 
-def put_on(program: bytes) -> None:
+def install_filter(program: bytes) -> None:
     """Lets this process make no other system calls than those of the filter, for ever; an empty one changes nothing."""
     if not program:
         return
@@ -213,7 +213,7 @@ def flush(code: int) -> int:
 
 
 def complain(error: BaseException, called: bool) -> int:
-    """What was raised, for whoever reads the reward; a script's output stays as it is."""
+    """What was raised, as the reason of the reward; a script's output stays as it is."""
     if called:
         text = f"{type(error).__name__}: {error}"[:_COMPLAINT_BYTES]
         os.write(_RESULT_FD, text.encode(errors="replace"))

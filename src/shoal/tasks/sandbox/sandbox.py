@@ -113,7 +113,7 @@ class Sandbox:
                 os.close(filter_fd)
 
     def run(self, job: Job) -> Iterator[Ran]:
-        """The tests one by one; whoever has seen enough closes the sandbox."""
+        """The tests one by one; a caller that needs no more closes the sandbox."""
         deadline = time.monotonic() + START_DEADLINE_S
         output = _Output(self._process.stdout, deadline)
         if output.line() != b"ready":

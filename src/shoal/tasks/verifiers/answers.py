@@ -1,4 +1,4 @@
-"""Where the answer stands in a completion: after the think part, in a box, behind "the answer is", or in a code block.
+"""Where the answer is in a completion: after the think part, in a box, behind "the answer is", or in a code block.
 
 A completion starts inside the think part that the prompt opened. Everything here is linear in the length of the text: no input
 makes it slow.

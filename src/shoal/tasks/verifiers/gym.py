@@ -1,7 +1,7 @@
-"""Tasks of reasoning-gym by name and seed, judged by its own scorers.
+"""Tasks of reasoning-gym by name and seed, scored by its own functions.
 
-`reasoning-gym:NAME` generates the same tasks from the same seed and release. Scorers may evaluate what the model wrote, so they run
-in the confined processes of `judges`. Tolerant: releases of the package differ.
+`reasoning-gym:NAME` generates the same tasks from the same seed and release. They may evaluate what the model wrote, so they run
+in the confined processes of the scorer pool. Tolerant: releases of the package differ.
 """
 
 import importlib.util
@@ -12,8 +12,8 @@ from typing import Any
 from shoal.errors import ConfigError
 from shoal.tasks.task import Task, TaskSet, TaskSets
 from shoal.tasks.verifiers.answers import NEVER_CLOSED, answer_part, final_answer
+from shoal.tasks.verifiers.scorer_pool import OVER_LIMIT, shared_scorers
 from shoal.tasks.verifiers.text import Info, Outcome, shown
-from shoal.tasks.verifiers.workers import TOO_DEAR, shared_judges
 
 PREFIX = "reasoning-gym:"
 TASK_TYPE = "reasoning_gym"
@@ -35,14 +35,14 @@ def check_gym(info: GymInfo, text: str) -> Outcome:
     if len(found) > LONGEST_ANSWER:
         return Outcome(0.0, f"the answer is longer than {LONGEST_ANSWER} letters")
     require_package()
-    reward = shared_judges(TASK_TYPE).ask(info.dataset, info.entry, found)
+    reward = shared_scorers(TASK_TYPE).ask(info.dataset, info.entry, found)
     if reward is None:
-        return TOO_DEAR
+        return OVER_LIMIT
     return Outcome(min(1.0, max(0.0, reward)), f"reasoning-gym gives {reward:g} for {shown(found)}")
 
 
 def _tagged(answer: str) -> str | None:
-    """What stands in the last pair of <answer> tags."""
+    """The text in the last pair of <answer> tags."""
     before, tag, _ = answer.rpartition("</answer>")
     _, opening, inside = before.rpartition("<answer>")
     return inside if tag and opening else None

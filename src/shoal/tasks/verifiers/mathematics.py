@@ -1,7 +1,7 @@
 """Math tasks: the last boxed or final answer after the think part has to equal the ground truth as mathematics.
 
 Equal texts and equal numbers are decided here. Everything else goes to math-verify in a process of its own, which is killed when it
-takes too long: a tower of powers earns 0 and stops nobody. Tolerant: other releases of sympy may see other equalities.
+takes too long: a tower of powers earns 0 and does not delay others. Tolerant: other releases of sympy may see other equalities.
 """
 
 import re
@@ -11,8 +11,8 @@ from typing import Annotated
 from pydantic import AliasChoices, BeforeValidator, Field
 
 from shoal.tasks.verifiers.answers import NEVER_CLOSED, answer_part, final_answer, last_boxed
+from shoal.tasks.verifiers.scorer_pool import OVER_LIMIT, shared_scorers
 from shoal.tasks.verifiers.text import Info, Outcome, compare
-from shoal.tasks.verifiers.workers import TOO_DEAR, shared_judges
 
 LONGEST_ANSWER = 1000
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,100}(?:\.[0-9]{1,100})?|\.[0-9]{1,100})")
@@ -47,12 +47,12 @@ def check_math(info: MathInfo, text: str) -> Outcome:
     decided = decide(tidy(expected), tidy(found))
     if decided is not None:
         return compare(found, expected, decided)
-    return _judge(expected, found)
+    return _compare(expected, found)
 
 
-def _judge(expected: str, found: str) -> Outcome:
-    same = shared_judges("math").ask(_bare(expected), _bare(found))
-    return TOO_DEAR if same is None else compare(found, expected, same == 1.0)
+def _compare(expected: str, found: str) -> Outcome:
+    same = shared_scorers("math").ask(_bare(expected), _bare(found))
+    return OVER_LIMIT if same is None else compare(found, expected, same == 1.0)
 
 
 def decide(expected: str, found: str) -> bool | None:

@@ -1,6 +1,6 @@
-"""What a machine needs before it may judge the tasks of a run: a sandbox, a package, or leave to import somebody's code.
+"""What a machine needs before it can score the tasks of a run: a sandbox, a package, or permission to import the owner's code.
 
-Checked once when a role joins, so that nobody finds out in the middle of a slot.
+Checked once when a role joins, so that it does not fail in the middle of a slot.
 """
 
 from collections.abc import Collection
@@ -11,22 +11,23 @@ from shoal.config import TASK_PART, RewardConfig
 from shoal.errors import ShoalError
 from shoal.tasks.sandbox.sandbox import require_sandbox
 from shoal.tasks.task import TaskSet
-from shoal.tasks.verifiers import find_verifier, gym, is_own
+from shoal.tasks.verifiers import gym
+from shoal.tasks.verifiers.registry import find_verifier, is_own
 
 
 class OwnVerifierError(ShoalError):
-    """A run that asks for somebody's own code, which this machine was not told to import."""
+    """A run that needs its owner's own code, which this machine may not import."""
 
     code = "own_verifier"
 
 
 def check_requirements(tasks: TaskSet, reward: RewardConfig, *, own_verifiers: Collection[str] | None = None) -> None:
     """Refuses with a hint. `own_verifiers` are those that may be imported here; None trusts the run's owner."""
-    types = judged_types(tasks, reward)
+    types = verifier_names(tasks, reward)
     for name in sorted(filter(is_own, types)):
         if own_verifiers is not None and name not in own_verifiers:
             raise OwnVerifierError(
-                f"The run judges answers with {name}, code of its owner that would be imported here.",
+                f"The run scores answers with {name}, code of its owner that would be imported here.",
                 hint=f"If you trust it and have it installed, join with --verifier {name}.",
             )
     if gym.TASK_TYPE in types:
@@ -35,7 +36,7 @@ def check_requirements(tasks: TaskSet, reward: RewardConfig, *, own_verifiers: C
         require_sandbox()
 
 
-def judged_types(tasks: TaskSet, reward: RewardConfig) -> set[str]:
+def verifier_names(tasks: TaskSet, reward: RewardConfig) -> set[str]:
     """Every verifier that the run uses, those inside `multi` tasks and other parts of the reward included."""
     types = {*tasks.task_types, *reward.parts} - {TASK_PART}
     if "multi" in types:

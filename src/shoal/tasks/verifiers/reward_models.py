@@ -1,6 +1,6 @@
 """Reward models by name: `reward_model:NAME` as a part of the reward, or as the type of tasks without a verifiable answer.
 
-Only the validator has the models. A worker claims nothing for what they judge, so no claim about it can be false. A name that the
+Only the validator has the models. A worker claims nothing for what they score, so no claim about it can be false. A name that the
 validator could not know is refused when a run is made and when a validator starts, never counted as nothing.
 """
 
@@ -24,7 +24,7 @@ class LearnedPart:
     """Of the reward model."""
     weight: float
     is_task: bool
-    """The task has no other judge, so the ranking is its task reward."""
+    """The task has no other verifier, so the ranking is its task reward."""
 
 
 def is_learned(verifier: str) -> bool:
@@ -43,13 +43,13 @@ def verifiable(tasks: Collection[Task]) -> list[Task]:
     found = [task for task in tasks if not is_learned(task.task_type)]
     if tasks and not found:
         raise ConfigError(
-            "Only reward models could judge these tasks.", hint="Measure a policy on tasks with verifiable answers."
+            "Only reward models can score these tasks.", hint="Measure a policy on tasks with verifiable answers."
         )
     return found
 
 
 def check_named(parts: Mapping[str, float], tasks: TaskSet, models: Mapping[str, str]) -> None:
-    """Every reward model that is asked for has a directory, and every directory is asked for."""
+    """Every reward model that is used has a directory, and every directory is used."""
     asked = dict(_asked(parts, tasks))
     for name, where in asked.items():
         if name not in models:
@@ -58,16 +58,16 @@ def check_named(parts: Mapping[str, float], tasks: TaskSet, models: Mapping[str,
     for name in models:
         if name not in asked:
             raise ConfigError(
-                f"validation.reward_models names {name}, but nothing asks for it.",
+                f"validation.reward_models names {name}, but nothing uses it.",
                 hint=f'Give it a weight: reward.parts = {{{TASK_PART} = 1.0, "{PREFIX}{name}" = 0.1}}.',
             )
 
 
 def _asked(parts: Mapping[str, float], tasks: TaskSet) -> Iterator[tuple[str, str]]:
-    """Names of reward models, each with who asks for it."""
+    """Names of reward models, each with what uses it."""
     for task_type in filter(is_learned, tasks.task_types):
         row = pc.index(tasks.table.column("task_type"), task_type).as_py()
-        yield _model(task_type), f"Task {row} ({tasks[row].problem_id}) is judged by"
+        yield _model(task_type), f"Task {row} ({tasks[row].problem_id}) is scored by"
     for name in filter(is_learned, parts):
         yield _model(name), "reward.parts names"
 

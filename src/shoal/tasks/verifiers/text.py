@@ -95,7 +95,7 @@ class ChoiceInfo(Info):
 
 
 def check_choice(info: ChoiceInfo, text: str) -> Outcome:
-    """1 if the chosen letter is the right one; it stands in a box, behind "answer is", or alone."""
+    """1 if the chosen letter is the right one; it is in a box, behind "answer is", or alone."""
     answer = answer_part(text)
     if answer is None:
         return Outcome(0.0, NEVER_CLOSED)

@@ -16,22 +16,22 @@ from functools import cache
 from typing import Any
 
 from shoal.errors import UnavailableError
+from shoal.tasks.verifiers.scorer_process import CPU_LIMIT_S
 from shoal.tasks.verifiers.text import Outcome
-from shoal.tasks.verifiers.worker_process import CPU_LIMIT_S
 
 WALL_LIMIT_S = 20.0
 """Generous: on a busy machine the limit of processor time should decide, which is the same for everybody."""
 START_DEADLINE_S = 120.0
-TOO_DEAR = Outcome(0.0, f"comparing the answer took more than {CPU_LIMIT_S} s or too much memory", limited=True)
+OVER_LIMIT = Outcome(0.0, f"comparing the answer took more than {CPU_LIMIT_S} s or too much memory", limited=True)
 
 
-class _Judge:
-    """One such process."""
+class _Scorer:
+    """One process of the pool."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "shoal.tasks.verifiers.worker_process", kind],
+            [sys.executable, "-m", "shoal.tasks.verifiers.scorer_process", kind],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -74,37 +74,37 @@ class _Judge:
             stream.close()
 
 
-class Judges:
-    def __init__(self, kind: str, seats: int, *, timeout_s: float = WALL_LIMIT_S) -> None:
+class ScorerPool:
+    def __init__(self, kind: str, size: int, *, timeout_s: float = WALL_LIMIT_S) -> None:
         self._kind, self._timeout_s = kind, timeout_s
-        self._seats: queue.LifoQueue[_Judge | None] = queue.LifoQueue()
-        for _ in range(seats):
-            self._seats.put(None)
+        self._idle: queue.LifoQueue[_Scorer | None] = queue.LifoQueue()
+        for _ in range(size):
+            self._idle.put(None)
 
     def ask(self, *arguments: Any) -> float | None:
-        """A reward, or None if none was found within the limits. Waits while all seats are taken, each for a bounded time."""
-        judge = self._seats.get()
+        """A reward, or None if none was found within the limits. Waits while all processes are busy, each for a bounded time."""
+        scorer = self._idle.get()
         answer = None
         try:
-            judge = judge or _Judge(self._kind)
-            answer = judge.ask(arguments, self._timeout_s)
+            scorer = scorer or _Scorer(self._kind)
+            answer = scorer.ask(arguments, self._timeout_s)
         finally:
-            if judge is not None and answer is None:
-                judge.close()
-                judge = None
-            self._seats.put(judge)
+            if scorer is not None and answer is None:
+                scorer.close()
+                scorer = None
+            self._idle.put(scorer)
         return answer
 
     def close(self) -> None:
-        while not self._seats.empty():
-            judge = self._seats.get_nowait()
-            if judge is not None:
-                judge.close()
+        while not self._idle.empty():
+            scorer = self._idle.get_nowait()
+            if scorer is not None:
+                scorer.close()
 
 
 @cache
-def shared_judges(kind: str) -> Judges:
+def shared_scorers(kind: str) -> ScorerPool:
     """The processes of this kind, as many as the machine has cores."""
-    judges = Judges(kind, os.cpu_count() or 1)
-    atexit.register(judges.close)
-    return judges
+    scorers = ScorerPool(kind, os.cpu_count() or 1)
+    atexit.register(scorers.close)
+    return scorers

@@ -1,8 +1,8 @@
-"""The process behind verifiers that lean on large libraries: math-verify and reasoning-gym's scorers.
+"""The process behind verifiers that use large libraries: math-verify and reasoning-gym's scorers.
 
-Requests and answers are lines of JSON, one at a time. Such libraries evaluate what a model wrote, so this process gives up, before
-the first request, making processes and sockets, running programs and writing files; memory and the processor time of each
-request are limited by the kernel. Whoever started it watches the clock and kills it.
+Requests and answers are lines of JSON, one at a time. Such libraries evaluate what a model wrote, so before the first
+request this process loses the right to make processes and sockets, to run programs and to write files. The kernel limits its
+memory and the processor time of each request; the process that started it watches the clock and kills it.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from shoal.tasks.sandbox.runner import put_on
+from shoal.tasks.sandbox.runner import install_filter
 from shoal.tasks.sandbox.seccomp import program_filter
 
 MEMORY_BYTES = 2 << 30
@@ -42,7 +42,7 @@ def warm_up(kind: str) -> None:
 def confine() -> None:
     for limit, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
         resource.setrlimit(limit, (most, most))
-    put_on(program_filter())
+    install_filter(program_filter())
 
 
 def limit_processor_time() -> None:
