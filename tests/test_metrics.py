@@ -2,7 +2,8 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from shoal.metrics import EventLog
+from shoal.metrics import EventLog, ReportingEventLog
+from support.tiny_run import Reports
 
 
 def test_without_a_path_metrics_only_count() -> None:
@@ -48,3 +49,14 @@ def test_threads_lose_no_count_and_mix_no_lines(tmp_path: Path) -> None:
     assert metrics.counters == {"tick": 800}
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     assert len([json.loads(line) for line in lines]) == 800
+
+
+def test_trouble_is_reported_at_once_and_again_while_it_lasts(tmp_path: Path) -> None:
+    now, reports = [0.0], Reports()
+    metrics = ReportingEventLog(tmp_path / "events.jsonl", reports, monotonic=lambda: now[0])
+    for second in range(21):
+        now[0] = float(second)
+        metrics.event("relay_failed", relay="http://up", reason=f"http://up cannot be reached for shard {second}")
+    assert len(reports) == 3
+    metrics.event("relay_lied", relay="http://liar", about="shard", reason="bytes with digest 12… instead of 34…")
+    assert reports[-1] == "http://liar lied and is avoided: bytes with digest 12… instead of 34…"

@@ -395,6 +395,3 @@ def _nearest_hint(key: str, prefix: str = "") -> str:
     if not matches:
         matches = [by_name[name] for name in difflib.get_close_matches(key.split(".")[-1], by_name, n=1, cutoff=0.6)]
     return f"Did you mean {prefix}{matches[0]}?" if matches else "See `shoal config` for every setting."
-
-
-Role = Literal["coordinator", "train", "relay", "work", "validate", "evaluate"]

@@ -9,6 +9,8 @@ class ShoalError(Exception):
     """Base of every error that a user or another role may see."""
 
     code = "error"
+    permanent = False
+    """Whether the same command would end the same way: a supervisor does not start the role again."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -23,40 +25,55 @@ class ConfigError(ShoalError):
     """A run file, a flag or a value that cannot be used."""
 
     code = "config"
+    permanent = True
 
 
 class KeyFileError(ShoalError):
     """A key file that is missing, unreadable or not a key."""
 
     code = "key_file"
+    permanent = True
 
 
 class SignatureError(ShoalError):
     """A signature that does not belong to the bytes and the key it is shown with."""
 
     code = "bad_signature"
+    permanent = False
 
 
 class IntegrityError(ShoalError):
     """Bytes whose digest is not the promised one, or that break the limits of their format."""
 
     code = "integrity"
+    permanent = False
 
 
 class UnavailableError(ShoalError):
     """Somebody did not answer before the deadline; the message names whom and how long."""
 
     code = "unavailable"
+    permanent = False
 
 
 class RefusedError(ShoalError):
-    """The other side answered with a refusal; `code` and `status` are its own."""
+    """The other side answered with a refusal; `code`, `status` and `permanent` are its own."""
+
+    permanent = False
 
     def __init__(
-        self, code: str, message: str, *, hint: str = "", status: int = 0, retry_after_s: float | None = None
+        self,
+        code: str,
+        message: str,
+        *,
+        hint: str = "",
+        status: int = 0,
+        permanent: bool = False,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.code = code
+        self.permanent = permanent
         self.status = status
         self.retry_after_s = retry_after_s
         """When asking again makes sense, if the other side said so."""

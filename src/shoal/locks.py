@@ -16,6 +16,7 @@ class BusyError(ShoalError):
     """Somebody else holds the lock."""
 
     code = "busy"
+    permanent = True
 
 
 @contextlib.contextmanager

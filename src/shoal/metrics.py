@@ -8,12 +8,15 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import IO
 
 Report = Callable[[str], None]
 """Takes one sentence for whoever watches this process."""
+
+REPEAT_S = 10.0
+"""Between two reports of the same trouble."""
 
 
 def silent(text: str) -> None:
@@ -45,3 +48,30 @@ class EventLog:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+class ReportingEventLog(EventLog):
+    """Also reports trouble to the operator: at once, and again while it lasts."""
+
+    def __init__(
+        self,
+        path: Path,
+        report: Report,
+        *,
+        reported: Collection[str] = ("trouble", "relay_failed", "relay_lied"),
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(path)
+        self._report, self._reported, self._monotonic = report, reported, monotonic
+        self._reported_at: dict[object, float] = {}
+
+    def event(self, name: str, /, **fields: object) -> None:
+        super().event(name, **fields)
+        if name in self._reported:
+            reason, relay = str(fields.get("reason", "")), fields.get("relay")
+            now = self._monotonic()
+            self._reported_at = {what: at for what, at in self._reported_at.items() if now - at < REPEAT_S}
+            what = (name, relay or reason)
+            if what not in self._reported_at:
+                self._reported_at[what] = now
+                self._report(f"{relay} lied and is avoided: {reason}" if name == "relay_lied" else reason)

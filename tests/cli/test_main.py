@@ -36,7 +36,7 @@ def _same_signals() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.cli.records.LOOK_DEADLINE_S", 0.2)
-    monkeypatch.setattr("shoal.roles.processes.JOIN_DEADLINE_S", 0.2)
+    monkeypatch.setattr("shoal.roles.joining.JOIN_DEADLINE_S", 0.2)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_settings_may_stand_anywhere_and_later_ones_win(shoal: Run, tmp_path: Pa
         assert tree["training"]["learning_rate"] == 0.5
 
 
-@pytest.mark.parametrize("command", ["init", "coordinator", "train", "validate", "evaluate", "up", "demo"])
+@pytest.mark.parametrize("command", ["init", "coordinator", "train", "validate", "evaluator", "up", "demo"])
 def test_a_dry_run_prints_the_settings_and_touches_nothing(
     shoal: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:

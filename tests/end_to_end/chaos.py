@@ -261,7 +261,7 @@ def _unexpected(event: RoleEvent) -> bool:
 
 def owned_processes(supervisor_pid: int) -> Iterator[tuple[str, int]]:
     """Name and pid of the roles of `shoal up`."""
-    commands = {"coordinator": "coordinator", "train": "trainer", "validate": "validator", "evaluate": "evaluator"}
+    commands = {"coordinator": "coordinator", "train": "trainer", "validate": "validator", "evaluator": "evaluator"}
     for pid in _children(supervisor_pid):
         words = _words(pid, "cmdline")
         if "shoal" not in words[:-1] or "tether" in " ".join(words):

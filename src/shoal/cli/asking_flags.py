@@ -69,7 +69,7 @@ class Asking:
     def executor(self, model: str, settings: "SamplingSettings") -> "tuple[EngineSpec, Executor]":
         from shoal.evaluation.answering import make_executor
         from shoal.evaluation.executors import EngineSpec
-        from shoal.roles.processes import use_threads
+        from shoal.roles.process import use_threads
 
         use_threads(0)
         spec = EngineSpec(model, self.engine, settings, self.threads)

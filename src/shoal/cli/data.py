@@ -1,6 +1,8 @@
-"""The commands about data: `eval`, `curate`, `filter`, `sft`, `reward-model train`. Thin: each parses its flags and calls a room.
+"""The commands about data: `eval`, `curate`, `filter`, `sft`, `reward-model train`.
 
-Every command can be killed and given again: finished batches and checkpoints are kept. Heavy imports happen inside.
+Thin: each parses its flags and calls a package. Every command can be killed and given again:
+finished batches and checkpoints are kept.
+Heavy imports happen inside.
 """
 
 import json
@@ -173,7 +175,7 @@ def warm_start(
     """Warm start: learn demonstrations before reinforcement learning; works under torchrun too."""
     from shoal.curation import FilterSettings, FitSettings, WarmStart, encode, read_demonstrations, write_policy
     from shoal.policy import resolve_model
-    from shoal.roles.processes import use_threads
+    from shoal.roles.process import use_threads
     from shoal.tasks import PromptStyle, TextCodec
 
     if out.exists() and any(out.iterdir()):
@@ -223,7 +225,7 @@ def train_reward(
 
     from shoal.curation import REWARD_FIT, make_pairs, read_candidates, train_reward_model
     from shoal.policy import resolve_model
-    from shoal.roles.processes import use_threads
+    from shoal.roles.process import use_threads
 
     use_threads(threads)
     pairs, heldout = make_pairs(read_candidates(sources), pairs_per_task=pairs_per_task)

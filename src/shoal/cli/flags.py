@@ -1,7 +1,13 @@
-"""What the commands share: common flags, the settings given as `--section.name VALUE`, and the run that these describe."""
+"""What the commands share: common flags, the settings given as `--section.name VALUE`, and the run that these describe.
+
+`main` collects the settings before the command line is parsed and hands them over as `typer.Context.obj`. A command takes
+settings if it has a parameter `context: typer.Context`; others refuse them.
+"""
 
 import os
 import sys
+from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Annotated
 
@@ -19,9 +25,6 @@ Authority = Annotated[
 ]
 Url = Annotated[str, typer.Argument(help="Address of the coordinator, such as http://host:7300.")]
 
-settings: list[str] = []
-"""Dotted flags of this invocation, collected before the command line is parsed."""
-
 
 def split_settings(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Dotted flags with their values, and everything else."""
@@ -38,23 +41,27 @@ def split_settings(arguments: list[str]) -> tuple[list[str], list[str]]:
     return rest, found
 
 
-def run_config(run_file: Path | None, dry_run: bool = False) -> ShoalConfig:
-    config = load_run(run_file, settings)
+def takes_settings(command: Callable[..., object] | None) -> bool:
+    return command is not None and "context" in signature(command).parameters
+
+
+def run_config(context: typer.Context, run_file: Path | None, dry_run: bool = False) -> ShoalConfig:
+    config = load_run(run_file, context.obj)
     if dry_run:
         typer.echo(to_toml(config))
         raise SystemExit(0)
     return config
 
 
-def run_directory(run_file: Path | None, dry_run: bool = False) -> RunDirectory:
+def run_directory(context: typer.Context, run_file: Path | None, dry_run: bool = False) -> RunDirectory:
     """The run directory of a run file, made if it is new."""
     from shoal.owner.create import initialise
 
-    return initialise(run_config(run_file, dry_run))
+    return initialise(run_config(context, run_file, dry_run))
 
 
 def report(text: str) -> None:
-    """One voice: under torchrun only the first rank speaks."""
+    """Prints; under torchrun only the first rank does."""
     if os.environ.get("RANK", "0") == "0":
         typer.echo(text)
         sys.stdout.flush()

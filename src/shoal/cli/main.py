@@ -18,41 +18,21 @@ from shoal import __version__
 from shoal.cli import data as data_commands
 from shoal.cli import records as record_commands
 from shoal.cli import roles as role_commands
-from shoal.cli.flags import report, settings, split_settings
+from shoal.cli.flags import report, split_settings, takes_settings
 from shoal.cli.run import run_app
 from shoal.config import describe, reference_page
 from shoal.errors import ConfigError, ShoalError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-HOPELESS = {
-    *("config", "key_file", "port_taken", "banned", "protocol_version", "pinned_key", "numerics_class"),
-    *("model", "architecture", "role_key", "busy", "diverged", "too_slow", "schema", "repeated_step"),
-    *("sandbox", "own_verifier", "malformed_task"),
-}
-"""Codes of errors that starting again cannot cure."""
-TAKE_SETTINGS = {
-    "init",
-    "coordinator",
-    "train",
-    "validate",
-    "evaluate",
-    "up",
-    "demo",
-    "calibrate",
-    "export",
-    "plan-memory",
-}
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     rest, given = split_settings(list(sys.argv[1:] if arguments is None else arguments))
-    settings[:] = given
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else somebody said nohup
         signal.signal(signal.SIGHUP, _terminate)
     try:
-        app(rest, prog_name="shoal")
+        app(rest, prog_name="shoal", obj=given)
     except ShoalError as error:
         _fail(error)
     except OSError as error:
@@ -68,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _fail(error: ShoalError) -> None:
     """One sentence; exit code 78 tells a supervisor that starting again cannot help."""
     print(f"shoal: {error}", file=sys.stderr)
-    raise SystemExit(os.EX_CONFIG if error.code in HOPELESS else 1)
+    raise SystemExit(os.EX_CONFIG if error.permanent else 1)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
@@ -84,10 +64,10 @@ def _before(
     if version:
         typer.echo(__version__)
         raise typer.Exit
-    if settings and context.invoked_subcommand not in TAKE_SETTINGS:
+    if context.obj and not takes_settings(COMMANDS.get(context.invoked_subcommand or "")):
         raise ConfigError(
-            f"`shoal {context.invoked_subcommand}` takes no settings such as {settings[0]}.",
-            hint=f"They belong to {', '.join(sorted(TAKE_SETTINGS))}.",
+            f"`shoal {context.invoked_subcommand}` takes no settings such as {context.obj[0]}.",
+            hint=f"They belong to {', '.join(sorted(name for name in COMMANDS if takes_settings(COMMANDS[name])))}.",
         )
 
 
@@ -121,7 +101,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "inspect": record_commands.inspect,
     "plan-memory": record_commands.plan_memory,
     "validate": role_commands.validate,
-    "evaluate": role_commands.evaluate,
+    "evaluator": role_commands.evaluator,
     "relay": role_commands.relay,
     "work": role_commands.work,
     "up": role_commands.up,

@@ -1,6 +1,6 @@
 """What a run leaves behind and what it needs, as commands: `export`, `inspect`, `plan-memory`, `calibrate`, `verify`, `ledger`.
 
-Thin: each parses its flags and calls a room. Heavy imports happen inside.
+Thin: each parses its flags and calls a package. Heavy imports happen inside.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ ledger_app = typer.Typer(no_args_is_help=True, help="Look at the ledger of a run
 
 
 def export(
+    context: typer.Context,
     output: Annotated[Path, typer.Argument(help="Directory to write; must not exist.")],
     run_file: RunFile = None,
     step: Annotated[int | None, typer.Option(help="Checkpoint to export; the newest without it.")] = None,
@@ -26,7 +27,7 @@ def export(
     """Write the trained policy as a plain model directory with a card."""
     from shoal.owner.records import export_run
 
-    export_run(RunDirectory(run_config(run_file).run.dir), output, report, step=step)
+    export_run(RunDirectory(run_config(context, run_file).run.dir), output, report, step=step)
 
 
 def inspect(
@@ -89,16 +90,18 @@ def inspect(
 
 
 def plan_memory(
+    context: typer.Context,
     run_file: RunFile = None,
     ranks: Annotated[int, typer.Option(help="Trainer processes that share the model.")] = 1,
 ) -> None:
     """What the trainer of a run will hold in memory, before anything is loaded."""
     from shoal.owner.records import show_memory_plan
 
-    show_memory_plan(run_config(run_file), ranks, report)
+    show_memory_plan(run_config(context, run_file), ranks, report)
 
 
 def calibrate(
+    context: typer.Context,
     out: Annotated[Path, typer.Argument(help="Calibration file to write.")],
     run_file: RunFile = None,
     prompts: Annotated[int, typer.Option(help="Honest completions per setting.")] = 512,
@@ -113,7 +116,7 @@ def calibrate(
     from shoal.validation.calibration.measure import Machine, calibrate_run
 
     machine = Machine(engine, device, tuple(dtype or Machine.dtypes))
-    calibrate_run(run_config(run_file), prompts, out, report, machine=machine, extend=extend)
+    calibrate_run(run_config(context, run_file), prompts, out, report, machine=machine, extend=extend)
 
 
 def verify(

@@ -1,4 +1,4 @@
-"""The commands of the roles: `init`, `coordinator`, `train`, `validate`, `evaluate`, `relay`, `work`, `up`, `demo`.
+"""The commands of the roles: `init`, `coordinator`, `train`, `validate`, `evaluator`, `relay`, `work`, `up`, `demo`.
 
 Thin: each parses its flags and calls one function. Heavy imports happen inside.
 """
@@ -8,26 +8,27 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.flags import Authority, DryRun, RunFile, Threads, Url, report, run_config, run_directory, settings
+from shoal.cli.flags import Authority, DryRun, RunFile, Threads, Url, report, run_config, run_directory
 from shoal.config import to_toml
 
 
-def init(run_file: RunFile = None, dry_run: DryRun = False) -> None:
+def init(context: typer.Context, run_file: RunFile = None, dry_run: DryRun = False) -> None:
     """Make a run: keys, secret, base files and the signed descriptor."""
-    directory = run_directory(run_file, dry_run)
+    directory = run_directory(context, run_file, dry_run)
     descriptor = directory.descriptor()
     report(f"run {descriptor.run_id} in {directory.root}")
     report(f"contributors join with: shoal work {descriptor.coordinator_url} --run-key {descriptor.run_key}")
 
 
-def coordinator(run_file: RunFile = None, dry_run: DryRun = False) -> None:
+def coordinator(context: typer.Context, run_file: RunFile = None, dry_run: DryRun = False) -> None:
     """Serve steps, leases, verdicts and the ledger of a run."""
-    from shoal.roles import processes as roles
+    from shoal.roles import coordinator as role
 
-    roles.coordinate(run_directory(run_file, dry_run), report)
+    role.coordinate(run_directory(context, run_file, dry_run), report)
 
 
 def train(
+    context: typer.Context,
     run_file: RunFile = None,
     dry_run: DryRun = False,
     threads: Threads = 0,
@@ -36,34 +37,37 @@ def train(
     ] = None,
 ) -> None:
     """Train on accepted rollouts and publish every version; works under torchrun too."""
-    from shoal.owner import records as tools
-    from shoal.roles import processes as roles
+    from shoal.roles import trainer
+    from shoal.roles.process import use_threads
 
     if replay is None:
-        roles.train(run_directory(run_file, dry_run), report, threads=threads)
+        trainer.train(run_directory(context, run_file, dry_run), report, threads=threads)
         return
-    config = run_config(run_file, dry_run)
-    roles.use_threads(threads)
-    tools.replay_rollouts(config, replay, config.run.dir / "replay", report)
+    config = run_config(context, run_file, dry_run)
+    from shoal.owner.records import replay_rollouts
+
+    use_threads(threads)
+    replay_rollouts(config, replay, config.run.dir / "replay", report)
 
 
 def validate(
+    context: typer.Context,
     run_file: RunFile = None,
     dry_run: DryRun = False,
     threads: Threads = 0,
     engine: Annotated[str, typer.Option(help="`torch` or `vllm`; default: `validation.engine` of the run.")] = "",
 ) -> None:
-    """Judge submissions; start as many as you like."""
-    from shoal.roles import processes as roles
+    """Validate submissions; start as many as you like."""
+    from shoal.roles import validator as role
 
-    roles.validate(run_directory(run_file, dry_run), report, threads=threads, engine=engine)
+    role.validate(run_directory(context, run_file, dry_run), report, threads=threads, engine=engine)
 
 
-def evaluate(run_file: RunFile = None, dry_run: DryRun = False, threads: Threads = 0) -> None:
+def evaluator(context: typer.Context, run_file: RunFile = None, dry_run: DryRun = False, threads: Threads = 0) -> None:
     """Measure published versions on held-out tasks."""
-    from shoal.roles import processes as roles
+    from shoal.roles import evaluator as role
 
-    roles.evaluate(run_directory(run_file, dry_run), report, threads=threads)
+    role.evaluate(run_directory(context, run_file, dry_run), report, threads=threads)
 
 
 def relay(
@@ -90,7 +94,7 @@ def relay(
 ) -> None:
     """Pass weights on; nobody has to trust you for it."""
     from shoal.broadcast import RelaySettings, ServerLimits
-    from shoal.roles import processes as roles
+    from shoal.roles import relay as role
 
     limits = ServerLimits(
         connections_per_client=max_client_connections,
@@ -109,7 +113,7 @@ def relay(
         limits=limits,
         max_download_bytes_s=max_download_mb_s * 1e6,
     )
-    roles.relay(settings, report, coordinator=coordinator, authority=ca)
+    role.relay(settings, report, coordinator=coordinator, authority=ca)
 
 
 def work(
@@ -127,9 +131,9 @@ def work(
     cheat: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Contribute: join a run with one command, on any machine."""
-    from shoal.roles import processes as roles
+    from shoal.roles import worker as role
 
-    roles.work(
+    role.work(
         url,
         report,
         root=dir.expanduser(),
@@ -145,6 +149,7 @@ def work(
 
 
 def up(
+    context: typer.Context,
     run_file: RunFile = None,
     workers: Annotated[int, typer.Option(min=0, help="Workers to start beside the owner's roles.")] = 0,
     dry_run: DryRun = False,
@@ -152,10 +157,11 @@ def up(
     """Start and supervise the owner's roles of a run on this host, with workers of its own if you like."""
     from shoal.host.demo import run_owner_roles
 
-    run_owner_roles(run_directory(run_file, dry_run), report, workers=workers)
+    run_owner_roles(run_directory(context, run_file, dry_run), report, workers=workers)
 
 
 def demo(
+    context: typer.Context,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Honest workers.")] = 3,
     async_level: Annotated[
@@ -168,7 +174,7 @@ def demo(
     """Train the bundled policy with a whole swarm on this machine, two cheaters included."""
     from shoal.host.demo import demo_config, run_demo
 
-    config = demo_config(settings, steps=steps, async_level=async_level, seed=seed)
+    config = demo_config(context.obj, steps=steps, async_level=async_level, seed=seed)
     if dry_run:
         typer.echo(to_toml(config))
         return

@@ -22,6 +22,7 @@ from shoal.rundir import RunDirectory
 
 class PortTakenError(ShoalError):
     code = "port_taken"
+    permanent = True
 
 
 def run_coordinator(directory: RunDirectory, *, on_ready: Callable[[str], None] | None = None) -> None:

@@ -14,7 +14,7 @@ def require_worker(connection: Connection, key: str) -> Row:
         raise RefusedError("unknown_worker", "This key is not registered.", hint="Register first.", status=403)
     if row["state"] == "banned":
         hint = "The ledger holds the verdict; the run's owner can lift a ban."
-        raise RefusedError("banned", f"This key is banned: {row['reason']}.", hint=hint, status=403)
+        raise RefusedError("banned", f"This key is banned: {row['reason']}.", hint=hint, status=403, permanent=True)
     return row
 
 
@@ -26,11 +26,11 @@ def register(connection: Connection, context: Context, key: str, body: api.Regis
             f"This run cannot judge work of the numerics class {body.numerics_class}.",
             hint=f"It accepts {known}; the owner can admit another class by calibrating it.",
             status=422,
+            permanent=True,
         )
     if context.role_keys.get(key):
-        raise RefusedError(
-            "role_key", "A key of the owner's roles cannot work.", hint="Use another key file.", status=403
-        )
+        hint = "Use another key file."
+        raise RefusedError("role_key", "A key of the owner's roles cannot work.", hint=hint, status=403, permanent=True)
     needed_s = context.slot_tokens / body.tokens_per_s
     if needed_s > context.config.coordinator.lease_s:
         raise RefusedError(
@@ -39,6 +39,7 @@ def register(connection: Connection, context: Context, key: str, body: api.Regis
             f"leases of this run last {context.config.coordinator.lease_s} s.",
             hint="Join from a faster machine, or a run with smaller slots.",
             status=422,
+            permanent=True,
         )
     now = context.clock()
     row = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()

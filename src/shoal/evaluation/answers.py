@@ -37,6 +37,7 @@ class AnswersError(ShoalError):
     """A file that does not hold answers."""
 
     code = "answers"
+    permanent = True
 
 
 @dataclass(frozen=True)

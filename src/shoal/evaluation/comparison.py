@@ -24,6 +24,7 @@ class ComparisonError(ShoalError):
     """Answers that cannot be paired."""
 
     code = "comparison"
+    permanent = True
 
 
 @dataclass(frozen=True)

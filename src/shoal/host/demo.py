@@ -73,7 +73,7 @@ def owner_roles(directory: RunDirectory, config: ShoalConfig) -> Iterator[Role]:
     yield _role(directory, "trainer", "train", run_file, "--threads", "1")
     yield from relay_roles(directory, config)
     yield _role(directory, "validator", "validate", run_file, "--threads", "1")
-    yield _role(directory, "evaluator", "evaluate", run_file, "--threads", "1")
+    yield _role(directory, "evaluator", "evaluator", run_file, "--threads", "1")
 
 
 def relay_roles(directory: RunDirectory, config: ShoalConfig) -> Iterator[Role]:

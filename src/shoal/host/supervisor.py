@@ -37,6 +37,7 @@ class SupervisorError(ShoalError):
     """A role without which the run cannot go on has failed for good; the message ends with its last words."""
 
     code = "role_failed"
+    permanent = False
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ class InspectionError(ShoalError):
     """Nothing that could be shown."""
 
     code = "inspection"
+    permanent = True
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class BackupError(ShoalError):
     """A backup that cannot be made or used."""
 
     code = "backup"
+    permanent = False
 
 
 class _ChangedError(Exception):

@@ -23,6 +23,7 @@ class BucketError(ShoalError):
     """A bucket that does not do what is asked of it."""
 
     code = "bucket"
+    permanent = False
 
 
 @dataclass(frozen=True)

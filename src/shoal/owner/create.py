@@ -214,9 +214,3 @@ def _serve_files(origin: Origin, model_directory: Path) -> dict[str, FileReferen
             data = path.read_bytes()
             references[name] = FileReference(digest=origin.add_file(data), bytes=len(data))
     return references
-
-
-def register_files(origin: Origin, descriptor: RunDescriptor, root: Path) -> None:
-    """Keeps the base files among those that the origin serves and relays mirror."""
-    for reference in (*descriptor.model_files.values(), *descriptor.task_files, *descriptor.heldout_files):
-        origin.add_file((root / "shards" / reference.digest).read_bytes())

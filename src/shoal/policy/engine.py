@@ -22,12 +22,14 @@ class RequestError(ShoalError):
     """A request that no engine can serve; the message says which one and why."""
 
     code = "engine_request"
+    permanent = False
 
 
 class WeightsNotLoadedError(ShoalError):
     """An engine was asked to work before it got weights."""
 
     code = "no_weights"
+    permanent = False
 
 
 @dataclass(frozen=True)

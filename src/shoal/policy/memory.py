@@ -20,6 +20,7 @@ class MemoryPlanError(ShoalError):
     """Weights and cache do not fit."""
 
     code = "memory"
+    permanent = False
 
 
 @dataclass(frozen=True)

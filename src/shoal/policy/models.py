@@ -29,6 +29,7 @@ class ModelError(ShoalError):
     """A model directory or a weights file that cannot be used."""
 
     code = "model"
+    permanent = True
 
 
 class ArchitectureError(ModelError):

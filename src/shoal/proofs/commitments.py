@@ -32,6 +32,8 @@ WORST_MANTISSA_ERROR = 128.0
 class ProofError(ShoalError):
     """A proof that is not one, or states that cannot be committed to; `code` says which rule was broken."""
 
+    permanent = False
+
     def __init__(self, code: str, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.code = code

@@ -38,6 +38,8 @@ class Refusal(Answer):
     code: str
     message: str
     hint: str = ""
+    permanent: bool = False
+    """Whether the same request would be refused again."""
 
 
 class RegisterBody(Body):

@@ -297,6 +297,7 @@ def _refusal(response: httpx.Response) -> RefusedError:
         refusal.message,
         hint=refusal.hint,
         status=response.status_code,
+        permanent=refusal.permanent,
         retry_after_s=_retry_after_s(response),
     )
 

@@ -23,6 +23,7 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 class ProtocolVersionError(ShoalError):
     code = "protocol_version"
+    permanent = True
 
 
 class FileReference(BaseModel):

@@ -34,6 +34,7 @@ class CheckpointError(ShoalError):
     """A checkpoint that is missing or does not fit."""
 
     code = "checkpoint"
+    permanent = False
 
 
 class Checkpoints:

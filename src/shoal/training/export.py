@@ -35,6 +35,7 @@ class ExportError(ShoalError):
     """A policy that cannot be exported."""
 
     code = "export"
+    permanent = True
 
 
 @dataclass(frozen=True)

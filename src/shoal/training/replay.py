@@ -19,6 +19,7 @@ class ReplayError(ShoalError):
     """Recorded rollouts that cannot be trained on."""
 
     code = "replay"
+    permanent = True
 
 
 Score = Callable[[Rollout], tuple[float, float]]

@@ -8,13 +8,11 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
-from shoal.broadcast import Origin, OriginServer, OriginSettings, Publication
+from shoal.broadcast import Origin, Publication
 from shoal.config import ShoalConfig
 from shoal.errors import IntegrityError, RefusedError, ShoalError
-from shoal.identity import Keypair
 from shoal.metrics import EventLog, Report, silent
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
@@ -35,12 +33,14 @@ class DrainedError(ShoalError):
     """The owner has drained the run: nothing is left to train on."""
 
     code = "drained"
+    permanent = False
 
 
 class RepeatedStepError(ShoalError):
     """A step that was trained again gave other weights than those that the swarm already has."""
 
     code = "repeated_step"
+    permanent = True
 
 
 @contextlib.contextmanager
@@ -239,30 +239,3 @@ def _is_history(origin: Origin, version: int) -> bool:
     """Whether a trainer that repeats steps from an old checkpoint is at a version that nobody can fetch any more."""
     versions = origin.head.versions if origin.head is not None else ()
     return bool(versions) and version < versions[0].version
-
-
-def build_origin(
-    config: ShoalConfig,
-    descriptor: RunDescriptor,
-    root: Path,
-    run_key: Keypair,
-    clock: Callable[[], float] = time.time,
-) -> Origin:
-    """`clock` says when a head expires; the coordinator's, so that everybody means the same time."""
-    settings = OriginSettings(
-        run_id=descriptor.run_id,
-        shard_bytes=config.broadcast.shard_bytes,
-        keep_versions=config.broadcast.keep_versions + config.training.async_level,
-        head_ttl_s=config.broadcast.head_ttl_s,
-        keyframe_every=config.broadcast.anchor_every,
-        delta_from_bytes=config.broadcast.delta_from_bytes,
-    )
-    return Origin(root, run_key, settings, clock=clock)
-
-
-def serve(origin: Origin, config: ShoalConfig, metrics: EventLog) -> OriginServer:
-    server = OriginServer(
-        origin.store, config.broadcast.host, config.broadcast.port, metrics=metrics, refresh=origin.refresh
-    )
-    server.start()
-    return server

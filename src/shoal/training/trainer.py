@@ -39,6 +39,7 @@ class DivergedError(ShoalError):
     """Training left the region in which its numbers mean anything; the last checkpoint is good."""
 
     code = "diverged"
+    permanent = True
 
 
 class Trainer:

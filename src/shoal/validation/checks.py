@@ -37,6 +37,7 @@ class RejectedError(ShoalError):
     """Carries a finding out of nested checks."""
 
     code = "rejected"
+    permanent = False
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)

@@ -23,7 +23,7 @@ async def refuse(_: Request, error: Exception) -> JSONResponse:
 def refusal_of(error: Exception) -> JSONResponse:
     if isinstance(error, ShoalError):
         wait_s = error.retry_after_s if isinstance(error, RefusedError) else None
-        return _refusal(_status(error), error.code, error.message, error.hint, wait_s)
+        return _refusal(_status(error), error.code, error.message, error.hint, wait_s, permanent=error.permanent)
     if isinstance(error, (RequestValidationError, ValidationError)):
         return _refusal(422, "malformed", _complaint(error), SEE_DOCS)
     if isinstance(error, HTTPException):
@@ -49,7 +49,10 @@ def _complaint(error: RequestValidationError | ValidationError) -> str:
     return f"{'.'.join(map(str, place))[:200]}: {first['msg']}"
 
 
-def _refusal(status: int, code: str, message: str, hint: str, wait_s: float | None = None) -> JSONResponse:
+def _refusal(
+    status: int, code: str, message: str, hint: str, wait_s: float | None = None, *, permanent: bool = False
+) -> JSONResponse:
     headers = {} if wait_s is None else {"retry-after": str(math.ceil(wait_s))}
     printable = message.encode(errors="replace").decode()  # field names of a caller may be no unicode
-    return JSONResponse({"code": code, "message": printable, "hint": hint}, status_code=status, headers=headers)
+    body = {"code": code, "message": printable, "hint": hint} | ({"permanent": True} if permanent else {})
+    return JSONResponse(body, status_code=status, headers=headers)

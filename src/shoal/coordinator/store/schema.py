@@ -124,6 +124,7 @@ SCHEMA_VERSION = max(MIGRATIONS)
 
 class SchemaError(ShoalError):
     code = "schema"
+    permanent = True
 
 
 def migrate(connection: Connection, database: Database) -> None:

@@ -28,6 +28,7 @@ LARGEST_GROUP = 256
 
 class StoreError(ShoalError):
     code = "store"
+    permanent = False
 
 
 class Settled(Protocol):

@@ -29,6 +29,7 @@ class MalformedTaskError(ShoalError):
     """A row that cannot become a task."""
 
     code = "malformed_task"
+    permanent = True
 
 
 def row_to_task(fields: Mapping[str, Any], number: int, origin: str) -> Task | None:

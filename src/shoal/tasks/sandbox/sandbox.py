@@ -39,6 +39,7 @@ class SandboxError(ShoalError):
     """Model-written code cannot be run here."""
 
     code = "sandbox"
+    permanent = True
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ class OwnVerifierError(ShoalError):
     """A run that needs its owner's own code, which this machine may not import."""
 
     code = "own_verifier"
+    permanent = True
 
 
 def check_requirements(tasks: TaskSet, reward: RewardConfig, *, own_verifiers: Collection[str] | None = None) -> None:

@@ -31,6 +31,7 @@ class UnsupportedModelError(ShoalError):
     """An architecture whose logits this engine does not reproduce."""
 
     code = "unsupported_model"
+    permanent = True
 
 
 class PolicyModel(nn.Module):

@@ -14,6 +14,7 @@ class BatchError(ShoalError):
     """A batch that cannot be trained on."""
 
     code = "bad_batch"
+    permanent = False
 
 
 @dataclass

@@ -1,0 +1,35 @@
+"""The evaluator as a process: measures published versions on held-out tasks."""
+
+from pathlib import Path
+
+from shoal.metrics import Report
+from shoal.protocol.client import CoordinatorClient
+from shoal.roles.process import own_directory, use_threads
+from shoal.rundir import RunDirectory
+
+
+def evaluate(directory: RunDirectory, report: Report, *, threads: int) -> None:
+    use_threads(threads)
+    with own_directory(directory.root, "evaluator") as root:
+        _evaluate(directory, root, report)
+
+
+def _evaluate(directory: RunDirectory, root: Path, report: Report) -> None:
+    from shoal.joined import join_run
+    from shoal.validation import Evaluator
+
+    config, descriptor = directory.config(), directory.descriptor()
+    report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")
+    client = CoordinatorClient.for_run(descriptor, directory.existing_key("evaluator"), config.coordinator_url)
+    run = join_run(descriptor, root, heldout=True, clock=client.server_time)
+    settings = config.evaluation
+    report(f"measuring every {settings.every} versions of {descriptor.run_id}")
+    Evaluator(
+        run,
+        client,
+        run.make_engine(),
+        every=settings.every,
+        samples=settings.samples,
+        steps=config.run.steps,
+        report=report,
+    ).run()

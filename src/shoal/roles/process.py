@@ -1,0 +1,39 @@
+"""What role processes do at their start: fix their compute threads, and find a directory that no other process uses."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from shoal.files import remove_all_leftovers
+from shoal.locks import BusyError, hold
+
+MAX_PER_HOST = 64
+
+
+@contextmanager
+def own_directory(root: Path, kind: str) -> Iterator[Path]:
+    """The first of kind, kind-2, kind-3 … that no process uses: several of a kind on one host share nothing but the run."""
+    for number in range(1, MAX_PER_HOST + 1):
+        place = root / (kind if number == 1 else f"{kind}-{number}")
+        with ExitStack() as held:
+            try:
+                held.enter_context(hold(place / "lock", f"Another {kind} uses {place}."))
+            except BusyError:
+                continue
+            remove_all_leftovers(place)
+            yield place
+            return
+    raise BusyError(f"{MAX_PER_HOST} processes work as {kind} in {root}.", hint="Start more on other hosts.")
+
+
+def use_threads(threads: int) -> None:
+    """Fixes the number of compute threads before torch starts its pools; 0 leaves the choice to torch."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    if threads:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        import torch
+
+        torch.set_num_threads(threads)
+        torch.set_num_interop_threads(1)

@@ -1,0 +1,84 @@
+"""A relay as a process: mirrors what the origin publishes, and registers with the coordinator if there is one."""
+
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.files import remove_all_leftovers
+from shoal.identity import Keypair
+from shoal.locks import hold
+from shoal.metrics import Report, ReportingEventLog
+from shoal.protocol import api
+from shoal.protocol.client import CoordinatorClient
+from shoal.roles.joining import joined_descriptor
+from shoal.roles.welcome import trust_authority
+
+if TYPE_CHECKING:
+    from shoal.broadcast import RelaySettings
+
+RELAY_GONE_S = 30.0
+
+
+def relay(
+    settings: "RelaySettings", report: Report, *, coordinator: str | None = None, authority: Path | None = None
+) -> None:
+    """Runs a relay until SIGINT or SIGTERM."""
+    from shoal.broadcast import Neighbours, Relay
+
+    root, run_key = settings.root, settings.run_key
+    if authority is not None:
+        trust_authority(authority, root / "trusted.pem")
+    metrics = ReportingEventLog(root / "events.jsonl", report)
+    neighbours, announce, clock = None, None, time.time
+    if coordinator is not None:
+        descriptor = joined_descriptor(coordinator, run_key, root, report)
+        settings = replace(settings, run_key=descriptor.run_key)
+        client = CoordinatorClient.for_run(descriptor, Keypair.load_or_create(root / "relay.key"), coordinator)
+        clock = client.server_time
+        neighbours = Neighbours(settings.upstreams, settings.peers)
+
+        def announce(url: str) -> None:
+            answer = client.announce_relay(
+                api.RelayBody(
+                    url=url,
+                    exchanges=neighbours.exchanges,
+                    newest_version=_newest_version(root, descriptor.run_key),
+                    bytes_sent=int(metrics.counters["bytes_sent"]),
+                    bytes_received=int(metrics.counters["bytes_received"]),
+                )
+            )
+            living = [view for view in answer.relays if view.last_seen_s <= RELAY_GONE_S]
+            spare = [answer.origin_url, *descriptor.relay_urls]
+            neighbours.update([(view.url, view.exchanges) for view in living if view.url != url], spare)
+
+    with hold(root / "lock", f"Another relay uses {root}.", hint="Give this one its own directory with --dir."):
+        remove_all_leftovers(root)
+        relay = Relay(settings, neighbours=neighbours, announce=announce, metrics=metrics, clock=clock)
+        stopped = stop_signal()
+        relay.start()
+        report(f"relay at {relay.url}, following {', '.join(settings.upstreams)}")
+        if coordinator is not None and settings.host in ("0.0.0.0", "::") and settings.public_url is None:
+            report(f"workers on other machines cannot reach {relay.url}; say how they can with --public-url")
+        try:
+            stopped.wait()
+        finally:
+            relay.stop()
+
+
+def stop_signal() -> threading.Event:
+    """Set by SIGINT or SIGTERM from now on."""
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    return stopped
+
+
+def _newest_version(root: Path, run_key: str) -> int:
+    from shoal.broadcast.manifest import open_head
+
+    path = root / "head.json"
+    head = open_head(path.read_bytes(), run_key) if path.exists() else None
+    return head.versions[-1].version if head and head.versions else -1

@@ -1,0 +1,112 @@
+"""The trainer as a process: trains, publishes through an origin of its own, and serves that to the swarm. Works under torchrun."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.broadcast import Origin, OriginServer, OriginSettings
+from shoal.config import ShoalConfig
+from shoal.identity import Keypair
+from shoal.locks import hold
+from shoal.metrics import EventLog, Report
+from shoal.protocol.client import CoordinatorClient
+from shoal.protocol.descriptor import RunDescriptor
+from shoal.roles.joining import JOIN_DEADLINE_S
+from shoal.roles.process import use_threads
+from shoal.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from shoal.training.model.distributed import World
+
+TAKE_OVER_S = 5.0
+"""A trainer whose predecessor was killed waits this long for the kernel to release its lock."""
+
+
+def train(directory: RunDirectory, report: Report, *, threads: int) -> None:
+    """Trains, publishes, and goes on serving the last versions until it is stopped."""
+    use_threads(threads)
+    from shoal.training.model.distributed import World
+
+    world = World.join(directory.config().training.device)
+    busy = f"Another trainer uses {directory.trainer}."
+    with hold(directory.trainer / "lock", busy, wait_s=TAKE_OVER_S) if world.rank == 0 else nullcontext():
+        _train(directory, world, report)
+
+
+def _train(directory: RunDirectory, world: "World", report: Report) -> None:
+    from shoal.policy.models import resolve_model
+    from shoal.training import Trackers, Trainer
+    from shoal.training.service import TrainerService
+
+    config, descriptor = directory.config(), directory.descriptor()
+    metrics = EventLog(directory.events / "trainer.jsonl")
+    trainer = Trainer(
+        config.training,
+        resolve_model(config.model.path),
+        work_dir=directory.trainer,
+        temperature=config.rollouts.temperature,
+        seed=config.run.seed,
+        max_new_tokens=config.rollouts.max_new_tokens,
+        world=world,
+    )
+    client = CoordinatorClient.for_run(descriptor, directory.existing_key("trainer"), config.coordinator_url)
+    client.deadline_s = JOIN_DEADLINE_S
+    if world.rank != 0:
+        TrainerService(config, descriptor, trainer, client, None).run()
+        return
+    origin = build_origin(config, descriptor, directory.origin, directory.existing_key("run"), client.server_time)
+    register_files(origin, descriptor, directory.origin)
+    server = serve(origin, config, metrics)
+    report(f"origin at {server.url}")
+    trackers = Trackers(
+        directory.trainer, config.training.trackers, run_name=descriptor.run_id, settings=config.model_dump(mode="json")
+    )
+    try:
+        service = TrainerService(
+            config, descriptor, trainer, client, origin, metrics=metrics, trackers=trackers, report=report
+        )
+        finished = service.run()
+        if not finished:
+            report(f"the run is drained at version {trainer.step}; `shoal run resume` lets it go on")
+            return
+        report("training is finished; still serving weights, stop with Ctrl-C")
+        threading.Event().wait()
+    finally:
+        trackers.close()
+        server.stop()
+
+
+def build_origin(
+    config: ShoalConfig,
+    descriptor: RunDescriptor,
+    root: Path,
+    run_key: Keypair,
+    clock: Callable[[], float] = time.time,
+) -> Origin:
+    """`clock` says when a head expires; the coordinator's, so that everybody means the same time."""
+    settings = OriginSettings(
+        run_id=descriptor.run_id,
+        shard_bytes=config.broadcast.shard_bytes,
+        keep_versions=config.broadcast.keep_versions + config.training.async_level,
+        head_ttl_s=config.broadcast.head_ttl_s,
+        keyframe_every=config.broadcast.anchor_every,
+        delta_from_bytes=config.broadcast.delta_from_bytes,
+    )
+    return Origin(root, run_key, settings, clock=clock)
+
+
+def serve(origin: Origin, config: ShoalConfig, metrics: EventLog) -> OriginServer:
+    server = OriginServer(
+        origin.store, config.broadcast.host, config.broadcast.port, metrics=metrics, refresh=origin.refresh
+    )
+    server.start()
+    return server
+
+
+def register_files(origin: Origin, descriptor: RunDescriptor, root: Path) -> None:
+    """Keeps the base files among those that the origin serves and relays mirror."""
+    for reference in (*descriptor.model_files.values(), *descriptor.task_files, *descriptor.heldout_files):
+        origin.add_file((root / "shards" / reference.digest).read_bytes())

@@ -1,0 +1,38 @@
+"""A validator as a process; a host may run several."""
+
+from pathlib import Path
+
+from shoal.metrics import EventLog, Report
+from shoal.protocol.client import CoordinatorClient
+from shoal.roles.process import own_directory, use_threads
+from shoal.rundir import RunDirectory
+
+
+def validate(directory: RunDirectory, report: Report, *, threads: int, engine: str = "") -> None:
+    with own_directory(directory.root, "validator") as place:
+        _validate(directory, report, place, threads=threads, engine_kind=engine)
+
+
+def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: int, engine_kind: str) -> None:
+    use_threads(threads)
+    from shoal.coordinator.rules.trust import LossRule
+    from shoal.joined import join_run
+    from shoal.validation import Validator, load_calibration
+    from shoal.validation.calibration.limits import ModelIdentity
+    from shoal.validation.reward_models import make_scorer
+
+    config, descriptor = directory.config(), directory.descriptor()
+    rule = LossRule.of(config)
+    rule.require()
+    report(f"cheating loses: {rule}")
+    calibration = load_calibration(config.validation.calibration)
+    if not config.validation.foreign_calibration:
+        calibration.require_model(ModelIdentity(architecture=descriptor.model_files["config.json"].digest))
+    report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")
+    client = CoordinatorClient.for_run(descriptor, directory.existing_key("validator"), config.coordinator_url)
+    run = join_run(descriptor, place, keep_versions=descriptor.async_level + 3, clock=client.server_time)
+    engine = run.make_engine(engine_kind or config.validation.engine)
+    metrics = EventLog(directory.events / f"{place.name}.jsonl")
+    report(f"judging for {descriptor.run_id} with {engine.numerics_class}")
+    learned = make_scorer(config.validation.reward_models, descriptor, run.workload.tasks.train)
+    Validator(run, client, engine, calibration, learned=learned, metrics=metrics, report=report).run()
