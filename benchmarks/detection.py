@@ -29,11 +29,11 @@ from adversaries.arena import COARSE_CLASS, Arena, Judgement, make_arena, make_m
 from adversaries.cheats import CHEATS, SLOW_CHEATS  # noqa: E402
 from shoal.config import TrustConfig, load_config  # noqa: E402
 from shoal.coordinator.rules import drift, trust  # noqa: E402
+from shoal.evaluation.statistics import binomial_upper  # noqa: E402
 from shoal.files import digest_bytes, write_atomic  # noqa: E402
 from shoal.proofs import TOP_K, proof_bytes  # noqa: E402
 from shoal.protocol.api import AuditMetrics  # noqa: E402
 from shoal.protocol.verdicts import Reason, Severity, most_severe  # noqa: E402
-from shoal.validation.calibration.rates import binomial_upper  # noqa: E402
 from support.submissions import Submission  # noqa: E402
 
 BATCH_SLOTS = 25

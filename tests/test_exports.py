@@ -23,9 +23,9 @@ PUBLIC = {
     """,
     "shoal.evaluation": """
         Answer AnswerGenerator AnswerMetrics AnswersError Comparison ComparisonError EngineSpec Estimate
-        Journal Question SamplingSettings answer_metrics answer_tasks compare_answers comparison_json
-        comparison_table estimate make_executor mean_error metrics_by_category metrics_json metrics_table
-        pass_at_k read_answers write_answers
+        Evaluator Journal Question SamplingSettings answer_metrics answer_tasks compare_answers
+        comparison_json comparison_table estimate make_executor mean_error metrics_by_category metrics_json
+        metrics_table pass_at_k read_answers write_answers
     """,
     "shoal.inspection": """
         Filter InspectionError Margins Record Recording add_margins as_json explain open_recording render_record
@@ -61,7 +61,7 @@ PUBLIC = {
         replay
     """,
     "shoal.validation": """
-        Calibration Checked Evaluator Finding Limits RejectedError Validator audit check_claims load_calibration
+        Calibration Checked Finding Limits RejectedError Validator audit check_claims load_calibration
     """,
     "shoal.worker": """
         CHEATERS WeightFollower Worker WorkerTotals

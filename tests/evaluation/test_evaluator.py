@@ -6,8 +6,8 @@ import pytest
 
 from shoal.broadcast.store import NoRoomError
 from shoal.errors import UnavailableError
+from shoal.evaluation import Evaluator
 from shoal.protocol import api
-from shoal.validation import Evaluator
 from support.fake_coordinator import FakeCoordinator
 from support.samples import keypair
 from support.tiny_run import DiskWeights, Reports, TinyRun

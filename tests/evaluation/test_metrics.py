@@ -6,7 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from shoal.evaluation.metrics import answer_metrics, estimate, mean_error, metrics_by_category, pass_at_k, usual_ks
+from shoal.evaluation.metrics import answer_metrics, metrics_by_category, pass_at_k, usual_ks
+from shoal.evaluation.statistics import estimate
 from support.answers import answer
 
 
@@ -65,10 +66,3 @@ def test_usual_ks_are_powers_of_two_and_the_last() -> None:
     assert usual_ks(1) == [1]
     assert usual_ks(6) == [1, 2, 4, 6]
     assert usual_ks(8) == [1, 2, 4, 8]
-
-
-def test_the_error_over_seeds_is_students() -> None:
-    assert mean_error([0.4]) == 0.0
-    assert mean_error([0.0, 1.0]) == pytest.approx(12.706 * 0.5, rel=1e-3)
-    # 12 values 0 … 11: s = 3.6056, t(11) = 2.201
-    assert mean_error(list(range(12))) == pytest.approx(2.201 * 3.6056 / 12**0.5, rel=1e-3)

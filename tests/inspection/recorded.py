@@ -85,7 +85,7 @@ def _record(connection: Connection, directory: RunDirectory, honest: list[Rollou
         )
         for number in range(2)
     ]
-    metrics = api.AuditMetrics(tokens=20, margin_max=0.125, margins_lost=1)
+    metrics = api.AuditMetrics(tokens=20, margin_max=0.125, rounding_flips=1)
     accepted = api.VerdictBody(
         claim_id="claim-honest", submission_id="honest-file", accepted=True, reasons=[], audited=True, groups=groups,
         metrics=metrics,

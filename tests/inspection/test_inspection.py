@@ -62,7 +62,7 @@ def test_json_holds_text_reward_and_why(run: RunDirectory, capsys: pytest.Captur
     assert "Compute" in honest["prompt"]
     assert honest["why"]
     assert (honest["reward"], honest["reward_from"], honest["verdict"]) == (0.5, "validator", "accepted")
-    assert (honest["submission_margin_max"], honest["submission_margins_lost"]) == (0.125, 1)
+    assert (honest["submission_margin_max"], honest["submission_rounding_flips"]) == (0.125, 1)
     assert found[-1]["reward_from"] == "worker"
     assert found[-1]["reasons"] == ["reward"]
 
@@ -165,7 +165,7 @@ def test_the_panel_shows_what_counts_and_the_summary_adds_up(
     out = printed([str(run.root), "--limit", "1"], capsys)
     assert "2/0/0 sample 0" in out
     assert "in the batch of step 3" in out
-    assert "1 of 20 in its submission's audit, worst 0.125" in out
+    assert "1 of 20 flipped in its submission's audit, worst 0.125" in out
     assert "1 shown of 8 that match, 8 rollouts in all" in out
 
 

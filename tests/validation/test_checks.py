@@ -13,6 +13,7 @@ from shoal.protocol.api import AuditMetrics
 from shoal.protocol.rollouts import Rollout
 from shoal.protocol.verdicts import Reason
 from shoal.validation import Checked, Finding, Limits, RejectedError, audit, check_claims, load_calibration
+from shoal.validation.checks import check_sampling
 from support.submissions import FULL_ROW, STOPPED_ROW, Submission, resampled, submit
 from support.tiny_run import TinyRun
 
@@ -292,7 +293,7 @@ def test_an_audit_finds_nothing_in_honest_work(
     reasons, metrics = examine(honest)
     assert reasons == set()
     assert metrics.tokens == sum(len(rollout.output_tokens) for rollout in honest.rollouts)
-    assert metrics.margins_lost == 0
+    assert metrics.rounding_flips == 0
     assert metrics.exponent_mismatches_max == 0
 
 
@@ -385,16 +386,18 @@ def margins(*lost: float, tokens: int = 1000) -> Scored:
     return Scored(margins=values, logprobs=torch.zeros(tokens), states=torch.zeros(tokens, 1))
 
 
-def test_many_small_losses_are_an_anomaly_and_few_are_rounding(limits: Limits) -> None:
-    from shoal.validation.checks import _check_sampling
+def sampling(limits: Limits, *lost: float) -> tuple[Reason | None, AuditMetrics]:
+    finding, metrics = check_sampling([margins(*lost)], limits)
+    return finding.reason if finding else None, metrics
 
+
+def test_many_small_losses_are_an_anomaly_and_few_are_rounding(limits: Limits) -> None:
     noise, between = limits.margin_noise / 2, (limits.margin_noise + limits.margin_max) / 2
-    allowed = limits.lost_allowed(1000)
-    assert _check_sampling([margins(*[noise] * 50)], limits)[0] == []
-    assert _check_sampling([margins(*[between] * allowed)], limits)[0] == []
-    drifted, metrics = _check_sampling([margins(*[between] * (allowed + 1))], limits)
-    assert [finding.reason for finding in drifted] == [Reason.SAMPLING_DRIFT]
-    assert metrics["margins_lost"] == allowed + 1
-    assert metrics["margin_sum"] == pytest.approx((allowed + 1) * between)
-    proven, _ = _check_sampling([margins(limits.margin_max * 2)], limits)
-    assert [finding.reason for finding in proven] == [Reason.SAMPLING]
+    allowed = limits.flips_allowed(1000)
+    assert sampling(limits, *[noise] * 50)[0] is None
+    assert sampling(limits, *[between] * allowed)[0] is None
+    drifted, metrics = sampling(limits, *[between] * (allowed + 1))
+    assert drifted is Reason.SAMPLING_DRIFT
+    assert metrics.rounding_flips == allowed + 1
+    assert metrics.margin_sum == pytest.approx((allowed + 1) * between)
+    assert sampling(limits, limits.margin_max * 2)[0] is Reason.SAMPLING

@@ -21,7 +21,7 @@ def reason_table() -> str:
 
 def residual_table() -> str:
     rows = [
-        f"| `{name}` | {known.limits.lost_per_1000:.2f} | {known.limits.lost_mean:.4f}"
+        f"| `{name}` | {known.limits.flips_per_1000:.2f} | {known.limits.flip_margin_mean:.4f}"
         f" | {known.evidence.residual_bits_per_1000_tokens:.2f} |"
         for name, known in load_calibration("bundled").classes.items()
     ]

@@ -9,7 +9,7 @@ from shoal.protocol import api
 from shoal.protocol.verdicts import Reason, Severity, most_severe
 from shoal.tasks.workload import Reward
 from shoal.validation import Calibration, Checked, Validator, load_calibration
-from shoal.validation.validator import _groups
+from shoal.validation.validator import group_verdicts
 from shoal.worker import CHEATERS
 from support.fake_coordinator import FakeCoordinator, Refuse
 from support.samples import keypair
@@ -212,7 +212,7 @@ def test_groups_are_useful_only_if_their_task_rewards_differ(tiny_run: TinyRun, 
         Reward(float(reward), 0.01 * number, reward - 0.01 * number, "", True)
         for number, reward in enumerate(task_rewards)
     ]
-    first, second = _groups(Checked(honest.header, honest.rollouts, items, rewards))
+    first, second = group_verdicts(Checked(honest.header, honest.rollouts, items, rewards))
     assert (first.useful, second.useful) == (True, False)
     assert first.task_rewards == [0.0, 1.0, 0.0, 0.0]
     assert second.rewards == pytest.approx([0.96, 0.95, 0.94, 0.93])

@@ -18,7 +18,7 @@ from torch.nn.functional import logsigmoid
 from shoal.curation.fitting import Fit, FitReport, FitSettings
 from shoal.curation.preferences import Pair
 from shoal.errors import ConfigError
-from shoal.evaluation.metrics import Estimate, estimate
+from shoal.evaluation.statistics import Estimate, estimate
 from shoal.files import TEMPORARY_PREFIX, write_atomic
 from shoal.policy.reward_model import RewardModel, build_classifier, classify
 from shoal.tasks import CODEC_FILES

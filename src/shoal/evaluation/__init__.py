@@ -1,20 +1,14 @@
-"""Measures policies: judged answers to tasks, their metrics with intervals, and comparisons of two policies."""
+"""Measures policies: scored answers to tasks, their metrics, comparisons of two policies, and held-out evaluation."""
 
 from shoal.evaluation.answering import answer_tasks, make_executor
 from shoal.evaluation.answers import Answer, AnswersError, read_answers, write_answers
 from shoal.evaluation.comparison import Comparison, ComparisonError, compare_answers
+from shoal.evaluation.evaluator import Evaluator
 from shoal.evaluation.executors import EngineSpec
 from shoal.evaluation.generator import AnswerGenerator, Question, SamplingSettings
 from shoal.evaluation.journal import Journal
-from shoal.evaluation.metrics import (
-    AnswerMetrics,
-    Estimate,
-    answer_metrics,
-    estimate,
-    mean_error,
-    metrics_by_category,
-    pass_at_k,
-)
+from shoal.evaluation.metrics import AnswerMetrics, answer_metrics, metrics_by_category, pass_at_k
+from shoal.evaluation.statistics import Estimate, estimate, mean_error
 from shoal.evaluation.tables import comparison_json, comparison_table, metrics_json, metrics_table
 
 __all__ = [
@@ -26,6 +20,7 @@ __all__ = [
     "ComparisonError",
     "EngineSpec",
     "Estimate",
+    "Evaluator",
     "Journal",
     "Question",
     "SamplingSettings",

@@ -1,4 +1,4 @@
-"""Asks a policy every task of a set, batch by batch, and can be killed at any moment.
+"""Answers every task of a set with a policy, batch by batch; it can be killed at any moment.
 
 Finished batches are in the journal; the same call goes on with the rest. Progress is reported after every batch, with the time that
 is left at the pace so far.

@@ -1,4 +1,4 @@
-"""Answers of a policy, one row each: what was asked, what came back, what it was worth and why.
+"""Answers of a policy, one row each: the prompt, the completion, its reward and why.
 
 The parquet file is what `shoal eval` and `shoal curate` leave for others to read; a reader gets back exactly what was written.
 Files are whole or absent.

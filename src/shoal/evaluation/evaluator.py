@@ -1,14 +1,15 @@
-"""Measures policy versions on tasks that training never draws, in a process of its own.
+"""The evaluator role: measures the published policy versions on held-out tasks, which training never uses.
 
-Every `every` versions, and the last one, are sampled at the run's temperature with seeds that depend only on version and task, so
-that an evaluation can be repeated. Versions that were superseded while an evaluation ran are skipped, not queued.
+Every N-th version and the last one are sampled at the run's temperature. Seeds depend on version and task alone, so an
+evaluation can be repeated. Versions that were superseded while an evaluation ran are skipped, not queued.
 """
 
 import threading
 import time
 
 from shoal.errors import RefusedError, ShoalError
-from shoal.evaluation import AnswerGenerator, AnswerMetrics, Question, SamplingSettings, answer_metrics
+from shoal.evaluation.generator import AnswerGenerator, Question, SamplingSettings
+from shoal.evaluation.metrics import AnswerMetrics, answer_metrics
 from shoal.joined import JoinedRun
 from shoal.metrics import Report, silent
 from shoal.policy.engine import Engine
@@ -43,7 +44,7 @@ class Evaluator:
     def run(self) -> None:
         """Evaluates until the final version has been measured."""
         if not self.tasks:
-            self.report("nothing to measure: only reward models could judge the held-out tasks")
+            self.report("nothing to measure: only reward models could score the held-out tasks")
             return
         done = {view.version for view in self.client.history().evaluations}
         counter: int | None = None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import get_context
 from typing import Any
 
@@ -24,18 +25,18 @@ Batch = tuple[int, Sequence[Task]]
 Answered = tuple[int, list[Answer]]
 Executor = Callable[[Sequence[Batch]], Iterator[Answered]]
 RAY_BATCH_DEADLINE_S = 6 * 3600.0
-RAY_KNOCK_S = 10.0
+RAY_CONNECT_S = 10.0
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What a member needs to begin: the policy by name, so that another machine finds its own copy, and how to ask it."""
+    """What a process needs to begin: the policy by name, so that another machine finds its own copy, and how to sample it."""
 
     model: str
     engine: str
     settings: SamplingSettings
     threads: int = 0
-    """Compute threads of each member; 0 leaves the choice to torch."""
+    """Compute threads of each process; 0 leaves the choice to torch."""
 
     def load(self) -> AnswerGenerator:
         if self.threads:
@@ -57,18 +58,18 @@ def run_inline(spec: EngineSpec) -> Executor:
     return work
 
 
-_generator: AnswerGenerator | None = None
+@cache
+def _loaded(spec: EngineSpec) -> AnswerGenerator:
+    return spec.load()
 
 
 def _begin(spec: EngineSpec, parent_pid: int) -> None:
-    global _generator
     tether(parent_pid)  # a killed driver leaves no orphans behind
-    _generator = spec.load()
+    _loaded(spec)
 
 
-def _answer(number: int, tasks: Sequence[Task]) -> Answered:
-    assert _generator is not None
-    return number, _generator.answer(tasks)
+def _answer(spec: EngineSpec, number: int, tasks: Sequence[Task]) -> Answered:
+    return number, _loaded(spec).answer(tasks)
 
 
 def run_processes(spec: EngineSpec, count: int) -> Executor:
@@ -85,7 +86,7 @@ def run_processes(spec: EngineSpec, count: int) -> Executor:
             initializer=_begin,
             initargs=(member, os.getpid()),
         ) as pool:
-            waiting: set[Future[Answered]] = {pool.submit(_answer, number, tasks) for number, tasks in batches}
+            waiting: set[Future[Answered]] = {pool.submit(_answer, member, number, tasks) for number, tasks in batches}
             try:
                 while waiting:
                     ready, waiting = wait(waiting, return_when=FIRST_COMPLETED)
@@ -93,7 +94,7 @@ def run_processes(spec: EngineSpec, count: int) -> Executor:
                         yield future.result()
             except BrokenProcessPool:
                 raise UnavailableError(
-                    "A process of the executor died.",
+                    "A process that answers tasks died.",
                     hint="Is there memory for that many copies of the policy? The same command goes on from the finished batches.",
                 ) from None
             finally:
@@ -111,16 +112,16 @@ def run_ray(spec: EngineSpec, count: int, address: str, *, gpus: float = 0.0) ->
             return
         _connect(ray, address)
         try:
-            actor: Any = ray.remote(num_cpus=spec.threads or 1, num_gpus=gpus)(_Member)
-            members = [actor.remote(spec) for _ in range(min(count, len(batches)))]
-            yield from _deal(ray, members, list(batches))
+            remote: Any = ray.remote(num_cpus=spec.threads or 1, num_gpus=gpus)(_Actor)
+            actors = [remote.remote(spec) for _ in range(min(count, len(batches)))]
+            yield from _distribute(ray, actors, list(batches))
         finally:
             ray.shutdown()
 
     return work
 
 
-class _Member:
+class _Actor:
     """Runs on a node of the cluster."""
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -130,36 +131,36 @@ class _Member:
         return number, self._generator.answer(tasks)
 
 
-def _told_by(error: Exception) -> ShoalError:
-    """What a member refused, as it would have said it here; otherwise the last line of its trace."""
+def _as_shoal_error(error: Exception) -> ShoalError:
+    """The error that an actor raised, if it is one of ours; otherwise the last line of its traceback."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, ShoalError):
         return cause
     last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
     return UnavailableError(
-        f"A member of the Ray cluster failed: {last}", hint="The same command goes on from the finished batches."
+        f"An actor of the Ray cluster failed: {last}", hint="The same command goes on from the finished batches."
     )
 
 
-def _deal(ray: Any, members: Sequence[Any], batches: list[Batch]) -> Iterator[Answered]:
-    """One batch per member at a time: when the driver dies, no more than those are lost."""
+def _distribute(ray: Any, actors: Sequence[Any], batches: list[Batch]) -> Iterator[Answered]:
+    """One batch per actor at a time: when the driver dies, no more than those are lost."""
     batches.reverse()
     busy: dict[Any, Any] = {}
-    for member in members:
+    for actor in actors:
         number, tasks = batches.pop()
-        busy[member.answer.remote(number, tasks)] = member
+        busy[actor.answer.remote(number, tasks)] = actor
     while busy:
         ready, _ = ray.wait(list(busy), num_returns=1, timeout=RAY_BATCH_DEADLINE_S)
         if not ready:
-            raise UnavailableError(f"No member of the Ray cluster finished a batch in {RAY_BATCH_DEADLINE_S:.0f} s.")
-        member = busy.pop(ready[0])
+            raise UnavailableError(f"No actor of the Ray cluster finished a batch in {RAY_BATCH_DEADLINE_S:.0f} s.")
+        actor = busy.pop(ready[0])
         try:
             answered: Answered = ray.get(ready[0])
         except ray.exceptions.RayError as error:
-            raise _told_by(error) from error
+            raise _as_shoal_error(error) from error
         if batches:
             number, tasks = batches.pop()
-            busy[member.answer.remote(number, tasks)] = member
+            busy[actor.answer.remote(number, tasks)] = actor
         yield answered
 
 
@@ -173,7 +174,7 @@ def _import_ray() -> Any:
 
 def _connect(ray: Any, address: str) -> None:
     try:
-        _knock(address)
+        _check_reachable(address)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
@@ -183,8 +184,8 @@ def _connect(ray: Any, address: str) -> None:
         ) from error
 
 
-def _knock(address: str) -> None:
-    """Ray itself would try for minutes before it says that nobody is there."""
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes before it says that nothing listens there."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=RAY_KNOCK_S).close()
+        socket.create_connection((host, int(port)), timeout=RAY_CONNECT_S).close()

@@ -1,7 +1,7 @@
-"""A policy that is asked: tasks in, k judged answers to each out, with any engine.
+"""Answers of a policy: tasks in, k scored answers to each out, with any engine.
 
 The seed of an answer depends on the settings' seed, the problem and the number of the sample alone: batching, order and number of
-processes change nothing, and two policies asked with the same settings get the same noise, which makes their comparison sharper.
+processes change nothing, and two policies sampled with the same settings get the same noise, which makes their comparison sharper.
 """
 
 from collections.abc import Callable, Sequence

@@ -29,7 +29,7 @@ class Journal:
             raise ConfigError(
                 f"{directory} holds answers made with another {changed[0]}: "
                 f"{found.get(changed[0])!r}, not {plan.get(changed[0])!r}.",
-                hint="Give the same settings to go on, or another directory to start anew.",
+                hint="Give the same settings to go on, or another directory to start again.",
             )
 
     def done(self) -> set[int]:

@@ -6,24 +6,12 @@ The problems are the sample, not the answers: answers to one problem are alike, 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, pvariance, stdev
+from statistics import fmean
 
 from shoal.evaluation.answers import Answer, by_problem
+from shoal.evaluation.statistics import Estimate, estimate
 
-Z_95 = 1.959964
 OVERALL = "all"
-T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-"""Student's t for a 95 % interval by degrees of freedom."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    mean: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 @dataclass(frozen=True)
@@ -45,29 +33,6 @@ def pass_at_k(samples: int, solved: int, k: int) -> float:
     if not 1 <= k <= samples or not 0 <= solved <= samples:
         raise ValueError(f"pass@{k} cannot be had from {solved} right of {samples} answers")
     return 1.0 - math.comb(samples - solved, k) / math.comb(samples, k)
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Mean of per-problem values in 0 … 1 with a Wilson interval.
-
-    The number of problems is replaced by the number of coin tosses that would spread as much, so that fractions are treated
-    right and a perfect score on ten problems does not claim certainty.
-    """
-    count, mean = len(values), fmean(values)
-    spread = pvariance(values) * count / max(1, count - 1)
-    tosses = count if spread == 0 else max(float(count), count * mean * (1 - mean) / spread)
-    centre = (mean + Z_95**2 / (2 * tosses)) / (1 + Z_95**2 / tosses)
-    half = Z_95 / (1 + Z_95**2 / tosses) * math.sqrt(mean * (1 - mean) / tosses + Z_95**2 / (4 * tosses**2))
-    return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half))
-
-
-def mean_error(values: Sequence[float]) -> float:
-    """Half width of the 95 % interval of the mean of independent runs; 0 for a single one."""
-    freedom = len(values) - 1
-    if freedom < 1:
-        return 0.0
-    many = Z_95 + (Z_95**3 + Z_95) / (4 * freedom) + (5 * Z_95**5 + 16 * Z_95**3 + 3 * Z_95) / (96 * freedom**2)
-    return T_95.get(freedom, many) * stdev(values) / math.sqrt(len(values))
 
 
 def usual_ks(samples: int) -> list[int]:

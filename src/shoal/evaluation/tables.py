@@ -5,7 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from shoal.evaluation.comparison import Comparison
-from shoal.evaluation.metrics import AnswerMetrics, Estimate
+from shoal.evaluation.metrics import AnswerMetrics
+from shoal.evaluation.statistics import Estimate
 
 
 def metrics_table(metrics: Sequence[AnswerMetrics]) -> str:

@@ -25,7 +25,7 @@ class Margins:
     """How far the sampled tokens of one completion are from winning under a policy; 0 for a token that wins."""
 
     worst: float
-    lost: int
+    differing: int
     tokens: int
 
 
@@ -120,8 +120,8 @@ def as_json(record: Record) -> dict[str, Any]:
         "reasons": [] if verdict is None else [str(reason) for reason in verdict.reasons],
         "detail": verdict.detail if verdict else "",
         "submission_margin_max": metrics.margin_max if metrics else None,
-        "submission_margins_lost": metrics.margins_lost if metrics else None,
+        "submission_rounding_flips": metrics.rounding_flips if metrics else None,
         "submission_tokens": metrics.tokens if metrics else None,
         "margin_max": record.margins.worst if record.margins else None,
-        "margins_lost": record.margins.lost if record.margins else None,
+        "tokens_differing": record.margins.differing if record.margins else None,
     }

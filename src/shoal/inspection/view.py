@@ -88,11 +88,11 @@ def _margins(record: Record) -> str:
     parts = []
     if record.margins is not None:
         margins = record.margins
-        parts.append(f"{margins.lost} of {margins.tokens} tokens lost here, worst {margins.worst:.3g}")
+        parts.append(f"{margins.differing} of {margins.tokens} tokens differ here, worst {margins.worst:.3g}")
     if record.verdict is not None and record.verdict.audited:
         metrics = record.verdict.metrics
         parts.append(
-            f"{metrics.margins_lost} of {metrics.tokens} in its submission's audit, worst {metrics.margin_max:.3g}"
+            f"{metrics.rounding_flips} of {metrics.tokens} flipped in its submission's audit, worst {metrics.margin_max:.3g}"
         )
     return "; ".join(parts)
 

@@ -169,12 +169,12 @@ class AuditMetrics(Body):
     tokens: Count = 0
     margin_max: float = 0.0
     margin_sum: float = 0.0
-    margins_lost: Count = 0
+    rounding_flips: Count = 0
     exponent_mismatches_max: Count = 0
     mantissa_mean_max: float = 0.0
     logprob_error_max: float = 0.0
     drift_llr: float = 0.0
-    """Log-likelihood ratio for arithmetic coarser than honest; the coordinator adds it up per worker."""
+    """Log-likelihood ratio of numerics coarser than honest ones; the coordinator adds it up per worker."""
 
 
 class VerdictBody(Body):

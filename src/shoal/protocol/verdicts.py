@@ -1,9 +1,10 @@
-"""What a validator may say, and what each word means for the worker.
+"""The reasons for which a validator may reject a submission, and how severe each is.
 
-A *proof* shows that the worker lied: its stake is slashed and its key banned. An *anomaly* can happen to the honest, rarely:
-trust falls and audits rise. A *fault* is nobody's: the work is tried again or expires without blame.
+A *proof* shows that the worker lied: its stake is slashed and its key banned. An *anomaly* can happen to an honest worker,
+rarely: trust falls and audits rise. A *fault* is not the worker's: the work is tried again or expires, without a penalty.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 SOLVED = 1.0 - 1e-9
@@ -44,14 +45,14 @@ REASONS: dict[Reason, tuple[Severity, str]] = {
     Reason.REWARD: (Severity.PROOF, "a claimed reward differs from the one of an exact verifier"),
     Reason.REWARD_TOLERANT: (Severity.ANOMALY, "many claimed rewards differ from those of a tolerant verifier"),
     Reason.TERMINATION: (Severity.PROOF, "a completion ends without an end token and below the limit"),
-    Reason.SAMPLING: (Severity.PROOF, "a token is not the one that the seed draws from the policy"),
-    Reason.SAMPLING_DRIFT: (Severity.ANOMALY, "more near-ties were lost than honest arithmetic loses"),
+    Reason.SAMPLING: (Severity.PROOF, "a token is not the one that the seed selects from the policy"),
+    Reason.SAMPLING_DRIFT: (Severity.ANOMALY, "more rounding flips than honest numerics make"),
     Reason.LOGPROBS: (Severity.ANOMALY, "claimed log-probabilities differ from the policy's"),
     Reason.PROOF_FORMAT: (Severity.PROOF, "commitments are missing, surplus or malformed"),
     Reason.PROOF_FORGED: (Severity.PROOF, "a commitment is a degenerate polynomial that no honest state gives"),
     Reason.COMMITMENT: (Severity.PROOF, "commitments do not fit the states of the policy"),
     Reason.NUMERICS_UNKNOWN: (Severity.FAULT, "no calibration covers this engine, dtype and device"),
-    Reason.VERSION_GONE: (Severity.FAULT, "the policy version is no longer available to judge by"),
+    Reason.VERSION_GONE: (Severity.FAULT, "the policy version is no longer available for the audit"),
     Reason.FILE_GONE: (Severity.FAULT, "the uploaded bytes can no longer be read"),
     Reason.VALIDATOR_CRASH: (Severity.FAULT, "the validator failed, not the worker"),
 }
@@ -61,8 +62,13 @@ def severity(reason: Reason) -> Severity:
     return REASONS[reason][0]
 
 
-def most_severe(reasons: list[Reason]) -> Severity | None:
+def most_severe(reasons: Iterable[Reason]) -> Severity | None:
     severities = {severity(reason) for reason in reasons}
     return next(
         (candidate for candidate in (Severity.PROOF, Severity.ANOMALY, Severity.FAULT) if candidate in severities), None
     )
+
+
+def is_useful(task_rewards: Iterable[float]) -> bool:
+    """Whether a group carries a training signal: the task rewards of its samples are not all equal."""
+    return len(set(task_rewards)) > 1

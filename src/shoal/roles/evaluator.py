@@ -15,8 +15,8 @@ def evaluate(directory: RunDirectory, report: Report, *, threads: int) -> None:
 
 
 def _evaluate(directory: RunDirectory, root: Path, report: Report) -> None:
+    from shoal.evaluation import Evaluator
     from shoal.joined import join_run
-    from shoal.validation import Evaluator
 
     config, descriptor = directory.config(), directory.descriptor()
     report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")

@@ -34,5 +34,5 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     engine = run.make_engine(engine_kind or config.validation.engine)
     metrics = EventLog(directory.events / f"{place.name}.jsonl")
     report(f"judging for {descriptor.run_id} with {engine.numerics_class}")
-    learned = make_scorer(config.validation.reward_models, descriptor, run.workload.tasks.train)
-    Validator(run, client, engine, calibration, learned=learned, metrics=metrics, report=report).run()
+    reward_models = make_scorer(config.validation.reward_models, descriptor, run.workload.tasks.train)
+    Validator(run, client, engine, calibration, reward_models=reward_models, metrics=metrics, report=report).run()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shoal.errors import ShoalError
 from shoal.protocol.rollouts import Rollout, RolloutHeader, RolloutLimits, read_rollouts
+from shoal.protocol.verdicts import is_useful
 from shoal.training.packing.samples import Group, Sample
 from shoal.training.reports import StepReport
 from shoal.training.trainer import Trainer
@@ -44,7 +45,7 @@ def recorded_groups(directory: Path, limits: RolloutLimits, *, score: Score = re
 
 def useful(group: Group) -> bool:
     """Whether the task rewards differ (online filter)."""
-    return len({sample.task_reward for sample in group.samples}) > 1
+    return is_useful(sample.task_reward for sample in group.samples)
 
 
 def replay(

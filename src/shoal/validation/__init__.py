@@ -1,6 +1,5 @@
-"""Trusted judgement: staged checks of submissions, calibration of their limits, and held-out evaluation."""
+"""Verification of submissions: staged checks, and the calibration of their limits."""
 
-from shoal.evaluation.evaluator import Evaluator
 from shoal.validation.calibration.limits import Calibration, Limits, load_calibration
 from shoal.validation.checks import Checked, Finding, RejectedError, audit, check_claims
 from shoal.validation.validator import Validator
@@ -8,7 +7,6 @@ from shoal.validation.validator import Validator
 __all__ = [
     "Calibration",
     "Checked",
-    "Evaluator",
     "Finding",
     "Limits",
     "RejectedError",

@@ -1,13 +1,14 @@
-"""What is wrong with a submission: pure checks, from cheap to dear, each naming the first thing that does not hold.
+"""The checks of a submission: pure, from cheap to expensive, each naming the first claim that does not hold.
 
-`check_claims` runs on every submission: schema → header → assignment → bounds → rewards. `audit` runs where the draw says so
-and needs the policy: one prefill gives the sampling check, the commitments and the log-probabilities. A finding is a reason code
-with one sentence that points at the row.
+`check_claims` runs on every submission: schema → header → assignment → bounds → rewards. `audit` runs where the audit draw
+says so and needs the policy: one prefill gives the sampling check, the commitments and the log-probabilities. A finding is a
+reason code with one sentence that points at the row.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,15 +23,19 @@ from shoal.validation.calibration.limits import Limits
 
 REWARD_TOLERANCE = 1e-9
 TOLERATED_SHARE = 0.1
-"""Share of rows whose tolerant verifier may judge otherwise here than at the worker: the validator's reward counts anyway."""
+"""Share of rows whose tolerant verifier may score otherwise here than at the worker: the validator's reward counts anyway."""
 LOGPROB_ROUNDING = 1e-4
-"""Engines that subtract a sum of exponentials round a sure token to a hair above zero."""
+"""Engines that subtract a sum of exponentials round a log-probability near zero to slightly above it."""
 
 
 @dataclass(frozen=True)
 class Finding:
     reason: Reason
     detail: str
+
+
+Outcome = tuple[Finding | None, api.AuditMetrics]
+"""What one check of an audit found, with the metrics that it measured."""
 
 
 class RejectedError(ShoalError):
@@ -174,7 +179,7 @@ def _false_claim(number: int, rollouts: Sequence[Rollout], rewards: Sequence[Rew
 def audit(
     checked: Checked, engine: Engine, limits: Limits, temperature: float
 ) -> tuple[list[Finding], api.AuditMetrics]:
-    """Recomputes the submission with the policy that `engine` holds; every finding, and the metrics behind them."""
+    """Recomputes the submission with the policy that `engine` holds; every finding, and the metrics behind it."""
     requests = [
         ScoreRequest(item.prompt_tokens, tuple(rollout.output_tokens), item.seed)
         for rollout, item in zip(checked.rollouts, checked.items, strict=True)
@@ -187,66 +192,72 @@ def audit(
 def compare(
     logprobs: Sequence[Sequence[float]], proofs: Sequence[bytes], scored: Sequence[Scored], limits: Limits
 ) -> tuple[list[Finding], api.AuditMetrics]:
-    """What a worker claims of each completion, against the policy's own judgement of the same tokens."""
-    findings, metrics = _check_sampling(scored, limits)
-    findings += _check_logprobs(logprobs, scored, limits, metrics)
-    findings += _check_commitments(proofs, scored, limits, metrics)
-    return findings, api.AuditMetrics.model_validate(metrics)
+    """The claims of a worker about each completion, against the policy's own scores of the same tokens."""
+    findings: list[Finding] = []
+    metrics: dict[str, Any] = {}
+    for finding, measured in (
+        check_sampling(scored, limits),
+        check_logprobs(logprobs, scored, limits),
+        check_commitments(proofs, scored, limits),
+    ):
+        findings += [finding] if finding else []
+        metrics |= measured.model_dump(exclude_unset=True)
+    return findings, api.AuditMetrics(**metrics)
 
 
-def _check_sampling(scored: Sequence[Scored], limits: Limits) -> tuple[list[Finding], dict[str, float | int]]:
+def check_sampling(scored: Sequence[Scored], limits: Limits) -> Outcome:
     margins = torch.cat([row.margins for row in scored]).double()
-    lost = margins > limits.margin_noise
-    metrics: dict[str, float | int] = {
-        "tokens": margins.numel(),
-        "margin_max": float(margins.max()),
-        "margin_sum": float(margins[lost].sum()),
-        "margins_lost": int(lost.sum()),
-    }
-    metrics["drift_llr"] = limits.drift(margins.numel(), metrics["margin_sum"])
-    if metrics["margin_max"] > limits.margin_max:
+    flipped = margins > limits.margin_noise
+    tokens, worst, margin_sum = margins.numel(), float(margins.max()), float(margins[flipped].sum())
+    metrics = api.AuditMetrics(
+        tokens=tokens,
+        margin_max=worst,
+        margin_sum=margin_sum,
+        rounding_flips=int(flipped.sum()),
+        drift_llr=limits.drift_llr(tokens, margin_sum),
+    )
+    if worst > limits.margin_max:
         count = int((margins > limits.margin_max).sum())
-        detail = (
-            f"{count} of {margins.numel()} tokens are not the seed's draw, worst margin {metrics['margin_max']:.3g}"
-        )
-        return [Finding(Reason.SAMPLING, detail)], metrics
-    allowed = limits.lost_allowed(margins.numel())
-    if metrics["margins_lost"] > allowed:
-        detail = f"{metrics['margins_lost']} near-ties lost in {margins.numel()} tokens, {allowed} are honest"
-        return [Finding(Reason.SAMPLING_DRIFT, detail)], metrics
-    return [], metrics
+        detail = f"{count} of {tokens} tokens are not those that the seed selects, worst margin {worst:.3g}"
+        return Finding(Reason.SAMPLING, detail), metrics
+    allowed = limits.flips_allowed(tokens)
+    if metrics.rounding_flips > allowed:
+        detail = f"{metrics.rounding_flips} rounding flips in {tokens} tokens, {allowed} are honest"
+        return Finding(Reason.SAMPLING_DRIFT, detail), metrics
+    return None, metrics
 
 
-def _check_logprobs(
-    logprobs: Sequence[Sequence[float]], scored: Sequence[Scored], limits: Limits, metrics: dict[str, float | int]
-) -> list[Finding]:
+def check_logprobs(logprobs: Sequence[Sequence[float]], scored: Sequence[Scored], limits: Limits) -> Outcome:
     claimed = torch.tensor([value for row in logprobs for value in row])
     error = float((claimed - torch.cat([row.logprobs for row in scored]).cpu()).abs().max())
-    metrics["logprob_error_max"] = error
+    metrics = api.AuditMetrics(logprob_error_max=error)
     if error <= limits.logprob_error:
-        return []
-    return [Finding(Reason.LOGPROBS, f"a log-probability is off by {error:.3g}, {limits.logprob_error:g} is honest")]
+        return None, metrics
+    detail = f"a log-probability is off by {error:.3g}, {limits.logprob_error:g} is honest"
+    return Finding(Reason.LOGPROBS, detail), metrics
 
 
-def _check_commitments(
-    proofs: Sequence[bytes], scored: Sequence[Scored], limits: Limits, metrics: dict[str, float | int]
-) -> list[Finding]:
+def check_commitments(proofs: Sequence[bytes], scored: Sequence[Scored], limits: Limits) -> Outcome:
     chunks = [chunk for row in scored for chunk in split_chunks(row.states)]
     try:
         differences = compare_chunks(proofs, chunks)
     except ProofError as error:
         if not error.code.startswith("proof_"):
             raise  # about the validator's own states, so not the worker's fault
-        return [Finding(Reason.PROOF_FORMAT, error.message)]
-    metrics["exponent_mismatches_max"] = max(difference.exponent_mismatches for difference in differences)
-    metrics["mantissa_mean_max"] = max(difference.mantissa_mean for difference in differences)
+        return Finding(Reason.PROOF_FORMAT, error.message), api.AuditMetrics()
+    metrics = api.AuditMetrics(
+        exponent_mismatches_max=max(difference.exponent_mismatches for difference in differences),
+        mantissa_mean_max=max(difference.mantissa_mean for difference in differences),
+    )
     forged = sum(difference.degenerate for difference in differences)
     if forged:
-        return [Finding(Reason.PROOF_FORGED, f"{forged} of {len(differences)} commitments are degenerate polynomials")]
+        detail = f"{forged} of {len(differences)} commitments are degenerate polynomials"
+        return Finding(Reason.PROOF_FORGED, detail), metrics
     wrong = sum(not _within(difference, limits) for difference in differences)
     if wrong:
-        return [Finding(Reason.COMMITMENT, f"{wrong} of {len(differences)} commitments do not fit the policy's states")]
-    return []
+        detail = f"{wrong} of {len(differences)} commitments do not fit the policy's states"
+        return Finding(Reason.COMMITMENT, detail), metrics
+    return None, metrics
 
 
 def _within(difference: ChunkDifference, limits: Limits) -> bool:

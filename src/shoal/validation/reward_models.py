@@ -1,7 +1,7 @@
-"""Reward models at work: add their rankings to the rewards of a submission whose claims hold.
+"""Adds the rankings of reward models to the rewards of a submission whose claims hold.
 
-Only the validator does this. Workers neither have the models nor claim their parts, so nothing that a model says can be held
-against them, and a run stays as verifiable as before. A task with a verifier of its own gains weight × ranking in the total;
+Only the validator does this. Workers neither have the models nor claim their parts, so no score of a model can be
+held against them, and a run stays as verifiable as before. A task with a verifier of its own gains weight × ranking in the total;
 whether its group is useful is still decided by the verifier. A task of type `reward_model:NAME` has the ranking as its reward.
 """
 
@@ -48,7 +48,7 @@ def _amended(reward: Reward, part: LearnedPart, chance: float) -> Reward:
 
 
 def make_scorer(models: Mapping[str, str], descriptor: RunDescriptor, tasks: TaskSet) -> RewardModelScorer | None:
-    """The judge of the run's reward models, by name and directory; refuses names that do not fit the run."""
+    """The scorer of the run's reward models, by name and directory; refuses names that do not fit the run."""
     check_named(descriptor.reward.parts, tasks, models)
     if not models:
         return None

@@ -1,14 +1,16 @@
-"""The validator service: claims a submission, checks it stage by stage, says what it found.
+"""The validator role: claims a submission, checks it stage by stage, reports a verdict.
 
-Stateless: any number of validators may run, each pulls one submission at a time by lease. A crash while judging is reported as a
-fault, so the worker is never blamed for it. Versions of the asynchrony window stay on disk; the engine swaps between them.
+Stateless: any number of validators may run, each claims one submission at a time. A crash during a check is reported as a
+fault, so the worker is never penalised for it. Versions of the asynchrony window stay on disk; the engine swaps between them.
 """
 
 import logging
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from shoal.errors import IntegrityError, RefusedError, ShoalError, UnavailableError
 from shoal.joined import JoinedRun
@@ -16,7 +18,7 @@ from shoal.metrics import EventLog, Report, silent
 from shoal.policy.engine import Engine
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
-from shoal.protocol.verdicts import Reason, Severity, most_severe
+from shoal.protocol.verdicts import Reason, is_useful, most_severe, severity
 from shoal.validation.calibration.limits import Calibration
 from shoal.validation.checks import Checked, Finding, RejectedError, audit, check_claims
 from shoal.validation.reward_models import RewardModelScorer
@@ -35,12 +37,12 @@ class Validator:
         engine: Engine,
         calibration: Calibration,
         *,
-        learned: RewardModelScorer | None = None,
+        reward_models: RewardModelScorer | None = None,
         metrics: EventLog | None = None,
         report: Report = silent,
     ) -> None:
         self.joined, self.client, self.engine, self.calibration = run, client, engine, calibration
-        self.learned = learned
+        self.reward_models = reward_models
         self.metrics = metrics or EventLog()
         self.report = report
         self._loaded = ""
@@ -50,19 +52,19 @@ class Validator:
         self._stopping.set()
 
     def run(self) -> None:
-        """Judges until the run is finished and nothing is left to judge; outlives a coordinator that is away."""
+        """Checks submissions until the run is finished and none is left; outlives a coordinator that is away."""
         while not self._stopping.is_set():
             body = api.ClaimBody(request_id=secrets.token_hex(16), wait_s=CLAIM_WAIT_S)
             try:
                 answer = self.client.claim(body)
                 if answer.claim is not None:
-                    self._judge(answer.claim)
+                    self._handle(answer.claim)
                 elif answer.run_state == "finished":
                     return
             except UnavailableError as error:
                 self.report(f"{error} Trying again; work that was under way returns to the queue.")
 
-    def _judge(self, claim: api.Claim) -> None:
+    def _handle(self, claim: api.Claim) -> None:
         started = time.monotonic()
         verdict = self.check(claim).model_copy(update={"seconds": time.monotonic() - started})
         self.client.verdict(verdict)
@@ -85,28 +87,28 @@ class Validator:
         try:
             data = self.client.submission_file(claim.submission_id, claim.digest)
         except (IntegrityError, RefusedError) as error:
-            return _verdict(claim, [Finding(Reason.FILE_GONE, str(error))])
+            return rejected(claim, [Finding(Reason.FILE_GONE, str(error))])
         try:
             checked = check_claims(data, claim, self.joined.workload, self.engine.vocab_size)
-            checked = self.learned.amend(checked) if self.learned else checked
+            checked = self.reward_models.amend(checked) if self.reward_models else checked
             if not claim.audit:
-                return _verdict(claim, [], checked)
+                return accepted(claim, checked)
             return self._audit(claim, checked)
-        except RejectedError as rejected:
-            return _verdict(claim, [rejected.finding])
+        except RejectedError as error:
+            return rejected(claim, [error.finding])
         except UnavailableError as error:
-            return _verdict(claim, [Finding(Reason.VERSION_GONE, str(error))])
+            return rejected(claim, [Finding(Reason.VERSION_GONE, str(error))])
         except Exception as error:  # a validator must survive any file; the submission is retried elsewhere
-            log.exception("judging %s failed", claim.submission_id)
-            return _verdict(claim, [Finding(Reason.VALIDATOR_CRASH, f"{type(error).__name__}: {error}")])
+            log.exception("the check of %s failed", claim.submission_id)
+            return rejected(claim, [Finding(Reason.VALIDATOR_CRASH, f"{type(error).__name__}: {error}")])
 
     def _audit(self, claim: api.Claim, checked: Checked) -> api.VerdictBody:
         limits = self.calibration.limits(checked.header.numerics_class)
         if limits is None:
-            return _verdict(claim, [Finding(Reason.NUMERICS_UNKNOWN, checked.header.numerics_class)])
+            return rejected(claim, [Finding(Reason.NUMERICS_UNKNOWN, checked.header.numerics_class)])
         self._load(claim.lease)
         findings, metrics = audit(checked, self.engine, limits, self.joined.descriptor.rollouts.temperature)
-        verdict = _verdict(claim, findings, checked if not findings else None)
+        verdict = rejected(claim, findings) if findings else accepted(claim, checked)
         return verdict.model_copy(update={"audited": True, "metrics": metrics, "logprobs_verified": not findings})
 
     def _load(self, lease: api.Lease) -> None:
@@ -125,30 +127,31 @@ class Validator:
             raise UnavailableError(f"Version {lease.policy_version} cannot be had: {error}") from error
 
 
-def _verdict(claim: api.Claim, findings: list[Finding], checked: Checked | None = None) -> api.VerdictBody:
+def accepted(claim: api.Claim, checked: Checked) -> api.VerdictBody:
+    return _verdict(claim, accepted=True, groups=group_verdicts(checked))
+
+
+def rejected(claim: api.Claim, findings: Sequence[Finding]) -> api.VerdictBody:
+    """The detail is that of the most severe findings."""
     reasons = [finding.reason for finding in findings]
-    assert findings or checked is not None, "an accepted submission has been checked"
-    decisive = [
-        finding for finding in findings if most_severe([finding.reason]) is (most_severe(reasons) or Severity.FAULT)
-    ]
+    worst = most_severe(reasons)
+    detail = "; ".join(finding.detail for finding in findings if severity(finding.reason) is worst)
+    return _verdict(claim, accepted=False, reasons=reasons, detail=detail[:2000])
+
+
+def _verdict(claim: api.Claim, **verdict: Any) -> api.VerdictBody:
     return api.VerdictBody(
-        claim_id=claim.claim_id,
-        submission_id=claim.submission_id,
-        accepted=not findings,
-        reasons=reasons,
-        detail="; ".join(finding.detail for finding in decisive)[:2000],
-        audited=False,
-        groups=_groups(checked) if checked is not None else [],
+        claim_id=claim.claim_id, submission_id=claim.submission_id, audited=False, **{"reasons": [], **verdict}
     )
 
 
-def _groups(checked: Checked) -> list[api.GroupVerdict]:
-    """The validator's own rewards, group by group; a group is useful if its task rewards are not all equal."""
+def group_verdicts(checked: Checked) -> list[api.GroupVerdict]:
+    """The validator's own rewards, group by group."""
     return [
         api.GroupVerdict(
             group=group,
             task_id=checked.items[numbers[0]].task.problem_id,
-            useful=len({checked.rewards[number].task_reward for number in numbers}) > 1,
+            useful=is_useful(checked.rewards[number].task_reward for number in numbers),
             tokens=sum(len(checked.rollouts[number].output_tokens) for number in numbers),
             rewards=[checked.rewards[number].total for number in numbers],
             task_rewards=[checked.rewards[number].task_reward for number in numbers],

@@ -47,7 +47,7 @@ def test_the_limits_of_the_bundled_calibration_separate_honest_from_forged() -> 
     for known in classes.values():
         assert known.evidence.honest_rejected == 0
         assert known.evidence.honest_margin_max < known.limits.margin_max
-        assert known.evidence.honest_lost_per_1000 <= known.limits.lost_per_1000
+        assert known.evidence.honest_flips_per_1000 <= known.limits.flips_per_1000
         assert known.evidence.honest_logprob_error <= known.limits.logprob_error
         assert known.evidence.honest_exponent_mismatches <= known.limits.exponent_mismatches
         for name in ("int4", "temperature_x0.7", "constant_polynomials", "copied_proofs"):
@@ -61,16 +61,16 @@ def limits(**changes: float) -> Limits:
 
 
 def test_evidence_falls_with_honest_tokens_and_rises_with_lost_margins() -> None:
-    known = limits(lost_per_1000=2.0, lost_mean=0.03)
-    assert known.drift(1000, 0.0) < known.drift(1000, 2 * 0.03) < 0
-    assert known.drift(1000, 2.0 * 0.03 * COARSER**2) > 0
+    known = limits(flips_per_1000=2.0, flip_margin_mean=0.03)
+    assert known.drift_llr(1000, 0.0) < known.drift_llr(1000, 2 * 0.03) < 0
+    assert known.drift_llr(1000, 2.0 * 0.03 * COARSER**2) > 0
 
 
 def test_what_remains_to_a_forger_is_bounded_by_noise_sum_and_largest_margin() -> None:
-    assert limits(lost_per_1000=0.0).residual_bits_per_1000(0.1) == pytest.approx(0.1 * 1000 * 1e-4)
-    wide = limits(lost_per_1000=1e6, margin_max=0.01)
+    assert limits(flips_per_1000=0.0).residual_bits_per_1000(0.1) == pytest.approx(0.1 * 1000 * 1e-4)
+    wide = limits(flips_per_1000=1e6, margin_max=0.01)
     assert wide.residual_bits_per_1000(0.1) == pytest.approx(0.1 * 1000 * 0.01)
-    paid = limits(lost_per_1000=2.0, lost_mean=0.03, margin_max=1.0).residual_bits_per_1000(0.1)
+    paid = limits(flips_per_1000=2.0, flip_margin_mean=0.03, margin_max=1.0).residual_bits_per_1000(0.1)
     gap = paid / 100
     assert 100 * gap**2 / 2 == pytest.approx(COARSER * 2.0 * 0.03)
 

@@ -1,4 +1,4 @@
-"""Thresholds with their evidence: what honest arithmetic does at worst, and what the weakest forgery does at best.
+"""Limits of the audit with their evidence: what honest numerics do at worst, and what the weakest forgery does at best.
 
 One file per model, which it names by digest; inside it one entry per numerics class (engine, compute dtype, device class), made
 from honest runs and from forgeries, with the measured error rates beside the limits. A class that the file does not know is a
@@ -12,13 +12,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shoal.errors import ConfigError
+from shoal.evaluation.statistics import poisson_allowance
 from shoal.files import digest_bytes, digest_file
-from shoal.validation.calibration.rates import poisson_allowance
 
 FALSE_DRIFTS = 1e-6
 """Per audited submission of an honest worker."""
 COARSER = 1.5
-"""What the sequential test looks for. It grows once the sum of lost margins passes this many times the honest one."""
+"""The sequential test looks for numerics this many times as coarse as honest ones."""
 
 
 class Limits(BaseModel):
@@ -26,13 +26,13 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     margin_max: float
-    """One token that lost by more than this was not drawn from the policy with its seed."""
+    """One token with a larger margin was not sampled from the policy with its seed."""
     margin_noise: float
-    """Smaller margins are rounding; larger ones count as lost near-ties."""
-    lost_per_1000: float
-    """Lost near-ties per 1,000 tokens that honest arithmetic stays below: an upper confidence bound."""
-    lost_mean: float
-    """How much honest arithmetic loses a lost near-tie by, on average at most."""
+    """Smaller margins are rounding; larger ones count as rounding flips."""
+    flips_per_1000: float
+    """Rounding flips per 1,000 tokens that honest numerics stay below: an upper confidence bound."""
+    flip_margin_mean: float
+    """Largest mean margin of the rounding flips of honest numerics."""
     exponent_mismatches: int
     """Of the k values of a chunk."""
     mantissa_mean: float
@@ -40,27 +40,32 @@ class Limits(BaseModel):
     logprob_error: float
     """Largest difference between a claimed and the recomputed log-probability."""
 
-    def lost_allowed(self, tokens: int) -> int:
-        """Lost near-ties that an honest submission of this size exceeds once in a million times."""
-        return poisson_allowance(self.lost_per_1000 * tokens / 1000, FALSE_DRIFTS)
+    def flips_allowed(self, tokens: int) -> int:
+        """Rounding flips that an honest submission of this size exceeds once in a million times."""
+        return poisson_allowance(self.flips_per_1000 * tokens / 1000, FALSE_DRIFTS)
 
-    def drift(self, tokens: int, margin_sum: float) -> float:
-        """Log-likelihood ratio of arithmetic that is COARSER times as coarse as honest, against honest.
+    def drift_llr(self, tokens: int, margin_sum: float) -> float:
+        """Log-likelihood ratio of numerics that are COARSER times as coarse as honest ones, against honest ones.
 
-        Coarseness r multiplies both the rate λ and the mean μ of lost margins. With Poisson counts and exponential margins the
-        count drops out: log L = (1 − 1/r)·Σm/μ − (r − 1)·λ·n. Honest margins have lighter tails, which errs on their side.
+        Coarseness r multiplies both the rate λ and the mean margin μ of rounding flips. With Poisson counts and exponential
+        margins the count drops out: log L = (1 − 1/r)·Σm/μ − (r − 1)·λ·n. Honest margins have lighter tails, so the
+        approximation errs on the side of honest workers.
         """
-        expected = self.lost_per_1000 * tokens / 1000
-        return (1 - 1 / COARSER) * margin_sum / self.lost_mean - (COARSER - 1) * expected
+        expected = self.flips_per_1000 * tokens / 1000
+        return (1 - 1 / COARSER) * margin_sum / self.flip_margin_mean - (COARSER - 1) * expected
 
     def residual_bits_per_1000(self, tie_density: float) -> float:
-        """What a forger can still choose, in bits per 1,000 tokens: one per near-tie that may be lost for good.
+        """What a forger can still choose, in bits per 1,000 tokens: one per near-tie that it may decide the other way for good.
 
-        The density of gaps at zero is d = E[1 − p(token)] per token. The sequential test lets the sum of lost margins grow by
+        The density of gaps at zero is d = E[1 − p(token)] per token. The sequential test lets the sum of flip margins grow by
         r·λ·μ per token; taking the narrowest ties first, that pays for all of a gap below √(2·r·λ·μ/d). Margins below the
         noise are never counted, and none may exceed margin_max.
         """
-        paid = math.sqrt(2 * COARSER * self.lost_per_1000 / 1000 * self.lost_mean / tie_density) if tie_density else 0.0
+        paid = (
+            math.sqrt(2 * COARSER * self.flips_per_1000 / 1000 * self.flip_margin_mean / tie_density)
+            if tie_density
+            else 0.0
+        )
         return 1000 * tie_density * min(self.margin_max, max(self.margin_noise, paid))
 
 
@@ -72,7 +77,7 @@ class Forgery(BaseModel):
     missed: int
     missed_upper95: float
     margin_max: float
-    lost_per_1000: float
+    flips_per_1000: float
     exponent_mismatches: int
     mantissa_mean: float
     drift_per_submission: float
@@ -86,8 +91,8 @@ class Evidence(BaseModel):
     honest_tokens: int
     honest_chunks: int
     honest_margin_max: float
-    honest_lost_per_1000: float
-    honest_lost_mean: float
+    honest_flips_per_1000: float
+    honest_flip_margin_mean: float
     honest_exponent_mismatches: int
     honest_mantissa_mean: float
     honest_logprob_error: float

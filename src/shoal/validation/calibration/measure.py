@@ -17,6 +17,7 @@ import torch
 from shoal import __version__
 from shoal.config import ShoalConfig
 from shoal.errors import ConfigError
+from shoal.evaluation.statistics import binomial_upper, poisson_upper
 from shoal.files import write_atomic
 from shoal.metrics import Report, silent
 from shoal.policy.embedded.engine import TorchEngine
@@ -36,12 +37,11 @@ from shoal.validation.calibration.limits import (
     NumericsClass,
     load_calibration,
 )
-from shoal.validation.calibration.rates import binomial_upper, poisson_upper
 from shoal.validation.checks import compare
 
 SMALLEST_NOISE = 1e-4
 """Below this a margin is indistinguishable from the last bits of an fp32 sum on another machine."""
-SMALLEST_LOST_MEAN = 5e-4
+SMALLEST_FLIP_MARGIN = 5e-4
 SMALLEST_MARGIN_MAX = 2.5e-3
 SMALLEST_LOGPROB_ERROR = 1e-3
 WORST_FACTOR = 3.0
@@ -162,7 +162,7 @@ class Judged:
             missed=missed,
             missed_upper95=round(binomial_upper(missed, self.submissions), 6),
             margin_max=max(one.margin_max for one in metrics),
-            lost_per_1000=1000 * sum(one.margins_lost for one in metrics) / tokens,
+            flips_per_1000=1000 * sum(one.rounding_flips for one in metrics) / tokens,
             exponent_mismatches=max(one.exponent_mismatches_max for one in metrics),
             mantissa_mean=max(one.mantissa_mean_max for one in metrics),
             drift_per_submission=sum(one.drift_llr for one in metrics) / len(metrics),
@@ -297,8 +297,8 @@ def _limits(honest: Measured) -> Limits:
     return Limits(
         margin_max=max(SMALLEST_MARGIN_MAX, WORST_FACTOR * honest.margin_max),
         margin_noise=SMALLEST_NOISE,
-        lost_per_1000=1000 * poisson_upper(lost.numel()) / honest.tokens,
-        lost_mean=max(SMALLEST_LOST_MEAN, mean),
+        flips_per_1000=1000 * poisson_upper(lost.numel()) / honest.tokens,
+        flip_margin_mean=max(SMALLEST_FLIP_MARGIN, mean),
         exponent_mismatches=2 * int(honest.worst("exponent_mismatches")) + 4,
         mantissa_mean=2 * honest.worst("mantissa_mean") + 1.0,
         mantissa_median=2 * honest.worst("mantissa_median") + 1.0,
@@ -312,8 +312,8 @@ def _evidence(limits: Limits, honest: Measured, judged: Judged, forged: dict[str
         honest_tokens=honest.tokens,
         honest_chunks=len(honest.differences),
         honest_margin_max=honest.margin_max,
-        honest_lost_per_1000=1000 * lost.numel() / honest.tokens,
-        honest_lost_mean=float(lost.mean()) if lost.numel() else 0.0,
+        honest_flips_per_1000=1000 * lost.numel() / honest.tokens,
+        honest_flip_margin_mean=float(lost.mean()) if lost.numel() else 0.0,
         honest_exponent_mismatches=int(honest.worst("exponent_mismatches")),
         honest_mantissa_mean=honest.worst("mantissa_mean"),
         honest_logprob_error=honest.logprob_error,

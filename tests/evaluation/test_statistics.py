@@ -2,9 +2,10 @@
 
 import pytest
 
-from shoal.validation.calibration.rates import (
+from shoal.evaluation.statistics import (
     binomial_interval,
     binomial_upper,
+    mean_error,
     poisson_allowance,
     poisson_cdf,
     poisson_upper,
@@ -38,3 +39,10 @@ def test_an_allowance_is_exceeded_as_rarely_as_asked_and_not_more_rarely(mean: f
     count = poisson_allowance(mean, 1e-6)
     assert 1 - poisson_cdf(count, mean) <= 1e-6
     assert count <= mean or 1 - poisson_cdf(count - 1, mean) > 1e-6
+
+
+def test_the_error_over_seeds_is_students() -> None:
+    assert mean_error([0.4]) == 0.0
+    assert mean_error([0.0, 1.0]) == pytest.approx(12.706 * 0.5, rel=1e-3)
+    # 12 values 0 … 11: s = 3.6056, t(11) = 2.201
+    assert mean_error(list(range(12))) == pytest.approx(2.201 * 3.6056 / 12**0.5, rel=1e-3)
