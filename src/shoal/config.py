@@ -1,7 +1,7 @@
 """One tree describes one run: TOML in, dotted flags override, `--dry-run` prints the result.
 
-Every field has its reason beside it; `docs/config.md` is generated from this file. A wrong key or value is refused with the
-nearest right one. Nothing else in the package reads run files or environment variables for settings.
+Every field has its reason beside it; `docs/reference/settings.md` is generated from this file. A wrong key or value is
+refused with the nearest right one. Nothing else in the package reads run files or environment variables for settings.
 """
 
 import difflib
@@ -309,20 +309,6 @@ def describe() -> Iterable[tuple[str, str, str]]:
     for section, model in _sections():
         for name, field in model.model_fields.items():
             yield f"{section}.{name}", json.dumps(field.default, default=str), field.description or ""
-
-
-def reference_page() -> str:
-    """`docs/config.md`: one table per section."""
-    lines = ["# Settings", "", "Made by `shoal config --markdown`; a test keeps it true. Every setting can be given as"]
-    lines += ["`--section.name VALUE` to any command that takes a run file.", ""]
-    section = ""
-    for key, default, reason in describe():
-        if key.split(".")[0] != section:
-            section = key.split(".")[0]
-            lines += ["", f"## [{section}]", "", "| setting | default | why |", "|---|---|---|"]
-        name, text = key.split(".")[1], " ".join(reason.split()).replace("|", "\\|")
-        lines.append(f"| `{name}` | `{default}` | {text} |")
-    return "\n".join(lines) + "\n"
 
 
 def to_toml(config: ShoalConfig) -> str:

@@ -1,4 +1,4 @@
-"""The nginx site of docs/broadcast.md, as it is printed there, in front of a published directory."""
+"""The nginx site of docs/design/broadcast.md, as it is printed there, in front of a published directory."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from support.ports import free_port, wait_for
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/bin")
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "broadcast.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "design" / "broadcast.md"
 SHARD = "ab" * 32
 AROUND = """daemon off; user root; pid {work}/nginx.pid; error_log stderr crit; worker_processes 1;
 events {{}}

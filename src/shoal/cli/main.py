@@ -20,7 +20,7 @@ from shoal.cli import records as record_commands
 from shoal.cli import roles as role_commands
 from shoal.cli.flags import report, split_settings, takes_settings
 from shoal.cli.run import run_app
-from shoal.config import describe, reference_page
+from shoal.config import describe
 from shoal.errors import ConfigError, ShoalError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -78,13 +78,8 @@ def doctor() -> None:
     raise SystemExit(examine(report))
 
 
-def show_settings(
-    markdown: Annotated[bool, typer.Option("--markdown", help="As the reference page of the docs.")] = False,
-) -> None:
+def show_settings() -> None:
     """Every setting with its default and its reason."""
-    if markdown:
-        typer.echo(reference_page(), nl=False)
-        return
     for key, default, reason in describe():
         typer.echo(f"{key} = {default}\n    {reason}")
 

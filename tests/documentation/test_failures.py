@@ -1,11 +1,11 @@
-"""docs/swarm.md says what survives what: every line names tests that exist, and the figures are those of the stored run."""
+"""docs/design/failures.md: every line names tests that exist; its numbers are those of the stored run."""
 
 import json
 import re
 from pathlib import Path
 
-TESTS = Path(__file__).parent
-PAGE = (TESTS.parent / "docs" / "swarm.md").read_text()
+TESTS = Path(__file__).parents[1]
+PAGE = (TESTS.parent / "docs" / "design" / "failures.md").read_text()
 SECTION = PAGE.partition("## What survives what")[2].partition("\n## ")[0]
 
 

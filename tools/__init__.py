@@ -1,0 +1,1 @@
+"""Programs for developers of Shoal; no part of the wheel."""

@@ -1,0 +1,69 @@
+"""Tables of docs/ that are made from the stored results of benchmarks and from the bundled calibration."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from shoal.validation import load_calibration
+from tools.reference.text import table
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+
+
+def stored(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return loaded
+
+
+def residual() -> str:
+    classes = load_calibration("bundled").classes
+    rows = [
+        [
+            f"`{name}`",
+            f"{known.limits.flips_per_1000:.2f}",
+            f"{known.limits.flip_margin_mean:.4f}",
+            f"{known.evidence.residual_bits_per_1000_tokens:.2f}",
+        ]
+        for name, known in classes.items()
+    ]
+    return table(["numerics class", "λ per 1,000", "μ", "bits per 1,000 tokens"], rows)
+
+
+def detection() -> str:
+    """One row per kind of worker, from the run whose results are kept."""
+    results = stored("detection")
+    honest = [
+        "honest, float32 and bfloat16",
+        str(results["honest_submissions"]),
+        f"{results['honest_rejected']} rejected",
+        *[""] * 3,
+    ]
+    cheats = results["cheats"] | results["slow_cheats"]
+    rows = [_detection_row(name, cheat, slow=name in results["slow_cheats"]) for name, cheat in cheats.items()]
+    titles = ["worker", "trials", "missed", "found by", "until the ban", "95 % within"]
+    return table(titles, [honest, *rows])
+
+
+def _detection_row(name: str, cheat: dict[str, Any], *, slow: bool) -> list[str]:
+    ban = cheat["submissions_until_ban_at_floor"]
+    until = f"{ban:g}" if ban else f"unused after {cheat['submissions_until_unused_at_floor']:g}"
+    worst = str(cheat["submissions_until_ban_at_floor_worst95"] or "")
+    kind = f"{name} (slow)" if slow else name
+    return [kind, str(cheat["trials"]), str(cheat["missed"]), f"`{cheat['stage']}`", until, worst]
+
+
+def audit_costs() -> str:
+    audit, build = stored("audit_cost"), stored("commitments")
+    hot = audit["hot"]
+    rows = [
+        ["full audit, CPU seconds of the validator ÷ worker", str(audit["full_audit"])],
+        ["at the audit floor of 10 %", str(audit["at_floor"])],
+        ["the same two at temperature 2, with few duplicates", f"{hot['full_audit']}, {hot['at_floor']}"],
+        ["re-scoring of rewards alone", str(audit["rescoring"])],
+        *(
+            [f"{what}, {width} wide, speed ÷ `toploc` 0.1.6", f"{build[f'{name}_speedup_{width}']:.1f}"]
+            for name, what in (("build", "building commitments"), ("verify", "verifying them"))
+            for width in (576, 5120)
+        ),
+    ]
+    return table(["what", "measured"], rows)
