@@ -27,6 +27,7 @@ from shoal.tasks.workload import WorkItem, Workload
 from shoal.validation import Calibration, Checked, RejectedError, audit, check_claims, load_calibration
 from shoal.validation.calibration.forgeries import noisy
 from shoal.validation.calibration.measure import Machine, Work, calibrate
+from shoal.worker.loop import as_rollout
 from support.samples import descriptor
 from support.submissions import Submission, header_for
 from support.tiny_run import make_lease
@@ -140,20 +141,7 @@ class Arena:
 
     def rollout(self, item: WorkItem, completion: Completion) -> Rollout:
         reward = self.workload.reward(item.task, item.target_length, completion.tokens)
-        return Rollout(
-            task_id=item.task.problem_id,
-            group=item.group,
-            sample=item.sample,
-            input_tokens=list(item.prompt_tokens),
-            output_tokens=completion.tokens,
-            output_logprobs=completion.logprobs,
-            target_length=item.target_length,
-            task_reward=reward.task_reward,
-            length_penalty=reward.length_penalty,
-            reward=reward.total,
-            finish_reason=completion.finish_reason,
-            proofs=completion.proofs,
-        )
+        return as_rollout(item, completion, reward)
 
     def score(self, *submissions: Submission) -> list[Scored]:
         """What the true policy says of these tokens, row by row; the forger's best friend."""

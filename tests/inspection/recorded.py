@@ -17,6 +17,7 @@ from shoal.protocol.verdicts import Reason
 from shoal.rundir import RunDirectory
 from shoal.tasks import TextCodec, load_tasks
 from shoal.tasks.workload import Workload
+from shoal.worker.loop import as_rollout
 
 STEP, VERSION = 2, 1
 HONEST, CHEAT = "ab" * 32, "cd" * 32
@@ -45,26 +46,10 @@ def generate(directory: RunDirectory, workload: Workload, model: Path, slot: int
     items = workload.items(slot_seed(step_secret(directory.secret(), STEP), slot))
     engine = TorchEngine(model, eos_token_ids=workload.codec.eos_token_ids)
     made = engine.generate([GenerationRequest(item.prompt_tokens, item.seed, 6) for item in items], temperature=1.0)
-    rows = []
-    for item, completion in zip(items, made, strict=True):
-        reward = workload.reward(item.task, item.target_length, completion.tokens)
-        rows.append(
-            Rollout(
-                task_id=item.task.problem_id,
-                group=item.group,
-                sample=item.sample,
-                input_tokens=list(item.prompt_tokens),
-                output_tokens=completion.tokens,
-                output_logprobs=completion.logprobs,
-                target_length=item.target_length,
-                task_reward=reward.task_reward,
-                length_penalty=reward.length_penalty,
-                reward=reward.total,
-                finish_reason=completion.finish_reason,
-                proofs=completion.proofs,
-            )
-        )
-    return rows
+    return [
+        as_rollout(item, completion, workload.reward(item.task, item.target_length, completion.tokens))
+        for item, completion in zip(items, made, strict=True)
+    ]
 
 
 def _record(connection: Connection, directory: RunDirectory, honest: list[Rollout], claimed: list[Rollout]) -> None:

@@ -35,7 +35,7 @@ def console(reports: Reports, clock: Clock) -> WorkerConsole:
 
 def test_a_submission_is_one_line(console: WorkerConsole, reports: Reports) -> None:
     console.submitted(make_lease(2), 64, 2100, 1.5)
-    console.standing(account(credit_held=2100, submissions_accepted=1))
+    console.update_account(account(credit_held=2100, submissions_accepted=1))
     console.submitted(make_lease(3), 64, 2100, 1.5)
     assert reports == [
         "step 3 slot 2: 64 samples, 2,100 tokens at 1,400/s, submitted",
@@ -61,7 +61,7 @@ def test_short_waits_are_silent_and_long_ones_are_told_once(
     assert reports == ["waiting for work", "the run is paused"]
 
 
-def test_work_in_between_starts_the_patience_anew(console: WorkerConsole, reports: Reports, clock: Clock) -> None:
+def test_work_in_between_starts_the_patience_again(console: WorkerConsole, reports: Reports, clock: Clock) -> None:
     console.waiting("waiting for work")
     console.submitted(make_lease(0), 1, 1, 1.0)
     clock.now = 6.0
@@ -69,11 +69,11 @@ def test_work_in_between_starts_the_patience_anew(console: WorkerConsole, report
     assert len(reports) == 1
 
 
-def test_a_change_of_standing_is_told_with_what_it_means(console: WorkerConsole, reports: Reports) -> None:
-    console.standing(account())
-    console.standing(account(state="active"))
-    console.standing(account(state="active"))
-    console.standing(account(state="suspect", submissions_rejected=1))
+def test_a_change_of_the_trust_state_is_reported_with_what_it_means(console: WorkerConsole, reports: Reports) -> None:
+    console.update_account(account())
+    console.update_account(account(state="active"))
+    console.update_account(account(state="active"))
+    console.update_account(account(state="suspect", submissions_rejected=1))
     assert reports == [
         "now active: only a sample of the submissions is audited from now on",
         "now suspect: an audit found something odd; clean work repairs it",
@@ -81,7 +81,7 @@ def test_a_change_of_standing_is_told_with_what_it_means(console: WorkerConsole,
     ]
 
 
-def test_the_farewell_sums_up(console: WorkerConsole, reports: Reports) -> None:
-    console.standing(account(credit_held=5, credit_released=6, submissions_accepted=2))
-    console.farewell(2, 1234)
+def test_the_summary_adds_up(console: WorkerConsole, reports: Reports) -> None:
+    console.update_account(account(credit_held=5, credit_released=6, submissions_accepted=2))
+    console.summary(2, 1234)
     assert reports == ["2 submissions with 1,234 tokens this time; 2 accepted so far, credit 5 held, 6 released"]

@@ -7,21 +7,20 @@ def test_memory_is_known_and_this_process_uses_some_of_it() -> None:
     assert 0 < memory_in_use() < machine_memory()
 
 
-def test_a_speed_that_stays_near_the_told_one_is_not_told_again() -> None:
+def test_a_speed_that_stays_near_the_reported_one_is_not_reported_again() -> None:
     machine = Machine(100.0)
-    assert not any(machine.note(tokens, 1.0) for tokens in (90, 130, 70, 110, 180, 60))
+    assert not any(machine.update_speed(tokens, 1.0) for tokens in (90, 130, 70, 110, 180, 60))
 
 
 @pytest.mark.parametrize("tokens_per_s", [10, 1000])
-def test_a_speed_that_left_the_told_one_is_told_once_it_has_lasted(tokens_per_s: int) -> None:
+def test_a_speed_that_left_the_reported_one_is_reported_once_it_has_lasted(tokens_per_s: int) -> None:
     machine = Machine(100.0)
     slots = 0
-    while not machine.note(tokens_per_s, 1.0):
+    while not machine.update_speed(tokens_per_s, 1.0):
         slots += 1
         assert slots < 10
-    machine.adopt()
     assert abs(machine.tokens_per_s - tokens_per_s) < abs(100 - tokens_per_s)
-    assert not machine.note(round(machine.tokens_per_s), 1.0)
+    assert not machine.update_speed(round(machine.tokens_per_s), 1.0)
 
 
 def test_the_line_leaves_out_what_was_not_measured() -> None:

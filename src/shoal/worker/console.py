@@ -1,4 +1,7 @@
-"""What the contributor sees: one line per submission, every change of standing, and why there is nothing to do if that lasts."""
+"""What the contributor sees: one line per submission, every change of trust state, and the reason for a wait that lasts.
+
+`activity` is the one place that says what the worker does now; heartbeats carry it to the coordinator.
+"""
 
 import time
 from collections.abc import Callable
@@ -7,7 +10,7 @@ from shoal.metrics import Report
 from shoal.protocol import api
 
 PATIENCE_S = 5.0
-STANDING = {
+TRUST_STATES = {
     "registered": "the coordinator knows this key; its first request for work begins the probation",
     "probation": "every submission is audited until enough of them were clean",
     "active": "only a sample of the submissions is audited from now on",
@@ -25,11 +28,12 @@ class WorkerConsole:
         clock: Callable[[], float] = time.monotonic,
         patience_s: float = PATIENCE_S,
     ) -> None:
+        self.activity = "joining"
         self.account: api.WorkerView | None = None
         self._report, self._clock, self._patience_s = report, clock, patience_s
         self._waiting_for = ""
         self._waiting_since = 0.0
-        self._told = False
+        self._reported = False
 
     def submitted(self, lease: api.Lease, samples: int, tokens: int, seconds: float) -> None:
         self._waiting_for = ""
@@ -39,28 +43,32 @@ class WorkerConsole:
         )
         self._report(f"{line}; {self._credit(self.account)}" if self.account else line)
 
+    def working(self, activity: str) -> None:
+        self.activity = activity
+
     def waiting(self, what: str) -> None:
-        """Told once, when it has lasted: short waits are part of every step."""
+        """Reported once, when it has lasted: short waits are part of every step."""
+        self.activity = what
         if what != self._waiting_for:
-            self._waiting_for, self._waiting_since, self._told = what, self._clock(), False
-        elif not self._told and self._clock() - self._waiting_since >= self._patience_s:
-            self._told = True
+            self._waiting_for, self._waiting_since, self._reported = what, self._clock(), False
+        elif not self._reported and self._clock() - self._waiting_since >= self._patience_s:
+            self._reported = True
             self._report(what)
 
-    def standing(self, account: api.WorkerView) -> None:
-        """Takes the coordinator's view of this worker and tells what changed."""
+    def update_account(self, account: api.WorkerView) -> None:
+        """Takes the coordinator's view of this worker and reports what changed."""
         before, self.account = self.account, account
         if before is None:
             return
         if account.state != before.state:
-            self._report(f"now {account.state}: {STANDING.get(account.state, account.reason)}")
+            self._report(f"now {account.state}: {TRUST_STATES.get(account.state, account.reason)}")
         rejected = account.submissions_rejected - before.submissions_rejected
         if rejected > 0:
             self._report(
                 f"{rejected} submission{'s' if rejected > 1 else ''} rejected, {account.reason or 'see the run'}"
             )
 
-    def farewell(self, submissions: int, tokens: int) -> None:
+    def summary(self, submissions: int, tokens: int) -> None:
         credit = f"; {self._credit(self.account)}" if self.account else ""
         self._report(
             f"{submissions} submission{'s' if submissions != 1 else ''} with {tokens:,} tokens this time{credit}"

@@ -1,7 +1,6 @@
-"""Shows life to the coordinator every few seconds and brings back what it says: standing, credit, relays."""
+"""Sends a heartbeat to the coordinator every few seconds and takes in the answer: trust state, credit, relays."""
 
 import threading
-from typing import Protocol
 
 from shoal.errors import RefusedError, ShoalError
 from shoal.joined import RelayList
@@ -9,12 +8,9 @@ from shoal.metrics import EventLog, Report
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.worker.console import WorkerConsole
+from shoal.worker.totals import WorkerTotals
 
 FIRST_INTERVAL_S = 3.0
-
-
-class Totals(Protocol):
-    tokens: int
 
 
 class Heartbeat:
@@ -22,12 +18,11 @@ class Heartbeat:
         self,
         client: CoordinatorClient,
         relays: RelayList,
-        totals: Totals,
+        totals: WorkerTotals,
         metrics: EventLog,
         console: WorkerConsole,
         report: Report,
     ) -> None:
-        self.activity = "joining"
         self._client, self._relays, self._totals = client, relays, totals
         self._metrics, self._console, self._report = metrics, console, report
         self._interval_s = FIRST_INTERVAL_S
@@ -45,11 +40,11 @@ class Heartbeat:
         received = int(self._metrics.counters["bytes_received"])
         answer = self._client.heartbeat(
             api.HeartbeatBody(
-                activity=self.activity[:200], tokens_generated=self._totals.tokens, bytes_received=received
+                activity=self._console.activity[:200], tokens_generated=self._totals.tokens, bytes_received=received
             )
         )
         self._relays.update(answer.relay_urls)
-        self._console.standing(answer.worker)
+        self._console.update_account(answer.worker)
         self._interval_s = answer.interval_s
 
     def _beat_forever(self) -> None:
@@ -57,7 +52,7 @@ class Heartbeat:
             try:
                 self.beat()
             except RefusedError:
-                continue  # the main loop meets the same refusal, says it and ends
+                continue  # the main loop meets the same refusal, reports it and ends
             except ShoalError as error:
                 if not self._stopping.is_set():
                     self._report(str(error))

@@ -1,6 +1,6 @@
 """The contributor's loop: lease → weights → generate → commit → submit.
 
-The worker chooses nothing: the lease names slot, seed and policy version, the descriptor everything else. One completion
+The lease names slot, seed and policy version, the descriptor everything else. One completion
 comes from exactly one version, so weights are swapped only between leases. A coordinator that is away is waited for: it may be
 restarting, or this laptop was asleep. Ctrl-C gives the slot back and leaves.
 """
@@ -26,6 +26,7 @@ from shoal.tasks.workload import Reward, WorkItem
 from shoal.worker.console import WorkerConsole
 from shoal.worker.heartbeat import Heartbeat
 from shoal.worker.machine import Machine, machine_memory
+from shoal.worker.totals import WorkerTotals
 from shoal.worker.weights import WeightFollower
 
 Answer = TypeVar("Answer")
@@ -34,28 +35,21 @@ FIRST_WEIGHTS_S = 600.0
 PROBE_REQUESTS = 32
 LEAVE_DEADLINE_S = 2.0
 OUTAGE_S = 3600.0
-"""How long a coordinator may be away before the worker gives up."""
+"""How long a coordinator may be away before the worker ends."""
 LOST_WORK = {"lease_expired", "unknown_lease", "already_submitted"}
 """Refusals that cost one submission; any other ends the worker."""
 
 
-@dataclass
-class WorkerTotals:
-    submissions: int = 0
-    tokens: int = 0
-    swaps: int = 0
-    drain_s: float = 0.0
-    swap_s: float = 0.0
-    generate_s: float = 0.0
+@dataclass(frozen=True)
+class Batch:
+    """When the engine generated a batch, by the monotonic clock."""
 
+    started_at: float
+    ended_at: float
 
-def swap_line(totals: WorkerTotals) -> str:
-    mean_ms = 1000 / max(totals.swaps, 1)
-    swaps = "1 weight swap" if totals.swaps == 1 else f"{totals.swaps} weight swaps"
-    return (
-        f"{swaps}: on average the running batch ended {totals.drain_s * mean_ms:.0f} ms after the new weights were ready, "
-        f"and the swap took {totals.swap_s * mean_ms:.0f} ms"
-    )
+    @property
+    def seconds(self) -> float:
+        return self.ended_at - self.started_at
 
 
 @dataclass(frozen=True)
@@ -68,6 +62,23 @@ class Generated:
     @property
     def tokens(self) -> int:
         return sum(len(rollout.output_tokens) for rollout in self.rollouts)
+
+
+def as_rollout(item: WorkItem, completion: Completion, reward: Reward) -> Rollout:
+    return Rollout(
+        task_id=item.task.problem_id,
+        group=item.group,
+        sample=item.sample,
+        input_tokens=list(item.prompt_tokens),
+        output_tokens=completion.tokens,
+        output_logprobs=completion.logprobs,
+        target_length=item.target_length,
+        task_reward=reward.task_reward,
+        length_penalty=reward.length_penalty,
+        reward=reward.total,
+        finish_reason=completion.finish_reason,
+        proofs=completion.proofs,
+    )
 
 
 class Worker:
@@ -91,7 +102,7 @@ class Worker:
         self.console = WorkerConsole(report)
         self.heartbeat = Heartbeat(client, run.relays, self.totals, self.metrics, self.console, report)
         self._loaded: tuple[int, str] | None = None
-        self._last_batch = (0.0, 0.0)
+        self._last_batch = Batch(0.0, 0.0)
         self._uploads = ThreadPoolExecutor(1, thread_name_prefix="upload")
         self._uploading: Future[None] | None = None
         self._stopping = threading.Event()
@@ -114,12 +125,12 @@ class Worker:
                     self._lease = answer.lease
                     self._submit(answer.lease, self.generate(answer.lease))
                     self._lease = None
-            self._settle_upload()
+            self._finish_upload()
         except RefusedError:
-            self._lease = None  # whoever refuses this key takes its slot back too
+            self._lease = None  # a coordinator that refuses this key takes its slot back too
             raise
         except (KeyboardInterrupt, SystemExit) as end:
-            self._say_leaving("\n" if isinstance(end, KeyboardInterrupt) else "")  # behind the terminal's own ^C
+            self._report_leaving("\n" if isinstance(end, KeyboardInterrupt) else "")  # behind the terminal's own ^C
             raise
         finally:
             self._leave()
@@ -128,17 +139,15 @@ class Worker:
         """All samples of the slot, with rewards and commitments."""
         items = self.joined.workload.items(bytes.fromhex(lease.slot_seed))
         self._swap(lease.policy_version, lease.manifest_digest, self.policy_path(lease))
-        self._say(f"generating step {lease.step} slot {lease.slot} with version {lease.policy_version}")
+        self.console.working(f"generating step {lease.step} slot {lease.slot} with version {lease.policy_version}")
         started = time.monotonic()
         completions = self._sample(items)
-        self._last_batch = started, time.monotonic()
-        seconds = self._last_batch[1] - started
+        self._last_batch = Batch(started, time.monotonic())
         rewards = self.joined.workload.rewards(
             [(item.task, item.target_length, done.tokens) for item, done in zip(items, completions, strict=True)]
         )
         rollouts = [self.rollout(*row) for row in zip(items, completions, rewards, strict=True)]
-        generated = Generated(rollouts, seconds)
-        self.totals.generate_s += seconds
+        generated = Generated(rollouts, self._last_batch.seconds)
         self.totals.tokens += generated.tokens
         return generated
 
@@ -147,20 +156,7 @@ class Worker:
         return self.weights.path(lease.policy_version, lease.manifest_digest, deadline_s=left_s)
 
     def rollout(self, item: WorkItem, completion: Completion, reward: Reward) -> Rollout:
-        return Rollout(
-            task_id=item.task.problem_id,
-            group=item.group,
-            sample=item.sample,
-            input_tokens=list(item.prompt_tokens),
-            output_tokens=completion.tokens,
-            output_logprobs=completion.logprobs,
-            target_length=item.target_length,
-            task_reward=reward.task_reward,
-            length_penalty=reward.length_penalty,
-            reward=reward.total,
-            finish_reason=completion.finish_reason,
-            proofs=completion.proofs,
-        )
+        return as_rollout(item, completion, reward)
 
     def _join(self) -> None:
         first = self.weights.wait_for_any(FIRST_WEIGHTS_S)
@@ -215,7 +211,6 @@ class Worker:
             "draining": "the run is being drained, there is no new work",
             "disk_full": "the coordinator's disk is full, waiting for its owner",
         }.get(answer.reason, "waiting for work")
-        self._say(activity)
         self.console.waiting(activity)
         started = time.monotonic()
         if answer.reason == "need_weights":
@@ -240,9 +235,8 @@ class Worker:
 
     def _drained_s(self, version: int) -> float:
         """How long the last batch went on with the old weights after the new ones were ready."""
-        started, ended = self._last_batch
-        ready_at = self.weights.ready_at(version)
-        return max(0.0, ended - max(started, ready_at)) if ready_at is not None else 0.0
+        last, ready_at = self._last_batch, self.weights.ready_at(version)
+        return max(0.0, last.ended_at - max(last.started_at, ready_at)) if ready_at is not None else 0.0
 
     def _submit(self, lease: api.Lease, generated: Generated) -> None:
         header = RolloutHeader(
@@ -256,10 +250,9 @@ class Worker:
             numerics_class=self.engine.numerics_class,
         )
         data = write_rollouts(header, generated.rollouts)
-        if self._machine.note(generated.tokens, generated.seconds):
-            self._machine.adopt()
+        if self._machine.update_speed(generated.tokens, generated.seconds):
             self._register()
-        self._settle_upload()
+        self._finish_upload()
         self._uploading = self._uploads.submit(self._upload, lease, generated, data)
 
     def _upload(self, lease: api.Lease, generated: Generated, data: bytes) -> None:
@@ -288,14 +281,14 @@ class Worker:
                     raise
                 self.report(f"{error.message} The work is kept and sent again while its lease lasts.")
 
-    def _settle_upload(self) -> None:
+    def _finish_upload(self) -> None:
         if self._uploading is not None:
             self._uploading.result()
             self._uploading = None
 
-    def _say_leaving(self, before: str) -> None:
+    def _report_leaving(self, before: str) -> None:
         lease = self._lease
-        held = f"step {lease.step} slot {lease.slot} goes to somebody else" if lease else "no slot is held"
+        held = f"step {lease.step} slot {lease.slot} goes to another worker" if lease else "no slot is held"
         sending = ", the last upload is being finished" if self._uploading and not self._uploading.done() else ""
         self.report(f"{before}leaving: {held}{sending}")
 
@@ -308,8 +301,8 @@ class Worker:
         self.heartbeat.stop()
         self.weights.stop()
         if self.totals.tokens:
-            self.console.farewell(self.totals.submissions, self.totals.tokens)
-            self.report(swap_line(self.totals))
+            self.console.summary(self.totals.submissions, self.totals.tokens)
+            self.report(self.totals.swap_line())
 
     def _give_back(self, lease: api.Lease) -> None:
         try:
@@ -317,9 +310,6 @@ class Worker:
             self.report(f"gave step {lease.step} slot {lease.slot} back")
         except ShoalError as error:
             self.report(f"could not give the slot back, it will expire: {error}")
-
-    def _say(self, activity: str) -> None:
-        self.heartbeat.activity = activity
 
     @property
     def _public_key(self) -> str:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from shoal.protocol import api
 
 DRIFT = 2.0
-"""A speed that is off by more than this is told to the coordinator, whose deadlines depend on it."""
-MEMORY_SHARE = 0.3
+"""A speed that is off by more than this factor is reported to the coordinator, whose deadlines depend on it."""
+NEWEST_SHARE = 0.3
 """How much the newest slot counts in the running mean of the speed."""
 
 
 def machine_memory() -> int:
-    """Bytes of memory; 0 where the system does not tell."""
+    """Bytes of memory; 0 where the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
@@ -33,18 +33,17 @@ class Machine:
     link_bytes_per_s: float = 0.0
     """0: nothing had to be fetched."""
     memory_bytes: int = 0
-    _now_tokens_per_s: float = 0.0
+    _mean_tokens_per_s: float = 0.0
 
-    def note(self, tokens: int, seconds: float) -> bool:
-        """Takes the speed of one slot into account; true if the measured speed has left the one that was told."""
+    def update_speed(self, tokens: int, seconds: float) -> bool:
+        """Takes the speed of one slot into account; true if the reported speed was wrong and is now the measured one."""
         newest = tokens / max(seconds, 1e-6)
-        before = self._now_tokens_per_s or self.tokens_per_s
-        self._now_tokens_per_s = (1 - MEMORY_SHARE) * before + MEMORY_SHARE * newest
-        return not 1 / DRIFT <= self._now_tokens_per_s / self.tokens_per_s <= DRIFT
-
-    def adopt(self) -> None:
-        """The speed of late is the speed from now on."""
-        self.tokens_per_s = self._now_tokens_per_s or self.tokens_per_s
+        before = self._mean_tokens_per_s or self.tokens_per_s
+        self._mean_tokens_per_s = (1 - NEWEST_SHARE) * before + NEWEST_SHARE * newest
+        if 1 / DRIFT <= self._mean_tokens_per_s / self.tokens_per_s <= DRIFT:
+            return False
+        self.tokens_per_s = self._mean_tokens_per_s
+        return True
 
     def registration(self, name: str, numerics_class: str) -> api.RegisterBody:
         return api.RegisterBody(
