@@ -170,7 +170,7 @@ def test_rows_are_judged_the_same_alone_and_in_a_batch() -> None:
 
 
 def test_ties_go_to_the_lowest_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "_fill_noise", lambda noise, low, high: noise.zero_())
+    monkeypatch.setattr(sampling, "fill_noise", lambda noise, low, high: noise.zero_())
     tokens, _ = choose_tokens(torch.tensor([[0.0, 2.0, 2.0], [1.0, 1.0, 1.0]]), torch.zeros(2), torch.zeros(2), 1.0)
     assert tokens.tolist() == [1, 0]
 

@@ -13,7 +13,8 @@ from shoal.proofs.commitments import (
     proof_bytes,
     split_chunks,
 )
-from shoal.proofs.sampling import NOISE_BITS, choose_tokens, gumbel_noise, hash_bits, hash_bits_np, token_margins
+from shoal.proofs.noise import NOISE_BITS, gumbel_noise, hash_bits, hash_bits_np
+from shoal.proofs.sampling import choose_tokens, token_margins
 
 __all__ = [
     "CHUNK_TOKENS",

@@ -13,10 +13,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-PRIME = 65497
+from shoal.proofs.commitments import MODULUS
+
 STATUS_OK, STATUS_NOT_FINITE, STATUS_NO_MODULUS = 0, 1, 2
 
-_P = np.uint32(PRIME)
+_P = np.uint32(MODULUS)
 _MAGNITUDE = np.uint16(0x7FFF)
 _INFINITY = 0x7F80
 _BLOCK = 64
@@ -61,7 +62,7 @@ def build_all(
     """Row c of `proofs` becomes the modulus and the coefficients of chunk c; unused places stay as they are."""
     indices, scratch = np.empty(wanted, np.int64), np.empty((2, longest), np.int32)
     points, values = np.empty(wanted, np.uint32), np.empty(wanted, np.uint32)
-    work, seen = np.empty((3, wanted + 1), np.uint32), np.zeros(PRIME, np.int8)
+    work, seen = np.empty((3, wanted + 1), np.uint32), np.zeros(MODULUS, np.int8)
     for chunk in range(offsets.size - 1):
         own = bits[offsets[chunk] : offsets[chunk + 1]]
         count = min(wanted, own.size)
@@ -180,9 +181,9 @@ def kth_largest(magnitudes: NDArray[np.int32], k: int) -> np.int64:
 @compiled
 def injective_modulus(indices: Index, value_count: int, lowest: int, seen: NDArray[np.int8]) -> int:
     """The largest modulus ≤ 65497 that keeps the indices apart, or 0 if there is none above `lowest` − 1."""
-    if value_count <= PRIME:
-        return PRIME
-    for modulus in range(PRIME, lowest - 1, -1):
+    if value_count <= MODULUS:
+        return MODULUS
+    for modulus in range(MODULUS, lowest - 1, -1):
         collisions = 0
         for index in indices:
             collisions += seen[index % modulus]
@@ -213,14 +214,14 @@ def interpolate(points: Field, values: Field, inverses: Field, work: Field, coef
         total = np.uint64(0)
         for i in range(count):
             total += powers[i]
-        sums[power] = total % np.uint64(PRIME)
+        sums[power] = total % np.uint64(MODULUS)
         for i in range(count):
             powers[i] = reduced(powers[i] * points[i])
     for j in range(count):
         total = np.uint64(0)
         for power in range(count - j):
             total += np.uint64(master[j + 1 + power]) * np.uint64(sums[power])
-        coefficients[j] = total % np.uint64(PRIME)
+        coefficients[j] = total % np.uint64(MODULUS)
 
 
 @compiled

@@ -1,8 +1,8 @@
-"""Who wins a draw, without drawing for everybody: a compiled loop over tokens that can still beat the claimed one.
+"""Margins of claimed tokens by a compiled loop that computes noise only for tokens that can still win.
 
-In: rows of logits / T; of each draw its row, the two halves of its key, the claimed token. Out: by how much that token lost.
+In: rows of logits / T; of each sample its row, the two halves of its key, the claimed token. Out: best score − claimed score.
 The noise is bounded, so a token whose logit lies further below the best score so far than the largest noise cannot win, and its
-noise is never computed; most of a vocabulary falls away. The hash is that of `sampling`, bit for bit; logarithms may differ in
+noise is never computed; most of a vocabulary falls away. The hash is that of `noise`, bit for bit; logarithms may differ in
 the last place.
 """
 
@@ -12,25 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.proofs.kernels import compiled
+from shoal.proofs.noise import MUL_A, MUL_B, MUL_C, NOISE_BITS, TOKEN_STRIDE, UNIFORM_SCALE, UNIFORM_SHIFT
 
-NOISE_BITS = 23
 LARGEST_NOISE = np.float32(-math.log(-math.log1p(-(2.0 ** -(NOISE_BITS + 1)))) + 1e-3)
-_SCALE, _SHIFT = np.float32(2.0**-NOISE_BITS), np.float32(0.5 + 2.0 ** -(NOISE_BITS + 1))
-_TOKEN, _MUL_A, _MUL_B, _MUL_C = (np.int32(value) for value in (-0x61C8864F, 0x7FEB352D, -0x7B935975, -0x3D4D51CB))
+# The compiled loop needs the widths of its constants.
+_SCALE, _SHIFT = np.float32(UNIFORM_SCALE), np.float32(UNIFORM_SHIFT)
+_STRIDE, _MUL_A, _MUL_B, _MUL_C = (np.int32(value) for value in (TOKEN_STRIDE, MUL_A, MUL_B, MUL_C))
+_DROPPED_BITS = 32 - NOISE_BITS
 
 
 @compiled
 def noise(token: int, low: np.int32, high: np.int32) -> np.float32:
-    state = np.int32(np.int32(np.int32(token) * _TOKEN) + low)
+    state = np.int32(np.int32(np.int32(token) * _STRIDE) + low)
     state = np.int32((state ^ np.int32(state >> 16)) * _MUL_A)
     state = np.int32(np.int32((state ^ np.int32(state >> 15)) + high) * _MUL_B)
     state = np.int32((state ^ np.int32(state >> 16)) * _MUL_C)
-    uniform = np.float32(np.float32(np.int32(state >> 9)) * _SCALE + _SHIFT)
+    uniform = np.float32(np.float32(np.int32(state >> _DROPPED_BITS)) * _SCALE + _SHIFT)
     return np.float32(-np.log(-np.log(uniform)))
 
 
 @compiled
-def lost_margins(
+def fill_margins(
     scaled_NV: NDArray[np.float32],
     rows_R: NDArray[np.int64],
     low_R: NDArray[np.int32],
@@ -38,9 +40,9 @@ def lost_margins(
     tokens_R: NDArray[np.int64],
     margins_R: NDArray[np.float32],
 ) -> None:
-    for draw in range(rows_R.shape[0]):
-        row, low, high = rows_R[draw], low_R[draw], high_R[draw]
-        claimed = scaled_NV[row, tokens_R[draw]] + noise(tokens_R[draw], low, high)
+    for sample in range(rows_R.shape[0]):
+        row, low, high = rows_R[sample], low_R[sample], high_R[sample]
+        claimed = scaled_NV[row, tokens_R[sample]] + noise(tokens_R[sample], low, high)
         best, broken = claimed, math.isnan(claimed)
         for token in range(scaled_NV.shape[1]):
             value = scaled_NV[row, token]
@@ -48,4 +50,4 @@ def lost_margins(
                 continue
             broken |= math.isnan(value)
             best = max(best, value + noise(token, low, high))
-        margins_R[draw] = np.float32(np.inf) if broken else best - claimed
+        margins_R[sample] = np.float32(np.inf) if broken else best - claimed

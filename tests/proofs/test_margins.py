@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.proofs import contests, sampling
+from shoal.proofs import margins as margin_loop
+from shoal.proofs import noise, sampling
 
 
 def rows(count: int, vocabulary: int, spread: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -19,7 +20,7 @@ def rows(count: int, vocabulary: int, spread: float) -> tuple[torch.Tensor, torc
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_margins_are_those_of_the_definition(vocabulary: int, spread: float, temperature: float) -> None:
     logits, seeds, positions, tokens = rows(40, vocabulary, spread)
-    scores = logits / temperature + sampling.gumbel_noise(seeds, positions, vocabulary)
+    scores = logits / temperature + noise.gumbel_noise(seeds, positions, vocabulary)
     expected = scores.amax(-1) - scores.gather(-1, tokens[:, None]).squeeze(-1)
     margins, logprobs = sampling.token_margins(logits, seeds, positions, tokens, temperature)
     assert torch.allclose(margins, expected, rtol=1e-5, atol=2e-5)
@@ -36,13 +37,13 @@ def test_the_winner_of_a_generation_does_not_lose() -> None:
 
 def test_no_noise_exceeds_the_bound_that_leaves_tokens_out() -> None:
     largest = -np.log(-np.log((2**23 - 0.5) / 2**23))
-    assert largest < contests.LARGEST_NOISE < largest + 0.01
+    assert largest < margin_loop.LARGEST_NOISE < largest + 0.01
 
 
 def test_the_noise_is_that_of_the_definition_to_the_last_places() -> None:
     seeds, positions = torch.tensor([-5, 2**62]), torch.tensor([0, 77])
-    expected = sampling.gumbel_noise(seeds, positions, 1000)
-    low, high = sampling._row_keys(seeds, positions)
+    expected = noise.gumbel_noise(seeds, positions, 1000)
+    low, high = noise.row_keys(seeds, positions)
     for row in range(2):
-        own = [contests.noise(token, np.int32(int(low[row])), np.int32(int(high[row]))) for token in range(1000)]
+        own = [margin_loop.noise(token, np.int32(int(low[row])), np.int32(int(high[row]))) for token in range(1000)]
         assert np.allclose(own, expected[row].numpy(), rtol=2e-6, atol=2e-6)
