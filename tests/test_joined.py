@@ -8,8 +8,9 @@ import pytest
 from shoal.broadcast import Origin, OriginServer, OriginSettings
 from shoal.config import RolloutConfig, TasksConfig
 from shoal.errors import ConfigError, UnavailableError
+from shoal.files import CONFIG_FILE
 from shoal.joined import RelayList, join_run
-from shoal.owner.create import CONFIG_FILE, _serve_files, _serve_tasks
+from shoal.owner.create import _serve_files, _serve_tasks
 from shoal.policy import WeightsNotLoadedError
 from shoal.policy.engine import GenerationRequest
 from shoal.protocol.descriptor import RunDescriptor

@@ -82,3 +82,9 @@ class RefusedError(ShoalError):
 def one_line(error: Exception) -> str:
     """What another library says, short and without its last full stop, to quote inside a sentence."""
     return " ".join(str(error).split())[:300].rstrip(".")
+
+
+def first_line(error: BaseException) -> str:
+    """What a foreign exception says, short enough for one sentence; its type where it says nothing."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__

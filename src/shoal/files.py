@@ -15,6 +15,8 @@ from blake3 import blake3
 
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
 TEMPORARY_PREFIX = ".tmp-"
+# Files of a model directory.
+CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "config.json", "model.safetensors", "tokenizer.json"
 
 
 def digest_bytes(data: bytes | memoryview) -> str:

@@ -20,6 +20,7 @@ from shoal.protocol.descriptor import RunDescriptor, open_descriptor
 
 DESCRIPTOR_NAME = "descriptor.json"
 ROLES = ("coordinator", "trainer", "validator", "evaluator")
+_CHECKPOINT = "step-"
 
 
 class RunDirectory:
@@ -32,6 +33,7 @@ class RunDirectory:
         self.store = root / "coordinator" / "store.db"
         self.submissions = root / "coordinator" / "submissions"
         self.trainer = root / "trainer"
+        self.checkpoints = checkpoints_of(self.trainer)
         self.logs = root / "logs"
         self.events = root / "events"
         self._keys = root / "keys"
@@ -79,6 +81,24 @@ class RunDirectory:
 
     def config(self) -> ShoalConfig:
         return located(load_config(self.run_file), self.root)
+
+
+def checkpoints_of(work_dir: Path) -> Path:
+    """Where a trainer that works in `work_dir` keeps its checkpoints."""
+    return work_dir / "checkpoints"
+
+
+def checkpoint_path(checkpoints: Path, step: int) -> Path:
+    return checkpoints / f"{_CHECKPOINT}{step:08d}"
+
+
+def checkpoint_step(path: Path) -> int:
+    return int(path.name.removeprefix(_CHECKPOINT))
+
+
+def checkpoint_steps(checkpoints: Path) -> list[int]:
+    """Steps that can be resumed, oldest first."""
+    return sorted(checkpoint_step(path) for path in checkpoints.glob(f"{_CHECKPOINT}*"))
 
 
 def located(config: ShoalConfig, root: Path) -> ShoalConfig:

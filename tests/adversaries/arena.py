@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shoal.config import ShoalConfig
-from shoal.files import write_atomic
+from shoal.files import WEIGHTS_FILE, write_atomic
 from shoal.policy import TorchEngine, build_model, bundled_directory
+from shoal.policy.directory import weight_files
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
-from shoal.policy.models import WEIGHTS_FILE, unique_tensors, weight_files
+from shoal.policy.weights import unique_tensors
 from shoal.proofs import build_proofs, split_chunks
 from shoal.protocol.api import AuditMetrics
 from shoal.protocol.rollouts import Rollout

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adversaries.arena import Arena, save_version
+from shoal.files import WEIGHTS_FILE
 from shoal.policy import build_model
 from shoal.policy.engine import GenerationRequest, ScoreRequest
-from shoal.policy.models import WEIGHTS_FILE
 from shoal.proofs import build_proofs, sampling, split_chunks
 from shoal.protocol.rollouts import Rollout
 from shoal.validation.calibration.forgeries import Forge, quantised

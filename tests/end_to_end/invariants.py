@@ -17,7 +17,7 @@ from shoal.broadcast.origin import tensor_entry
 from shoal.coordinator import ledger, steps
 from shoal.files import digest_bytes, digest_file
 from shoal.identity import Keypair
-from shoal.policy.models import resolve_model
+from shoal.policy.directory import resolve_model
 from shoal.protocol import api
 from shoal.training import Trainer
 from shoal.training.service import TrainerService

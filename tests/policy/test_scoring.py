@@ -6,23 +6,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.policy import TorchEngine, scoring
+from shoal.policy.batching import length_batches
 from shoal.policy.embedded.attention import Step
 from shoal.policy.embedded.runner import ModelRunner
 from shoal.policy.engine import ScoreRequest
-from shoal.policy.scoring import length_batches
 from support.tiny_models import EOS, save_model
 
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 120))
 def test_batches_hold_everything_once_and_stay_within_the_limit(lengths: list[int], token_limit: int) -> None:
-    batches = list(length_batches(dict(enumerate(lengths)), token_limit))
+    batches = list(length_batches(dict(enumerate(lengths)), token_limit=token_limit))
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
     for batch in batches:
         assert len(batch) == 1 or max(lengths[index] for index in batch) * len(batch) <= token_limit
 
 
 def test_neighbours_have_similar_lengths() -> None:
-    assert list(length_batches({"a": 9, "b": 1, "c": 8, "d": 2}, 18)) == [["b", "d"], ["c", "a"]]
+    assert list(length_batches({"a": 9, "b": 1, "c": 8, "d": 2}, token_limit=18)) == [["a", "c"], ["d", "b"]]
 
 
 def test_samples_with_the_same_tokens_are_judged_by_their_own_seeds(tmp_path: Path) -> None:

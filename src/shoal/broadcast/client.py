@@ -24,10 +24,10 @@ from shoal.broadcast.manifest import MAX_SHARD_BYTES, Head, Manifest, VersionEnt
 from shoal.broadcast.peers import PATIENCE_S, Sources
 from shoal.broadcast.plan import Plan, cheapest_plan
 from shoal.broadcast.progress import OnProgress, Progress, SupersededError
-from shoal.broadcast.staging import WEIGHTS_FILE, StagedWeights
+from shoal.broadcast.staging import StagedWeights
 from shoal.broadcast.store import Store
 from shoal.errors import IntegrityError, UnavailableError
-from shoal.files import digest_bytes, is_digest
+from shoal.files import WEIGHTS_FILE, digest_bytes, is_digest
 from shoal.metrics import EventLog
 
 

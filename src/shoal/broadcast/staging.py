@@ -21,8 +21,8 @@ from shoal.broadcast.codec.pieces import Block, block_bytes, offsets, partition
 from shoal.broadcast.codec.weights import Weights
 from shoal.broadcast.manifest import Form, Manifest, ShardEntry, safetensors_header
 from shoal.broadcast.store import disk_error, map_file
+from shoal.files import WEIGHTS_FILE
 
-WEIGHTS_FILE = "model.safetensors"
 INDEX_BYTES = 4
 
 

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from shoal.errors import ConfigError
 from shoal.files import write_atomic
+from shoal.rundir import checkpoints_of
 from shoal.training import Checkpoints, DivergedError, World
 
 PLAN_FILE = "plan.json"
@@ -91,7 +92,7 @@ class Fit:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        self._checkpoints = Checkpoints(work_dir / "checkpoints", world, keep=settings.keep_checkpoints)
+        self._checkpoints = Checkpoints(checkpoints_of(work_dir), world, keep=settings.keep_checkpoints)
 
     def run(
         self,

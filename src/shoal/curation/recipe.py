@@ -25,16 +25,13 @@ from shoal.curation.demonstrations import Demonstration, FilterSettings, filter_
 from shoal.curation.fitting import FitReport, FitSettings
 from shoal.curation.sft import WarmStart, encode, write_policy
 from shoal.evaluation import AnswerGenerator, SamplingSettings, answer_metrics
-from shoal.files import write_atomic
+from shoal.files import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, write_atomic
 from shoal.policy import bundled_directory
-from shoal.tasks import THINK_CLOSE, THINK_OPEN, PromptStyle, TextCodec, load_tasks
+from shoal.tasks import CODEC_FILES, THINK_CLOSE, THINK_OPEN, PromptStyle, TextCodec, load_tasks
 from shoal.tasks.datasets.chain_sums import ChainSum, as_task, sample_chain_sum
 
 DIRECTORY = bundled_directory()
-FILES = (
-    *("config.json", "generation_config.json", "model.safetensors"),
-    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
-)
+FILES = (CONFIG_FILE, WEIGHTS_FILE, *CODEC_FILES)
 VOCABULARY = 320
 PAD, END = "<|pad|>", "<|end|>"
 CONTROL_TOKENS = [PAD, END, "<|system|>", "<|user|>", "<|assistant|>"]
@@ -98,7 +95,7 @@ def write_tokenizer(directory: Path) -> TextCodec:
         "model_max_length": 512,
         "clean_up_tokenization_spaces": False,
     }
-    write_atomic(directory / "tokenizer.json", build_tokenizer().to_str(pretty=True).encode())
+    write_atomic(directory / TOKENIZER_FILE, build_tokenizer().to_str(pretty=True).encode())
     write_atomic(directory / "tokenizer_config.json", json.dumps(settings, indent=2).encode() + b"\n")
     write_atomic(directory / "chat_template.jinja", TEMPLATE.encode())
     return TextCodec.from_directory(directory)

@@ -11,7 +11,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from shoal.evaluation.answers import Answer
-from shoal.files import digest_file
+from shoal.files import CONFIG_FILE, digest_file
 from shoal.policy import Completion, Engine, GenerationRequest, resolve_model
 from shoal.policy.engines import make_engine
 from shoal.tasks import PromptStyle, Score, Task, TextCodec, score_all
@@ -115,6 +115,6 @@ def category_of(task: Task, key: str = "") -> str:
 def policy_digest(directory: Path) -> str:
     """One name for the weights of a model directory: another policy never continues somebody else's answers."""
     hasher = blake3()
-    for file in sorted([*directory.glob("*.safetensors"), directory / "config.json"]):
+    for file in sorted([*directory.glob("*.safetensors"), directory / CONFIG_FILE]):
         hasher.update(file.name.encode() + digest_file(file).encode())
     return hasher.hexdigest()

@@ -26,7 +26,7 @@ from shoal.files import TEMPORARY_PREFIX, digest_file, write_atomic
 from shoal.locks import hold
 from shoal.metrics import Report
 from shoal.owner.bucket import BucketRollouts, StoredRollout
-from shoal.rundir import RunDirectory
+from shoal.rundir import RunDirectory, checkpoint_path, checkpoint_steps
 
 INDEX_NAME = "backup.json"
 TRIES = 8
@@ -110,7 +110,7 @@ def _take(run: RunDirectory, copy: RunDirectory, references_only: bool) -> None:
         _link(run.root / name, copy.root / name)
     checkpoint = newest_checkpoint(run)
     if checkpoint is not None:
-        path = _checkpoint_path(run, checkpoint)
+        path = checkpoint_path(run.checkpoints, checkpoint)
         _link(path, copy.root / path.relative_to(run.root))
     _link(run.origin / "descriptor.json", copy.origin / "descriptor.json")
     if (run.origin / "head.json").exists():
@@ -165,12 +165,7 @@ def _link_weights(run: RunDirectory, copy: RunDirectory, head: Head) -> None:
 
 
 def newest_checkpoint(run: RunDirectory) -> int | None:
-    found = [int(path.name.removeprefix("step-")) for path in (run.trainer / "checkpoints").glob("step-*")]
-    return max(found, default=None)
-
-
-def _checkpoint_path(run: RunDirectory, step: int) -> Path:
-    return run.trainer / "checkpoints" / f"step-{step:08d}"
+    return max(checkpoint_steps(run.checkpoints), default=None)
 
 
 def head_of(run: RunDirectory) -> Head | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from shoal.broadcast import Origin, OriginSettings
 from shoal.config import ShoalConfig, TasksConfig, ValidationConfig, to_toml
 from shoal.errors import ConfigError
-from shoal.files import digest_file, remove_leftovers, write_atomic
+from shoal.files import CONFIG_FILE, TOKENIZER_FILE, digest_file, remove_leftovers, write_atomic
 from shoal.locks import hold
 from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.descriptor import FileReference, RunDescriptor
@@ -22,7 +22,6 @@ from shoal.tasks.rewards import check_parts
 from shoal.tasks.sources import is_local, pin_source
 from shoal.tasks.verifiers.reward_models import check_named
 
-CONFIG_FILE = "config.json"
 FIXED_SETTINGS = ("model", "tasks", "rollouts", "reward")
 CREATE_DEADLINE_S = 60.0
 LONGEST_PROMPTS = 256
@@ -59,7 +58,7 @@ def _refuse_change(config: ShoalConfig, what: str) -> None:
 
 def _create(directory: RunDirectory, config: ShoalConfig) -> None:
     # Imports torch; needed once per run.
-    from shoal.policy.models import check_vocabulary, read_config, resolve_model
+    from shoal.policy.directory import check_vocabulary, read_config, resolve_model
 
     model_directory = resolve_model(config.model.path)
     codec = TextCodec.from_directory(model_directory)
@@ -79,7 +78,7 @@ def _create(directory: RunDirectory, config: ShoalConfig) -> None:
 
 
 def _check_reward_models(tasks: TaskSet, config: ShoalConfig, model_directory: Path) -> None:
-    from shoal.policy.reward_model import TOKENIZER_FILE, find_reward_model
+    from shoal.policy.reward_model import find_reward_model
 
     check_named(config.reward.parts, tasks, config.validation.reward_models)
     for path in config.validation.reward_models.values():
@@ -174,7 +173,7 @@ def _admitted(directory: RunDirectory, old: RunDescriptor, config: ShoalConfig) 
     """A run may admit more classes, never fewer: files of an admitted class may be on their way."""
     if config.validation == directory.config().validation:
         return old.numerics_classes
-    from shoal.policy.models import resolve_model  # imports torch; needed when the owner changed the classes
+    from shoal.policy.directory import resolve_model  # imports torch; needed when the owner changed the classes
 
     classes = _numerics_classes(config.validation, resolve_model(config.model.path))
     gone = [name for name in old.numerics_classes if name not in classes]
@@ -187,7 +186,7 @@ def _admitted(directory: RunDirectory, old: RunDescriptor, config: ShoalConfig) 
 
 
 def _check_prompts(tasks: TaskSet, codec: TextCodec, config: ShoalConfig, vocab_size: int) -> None:
-    from shoal.policy.models import check_vocabulary
+    from shoal.policy.directory import check_vocabulary
 
     target_length = max(config.reward.target_lengths, default=0)
     for task in tasks.longest(LONGEST_PROMPTS):

@@ -13,7 +13,7 @@ from shoal.errors import ConfigError
 from shoal.metrics import Report
 from shoal.protocol.api import HistoryView
 from shoal.protocol.rollouts import RolloutLimits
-from shoal.rundir import RunDirectory
+from shoal.rundir import RunDirectory, checkpoint_step
 
 if TYPE_CHECKING:
     from shoal.inspection.filters import Filter, Order
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def export_run(directory: RunDirectory, output: Path, report: Report, *, step: int | None = None) -> None:
     """A plain model directory with a card made from the run: recipe, data digest, curves, ledger head."""
-    from shoal.policy.models import resolve_model
+    from shoal.policy.directory import resolve_model
     from shoal.training import RunFacts, export_policy, latest_checkpoint
 
     config, descriptor = directory.config(), directory.descriptor()
@@ -30,7 +30,7 @@ def export_run(directory: RunDirectory, output: Path, report: Report, *, step: i
     facts = RunFacts(
         run_name=descriptor.run_id,
         base_model=config.model.path,
-        version=int(source.name.removeprefix("step-")),
+        version=checkpoint_step(source),
         recipe_toml=to_toml(config),
         task_digest=descriptor.task_set_digest,
         ledger_head=ledger_head,
@@ -47,7 +47,7 @@ def export_run(directory: RunDirectory, output: Path, report: Report, *, step: i
 
 def replay_rollouts(config: ShoalConfig, recording: Path, work_dir: Path, report: Report) -> None:
     """Trains from recorded rollouts without a swarm; starts again where it was interrupted."""
-    from shoal.policy.models import resolve_model
+    from shoal.policy.directory import resolve_model
     from shoal.proofs.commitments import CHUNK_TOKENS, TOP_K
     from shoal.training import StepReport, Trackers, Trainer, recorded_groups, replay
 

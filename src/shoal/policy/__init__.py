@@ -1,5 +1,6 @@
 """The policy in memory: model loading, publication of its weights, and the engines that generate and score."""
 
+from shoal.policy.directory import ArchitectureError, ModelError, bundled_directory, resolve_model
 from shoal.policy.embedded.engine import TorchEngine
 from shoal.policy.engine import (
     Completion,
@@ -11,16 +12,8 @@ from shoal.policy.engine import (
     WeightsNotLoadedError,
 )
 from shoal.policy.memory import MemoryPlanError
-from shoal.policy.models import (
-    ArchitectureError,
-    ModelError,
-    build_empty_model,
-    build_model,
-    bundled_directory,
-    load_weights,
-    resolve_model,
-    wire_tensors,
-)
+from shoal.policy.models import build_empty_model, build_model
+from shoal.policy.weights import load_weights, wire_tensors
 
 __all__ = [
     "ArchitectureError",

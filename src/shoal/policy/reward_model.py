@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.files import digest_file
-from shoal.policy.models import ModelError, read_config, resolve_model
+from shoal.errors import first_line
+from shoal.files import TOKENIZER_FILE, digest_file
+from shoal.policy.batching import length_batches
+from shoal.policy.directory import ModelError, read_config, resolve_model
 
 MAX_TOKENS = 16_384
 """Positions of one forward pass."""
-TOKENIZER_FILE = "tokenizer.json"
 
 
 class RewardModel:
@@ -28,7 +29,8 @@ class RewardModel:
     def scores(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         """One unbounded score per sequence of prompt and completion tokens."""
         found = [0.0] * len(sequences)
-        for chosen in _batches([len(sequence) for sequence in sequences], self._max_tokens):
+        lengths = {index: len(sequence) for index, sequence in enumerate(sequences)}
+        for chosen in length_batches(lengths, token_limit=self._max_tokens):
             values = classify(self.model, [sequences[index] for index in chosen], self._device)
             for index, value in zip(chosen, values.tolist(), strict=True):
                 found[index] = value
@@ -78,8 +80,7 @@ def build_classifier(directory: Path) -> Any:
             directory, config=config, dtype=torch.float32, local_files_only=True
         )
     except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"{directory} cannot be loaded as a sequence classifier: {reason}") from error
+        raise ModelError(f"{directory} cannot be loaded as a sequence classifier: {first_line(error)}.") from error
 
 
 def classify(model: Any, sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
@@ -95,13 +96,3 @@ def classify(model: Any, sequences: Sequence[Sequence[int]], device: torch.devic
     last_BD = states_BLD[torch.arange(len(sequences), device=device), lengths_B - 1]
     logits_B: Tensor = model.score(last_BD)[:, 0].float()
     return logits_B
-
-
-def _batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Sequences of similar length together, padding counted."""
-    batches: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > max_tokens:
-            batches.append([])
-        batches[-1].append(index)
-    return batches

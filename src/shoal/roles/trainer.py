@@ -37,7 +37,7 @@ def train(directory: RunDirectory, report: Report, *, threads: int) -> None:
 
 
 def _train(directory: RunDirectory, world: "World", report: Report) -> None:
-    from shoal.policy.models import resolve_model
+    from shoal.policy import resolve_model
     from shoal.training import Trackers, Trainer
     from shoal.training.service import TrainerService
 

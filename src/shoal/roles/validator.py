@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from shoal.files import CONFIG_FILE
 from shoal.metrics import EventLog, Report
 from shoal.protocol.client import CoordinatorClient
 from shoal.roles.process import own_directory, use_threads
@@ -27,7 +28,7 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     report(f"cheating loses: {rule}")
     calibration = load_calibration(config.validation.calibration)
     if not config.validation.foreign_calibration:
-        calibration.require_model(ModelIdentity(architecture=descriptor.model_files["config.json"].digest))
+        calibration.require_model(ModelIdentity(architecture=descriptor.model_files[CONFIG_FILE].digest))
     report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")
     client = CoordinatorClient.for_run(descriptor, directory.existing_key("validator"), config.coordinator_url)
     run = join_run(descriptor, place, keep_versions=descriptor.async_level + 3, clock=client.server_time)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.errors import ConfigError
-from shoal.files import remove_all_leftovers
+from shoal.files import CONFIG_FILE, remove_all_leftovers
 from shoal.identity import Keypair
 from shoal.locks import hold
 from shoal.metrics import Report, ReportingEventLog
@@ -58,7 +58,7 @@ def work(
         run = join_run(
             descriptor, root / "cache", metrics=metrics, own_verifiers=own_verifiers, clock=client.server_time
         )
-        report(f"model: {describe_model(run.model_files / 'config.json')}")
+        report(f"model: {describe_model(run.model_files / CONFIG_FILE)}")
         report(f"judging: {describe_judging(run.workload.tasks.train, descriptor.reward)}")
         explain_weights(run.weights, descriptor.async_level + 2, root, report)
         name = name or platform.node()[:60] or "worker"

@@ -17,11 +17,11 @@ from tokenizers import Tokenizer
 
 from shoal.config import TasksConfig
 from shoal.errors import ConfigError
+from shoal.files import TOKENIZER_FILE
 from shoal.tasks.json_objects import parse_object
 from shoal.tasks.task import Task
 from shoal.tasks.verifiers.answers import THINK_CLOSE, THINK_OPEN
 
-TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 GENERATION_CONFIG_FILE = "generation_config.json"

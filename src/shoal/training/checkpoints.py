@@ -25,8 +25,9 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, first_line
 from shoal.files import TEMPORARY_PREFIX, write_atomic
+from shoal.rundir import checkpoint_path, checkpoint_steps
 from shoal.training.model.distributed import World
 
 
@@ -64,7 +65,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps that can be resumed, oldest first."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self.directory.glob("step-*"))
+        return checkpoint_steps(self.directory)
 
     def save(self, step: int, model: nn.Module, optimiser: Optimizer, facts: dict[str, Any]) -> Path:
         """Copy step's state aside and return; it is written while training goes on. `finish` waits for it.
@@ -75,7 +76,7 @@ class Checkpoints:
         final = self.path(step)
         if final.exists():
             return final
-        temporary = self.directory / f"{TEMPORARY_PREFIX}step-{step:08d}"
+        temporary = final.with_name(f"{TEMPORARY_PREFIX}{final.name}")
         if self._world.is_main:
             self._remove_leftovers()
             temporary.mkdir(parents=True)
@@ -105,9 +106,7 @@ class Checkpoints:
         try:
             pending.result()
         except (CheckpointException, OSError) as error:  # torch's own is no Exception and would pass every handler
-            raise CheckpointError(
-                f"The checkpoint in {self.directory} was not written: {_first_line(error)}"
-            ) from error
+            raise CheckpointError(f"The checkpoint in {self.directory} was not written: {first_line(error)}") from error
         return True
 
     def _complete(self, temporary: Path, final: Path) -> None:
@@ -135,14 +134,14 @@ class Checkpoints:
             load_distributed(state, checkpoint_id=path, no_dist=self._world.size == 1)
         except (CheckpointException, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
             raise CheckpointError(
-                f"The checkpoint {path} cannot be read: {_first_line(error)}",
+                f"The checkpoint {path} cannot be read: {first_line(error)}",
                 hint="It belongs to another model or is damaged; remove it to resume from an older one.",
             ) from error
         set_state_dict(model, optimiser, model_state_dict=state["model"], optim_state_dict=state["optimiser"])
         return facts
 
     def path(self, step: int) -> Path:
-        return self.directory / f"step-{step:08d}"
+        return checkpoint_path(self.directory, step)
 
     def _remove_leftovers(self) -> None:
         for leftover in self.directory.glob(f"{TEMPORARY_PREFIX}*"):
@@ -182,10 +181,6 @@ def _then(first: "Future[Any]", action: Callable[[], None]) -> "Future[None]":
 
     first.add_done_callback(follow)
     return result
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _sync_directory(directory: Path) -> None:

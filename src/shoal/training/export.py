@@ -18,8 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from shoal.errors import ShoalError
 from shoal.files import TEMPORARY_PREFIX, write_atomic
 from shoal.policy import build_empty_model, load_weights
-from shoal.training.checkpoints import Checkpoints
-from shoal.training.model.distributed import World
+from shoal.rundir import checkpoint_path, checkpoint_steps, checkpoints_of
 
 COMPANION_FILES = (
     "tokenizer*",
@@ -78,13 +77,13 @@ def export_policy(source: Path, model_dir: Path, output: Path, facts: RunFacts) 
 
 def latest_checkpoint(work_dir: Path, step: int | None = None) -> Path:
     """The checkpoint of a step, or the newest; says so if there is none."""
-    checkpoints = Checkpoints(work_dir / "checkpoints", World(), keep=1)
-    steps = checkpoints.steps()
+    checkpoints = checkpoints_of(work_dir)
+    steps = checkpoint_steps(checkpoints)
     if not steps or (step is not None and step not in steps):
         wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         known = f"There are: {', '.join(map(str, steps))}." if steps else "Train first, or export a published version."
-        raise ExportError(f"{checkpoints.directory} holds {wanted}.", hint=known)
-    return checkpoints.path(steps[-1] if step is None else step)
+        raise ExportError(f"{checkpoints} holds {wanted}.", hint=known)
+    return checkpoint_path(checkpoints, steps[-1] if step is None else step)
 
 
 def _load_model(source: Path, model_dir: Path) -> Any:

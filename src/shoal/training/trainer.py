@@ -21,7 +21,8 @@ from torch.distributed.tensor import DTensor
 from shoal.broadcast import WireTensor
 from shoal.config import TrainingConfig
 from shoal.errors import ConfigError, ShoalError
-from shoal.policy.models import unique_tensors
+from shoal.policy.weights import unique_tensors, wire_tensors
+from shoal.rundir import checkpoints_of
 from shoal.training.checkpoints import Checkpoints
 from shoal.training.model.distributed import World
 from shoal.training.model.masters import spread_masters
@@ -85,7 +86,7 @@ class Trainer:
             weight_decay=config.weight_decay,
             fused=True,
         )
-        self._checkpoints = Checkpoints(work_dir / "checkpoints", self.world, keep=config.keep_checkpoints)
+        self._checkpoints = Checkpoints(checkpoints_of(work_dir), self.world, keep=config.keep_checkpoints)
 
     def train_step(self, groups: Sequence[Group]) -> StepReport:
         """Train on one batch; every rank passes the same groups."""
@@ -147,11 +148,7 @@ class Trainer:
 
     def wire_tensors(self) -> Iterator[WireTensor]:
         """The weights in bf16, gathered tensor by tensor; every rank must iterate to the end."""
-        for name, tensor in unique_tensors(self.policy.model).items():
-            bf16 = tensor.detach().to(torch.bfloat16)
-            whole = (bf16.full_tensor() if isinstance(bf16, DTensor) else bf16).cpu().contiguous()
-            data = whole.view(torch.uint8).numpy().reshape(-1).data
-            yield WireTensor(name=name, dtype="bfloat16", shape=tuple(tensor.shape), data=data)
+        return wire_tensors(self.policy.model)
 
     def _load(self, model_dir: Path, temperature: float, *, trained: bool) -> PolicyModel:
         return load_policy(

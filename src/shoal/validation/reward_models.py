@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from shoal.policy.reward_model import TOKENIZER_FILE, RewardModel, find_reward_model
+from shoal.files import TOKENIZER_FILE
+from shoal.policy.reward_model import RewardModel, find_reward_model
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.tasks import TaskSet
 from shoal.tasks.verifiers.reward_models import PREFIX, LearnedPart, check_named, learned_parts

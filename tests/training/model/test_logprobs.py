@@ -3,14 +3,17 @@
 import pytest
 import torch
 
+from shoal.policy.architecture import HeadLogits
 from shoal.training.model.logprobs import token_logprobs
 from training.allocations import LargestResult
 
 
-@pytest.mark.parametrize("softcap", [0.0, 3.0])
+@pytest.mark.parametrize("head_logits", [HeadLogits(), HeadLogits(cap=3.0), HeadLogits(0.6), HeadLogits(1.7, 3.0)])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("chunk_elements", [1, 40, 1 << 20])
-def test_values_and_gradients_equal_those_of_full_logits(softcap: float, with_bias: bool, chunk_elements: int) -> None:
+def test_values_and_gradients_equal_those_of_full_logits(
+    head_logits: HeadLogits, with_bias: bool, chunk_elements: int
+) -> None:
     torch.manual_seed(0)
     states = torch.randn(7, 5, requires_grad=True)
     weight = torch.randn(13, 5, requires_grad=True)
@@ -19,10 +22,10 @@ def test_values_and_gradients_equal_those_of_full_logits(softcap: float, with_bi
     leaves = [leaf for leaf in (states, weight, bias) if leaf is not None]
 
     logprobs, entropies = token_logprobs(
-        states, weight, bias, targets, temperature=0.7, softcap=softcap, chunk_elements=chunk_elements
+        states, weight, bias, targets, temperature=0.7, head_logits=head_logits, chunk_elements=chunk_elements
     )
-    logits = torch.nn.functional.linear(states, weight, bias)
-    logits = (softcap * torch.tanh(logits / softcap) if softcap else logits) / 0.7
+    logits = torch.nn.functional.linear(states, weight, bias) * head_logits.scale
+    logits = (head_logits.cap * torch.tanh(logits / head_logits.cap) if head_logits.cap else logits) / 0.7
     table = torch.log_softmax(logits, -1)
     expected = table.gather(1, targets[:, None])[:, 0], -(table.exp() * table).sum(1)
 

@@ -3,13 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.policy.batching import length_batches
+from shoal.training.packing.bins import SHORTEST_SHARE
 from shoal.training.packing.packing import (
     balance,
     first_fit_decreasing,
     form_families,
     pack,
     pack_padded,
-    similar_lengths,
 )
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=40)
@@ -58,7 +59,7 @@ def test_every_rank_has_equally_many_bins_and_nothing_is_trained_twice(
 
 @given(SIZES)
 def test_rows_of_a_block_have_similar_lengths(lengths: list[int]) -> None:
-    blocks = similar_lengths(lengths)
+    blocks = list(length_batches(dict(enumerate(lengths)), shortest_share=SHORTEST_SHARE))
     assert sorted(row for block in blocks for row in block) == list(range(len(lengths)))
     for block in blocks:
         assert lengths[block[0]] == max(lengths[row] for row in block)

@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from shoal.policy.architecture import causal_mask
+from shoal.policy.directory import ArchitectureError
 from shoal.policy.embedded.kv_cache import KeyValueCache
-from shoal.policy.models import ArchitectureError
 
 ATTENTION_NAME = "shoal"
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
@@ -59,7 +60,7 @@ class PrefillStep:
         assert layer == len(self.entries) // 2, "layers run in order"
         self.entries += [key_BKSd, value_BKSd]
         length = query_BHSd.shape[2]
-        mask = None if window is None or length <= window else _visible(length, window, query_BHSd.device)
+        mask = None if window is None or length <= window else causal_mask(length, window, query_BHSd.device)
         attended_BHSd = F.scaled_dot_product_attention(
             query_BHSd, key_BKSd, value_BKSd, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
         )
@@ -91,7 +92,7 @@ class ContinuationStep:
             prompt_BSL = (columns_L < self.positions_BS[:, :1, None]).expand(-1, length, -1)
             if window is not None:
                 prompt_BSL = prompt_BSL & (self.positions_BS[:, :, None] - columns_L < window)
-            own_BSS = _visible(length, window, device).expand(prompt_BSL.shape[0], -1, -1)
+            own_BSS = causal_mask(length, window, device).expand(prompt_BSL.shape[0], -1, -1)
             self._masks[window] = torch.cat([prompt_BSL, own_BSS], dim=2)[:, None]
         return self._masks[window]
 
@@ -157,12 +158,6 @@ class DecodeStep:
             mask_RL = torch.zeros(hidden_RL.shape, dtype=dtype, device=hidden_RL.device)
             self._masks[window] = mask_RL.masked_fill_(hidden_RL, float("-inf"))[:, None, None]
         return self._masks[window]
-
-
-def _visible(length: int, window: int | None, device: torch.device) -> Tensor:
-    """True where query i may see key j: i − window < j ≤ i."""
-    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
-    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
 def _attention(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from shoal.policy.directory import check_vocabulary, has_weights
 from shoal.policy.embedded.decode_batch import DecodeBatch
 from shoal.policy.embedded.kv_cache import KeyValueCache, bytes_per_position
 from shoal.policy.embedded.runner import ModelRunner
@@ -23,15 +24,9 @@ from shoal.policy.engine import (
     check_temperature,
 )
 from shoal.policy.memory import MemoryPlan, available_bytes, cache_rows
-from shoal.policy.models import (
-    build_empty_model,
-    build_model,
-    check_vocabulary,
-    has_weights,
-    load_weights,
-    tensor_bytes,
-)
+from shoal.policy.models import build_empty_model, build_model
 from shoal.policy.scoring import score_requests
+from shoal.policy.weights import load_weights, tensor_bytes
 
 _CAPACITY_STEP = 64
 

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.policy.architecture import HeadLogits
+from shoal.policy.directory import ArchitectureError
 from shoal.policy.embedded.attention import ATTENTION_NAME, DecodeStep, PrefillStep, Step, attending
 from shoal.policy.embedded.fused import FusedBody, can_fuse
 from shoal.policy.embedded.kv_cache import KeyValueCache, PlaneShape
 from shoal.policy.embedded.packed import Product, choose_packed
-from shoal.policy.models import ArchitectureError
 
 _PROBE_TOKENS = 6
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -50,6 +51,7 @@ class ModelRunner:
         self._body: Body = TransformersBody(model)
         self._packed: list[Product] = []
         self._head: Any = self.model.get_output_embeddings()
+        self._head_logits = HeadLogits.of(self.config)
         if self._head is None or self.model.base_model is self.model:
             raise ArchitectureError(
                 f"{type(model).__name__} has no separate LM head, so its states cannot be committed."
@@ -81,15 +83,7 @@ class ModelRunner:
         return self.run(tokens_R[:, None], positions_R[:, None], step)[:, 0]
 
     def logits(self, states_ND: Tensor) -> Tensor:
-        """As the model's own forward pass makes them, scaling and capping included."""
-        logits_NV: Tensor = self._head(states_ND)[:, : self.vocab_size]
-        if scale := getattr(self.config, "logit_scale", None):
-            logits_NV = logits_NV * scale
-        if divisor := getattr(self.config, "logits_scaling", None):
-            logits_NV = logits_NV / divisor
-        if cap := getattr(self.config, "final_logit_softcapping", None):
-            logits_NV = torch.tanh(logits_NV / cap) * cap
-        return logits_NV
+        return self._head_logits(self._head(states_ND)[:, : self.vocab_size])
 
     @torch.inference_mode()
     def prepare(self) -> None:

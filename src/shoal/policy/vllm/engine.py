@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from shoal.errors import ShoalError
+from shoal.policy.directory import check_vocabulary, has_weights, read_config
 from shoal.policy.engine import (
     Completion,
     GenerationRequest,
@@ -27,7 +28,8 @@ from shoal.policy.engine import (
     check_temperature,
     signed_seed,
 )
-from shoal.policy.models import check_fit, check_memory, check_vocabulary, has_weights, read_config
+from shoal.policy.models import check_memory
+from shoal.policy.weights import check_fit
 
 SUPPORTED = "0.32"
 _SETTINGS = {

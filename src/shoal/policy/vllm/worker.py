@@ -20,7 +20,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor as Logit
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
-from shoal.policy.models import weight_files
+from shoal.policy.directory import weight_files
 from shoal.policy.vllm.recorder import Recorded, Recorder
 from shoal.proofs.sampling import choose_tokens, token_margins
 

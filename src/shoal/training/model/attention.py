@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from shoal.policy.architecture import causal_mask
 from shoal.training.packing.bins import AttentionBlock, AttentionPlan
 
 PACKED_ATTENTION = "shoal_packed"
@@ -56,17 +57,12 @@ def _attend_block(
         query,
         key,
         value,
-        attn_mask=_band(length, window, query.device) if banded and window is not None else None,
+        attn_mask=causal_mask(length, window, query.device) if banded else None,
         is_causal=not banded,
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return output.transpose(1, 2).flatten(0, 1)
-
-
-def _band(length: int, window: int, device: torch.device) -> Tensor:
-    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)[None]
-    return (distance >= 0) & (distance < window)
 
 
 def _has_varlen(query: Tensor) -> bool:

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from shoal.policy.architecture import HeadLogits
+
 CHUNK_ELEMENTS = 1 << 24
 """Logits alive at once: 64 MB in fp32."""
+PLAIN = HeadLogits()
 
 
 def token_logprobs(
@@ -21,7 +24,7 @@ def token_logprobs(
     targets_N: Tensor,
     *,
     temperature: float,
-    softcap: float = 0.0,
+    head_logits: HeadLogits = PLAIN,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, Tensor]:
     """log_softmax(logits/T) at the targets, and the entropy −Σ p·log p of the same distribution; both fp32."""
@@ -32,16 +35,15 @@ def token_logprobs(
         bias_V = None if bias_V is None else bias_V.to(dtype)
     chunk = max(1, chunk_elements // weight_VD.shape[0])
     logprobs_N, entropies_N = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
-        states_ND, weight_VD, bias_V, targets_N, 1.0 / temperature, softcap, chunk
+        states_ND, weight_VD, bias_V, targets_N, 1.0 / temperature, head_logits, chunk
     )
     return logprobs_N, entropies_N
 
 
-def _logits(states_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, scale: float, softcap: float) -> Tensor:
-    logits_CV = torch.nn.functional.linear(states_CD, weight_VD, bias_V).float()
-    if softcap:
-        logits_CV = torch.tanh(logits_CV / softcap) * softcap
-    return logits_CV.mul_(scale)
+def _logits(
+    states_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, head_logits: HeadLogits, scale: float
+) -> Tensor:
+    return head_logits(torch.nn.functional.linear(states_CD, weight_VD, bias_V).float()).mul_(scale)
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -53,14 +55,14 @@ class _ChunkedHead(torch.autograd.Function):
         bias_V: Tensor | None,
         targets_N: Tensor,
         scale: float,
-        softcap: float,
+        head_logits: HeadLogits,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
         logprobs_N = states_ND.new_empty(len(states_ND), dtype=torch.float32)
         entropies_N = torch.empty_like(logprobs_N)
         for start in range(0, len(states_ND), chunk):
             part = slice(start, start + chunk)
-            logits_CV = _logits(states_ND[part], weight_VD, bias_V, scale, softcap)
+            logits_CV = _logits(states_ND[part], weight_VD, bias_V, head_logits, scale)
             chosen_C = logits_CV.gather(1, targets_N[part, None])[:, 0]
             logits_CV -= (top_C := logits_CV.amax(1, keepdim=True))
             exp_CV = logits_CV.exp()
@@ -70,25 +72,22 @@ class _ChunkedHead(torch.autograd.Function):
         saved = (states_ND, weight_VD, bias_V, targets_N, entropies_N)
         ctx.save_for_backward(*saved)  # type: ignore[arg-type]  # None is kept as None
         ctx.set_materialize_grads(False)
-        ctx.settings = (scale, softcap, chunk)  # type: ignore[attr-defined]
+        ctx.settings = (scale, head_logits, chunk)  # type: ignore[attr-defined]
         return logprobs_N, entropies_N
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         states_ND, weight_VD, bias_V, targets_N, entropies_N = ctx.saved_tensors
-        scale, softcap, chunk = ctx.settings
+        scale, head_logits, chunk = ctx.settings
         grad_states_ND = torch.empty_like(states_ND)
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         for start in range(0, len(states_ND), chunk):
             part = slice(start, start + chunk)
-            logits_CV = _logits(states_ND[part], weight_VD, bias_V, scale, softcap)
+            logits_CV = _logits(states_ND[part], weight_VD, bias_V, head_logits, scale)
             grads = tuple(None if gradient is None else gradient[part] for gradient in gradients)
             grad_CV = _grad_scaled_logits(logits_CV, targets_N[part], entropies_N[part], *grads)
-            grad_CV *= scale
-            if softcap:
-                grad_CV *= 1 - (logits_CV / (scale * softcap)) ** 2
-            grad_CV = grad_CV.to(weight_VD.dtype)
+            grad_CV = head_logits.backward(grad_CV.mul_(scale), logits_CV, scale).to(weight_VD.dtype)
             grad_states_ND[part] = grad_CV @ weight_VD
             grad_weight_VD += grad_CV.T @ states_ND[part]
             if grad_bias_V is not None:

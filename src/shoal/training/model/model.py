@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import ShoalError
+from shoal.policy.architecture import HeadLogits
 from shoal.training.model.attention import PACKED_ATTENTION, register
 from shoal.training.model.distributed import World
 from shoal.training.model.logprobs import token_logprobs
@@ -42,11 +43,7 @@ class PolicyModel(nn.Module):
         register()
         self.model = model
         self.temperature = temperature
-        config = model.config.get_text_config()
-        self.softcap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
-        self.head_scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
-            getattr(config, "logits_scaling", None) or 1.0
-        )
+        self.head_logits = HeadLogits.of(model.config.get_text_config())
         self._switch_off_dropout()
         self.layout: Layout = "eager"
         self.set_layout(possible_layouts(model)[0])
@@ -74,8 +71,8 @@ class PolicyModel(nn.Module):
             head.weight,
             head.bias,
             batch.target_N,
-            temperature=self.temperature / self.head_scale,
-            softcap=self.softcap,
+            temperature=self.temperature,
+            head_logits=self.head_logits,
         )
 
     def _switch_off_dropout(self) -> None:

@@ -15,7 +15,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from shoal.policy import build_empty_model, build_model
-from shoal.policy.models import unique_tensors, weight_files
+from shoal.policy.architecture import decoder_blocks, meta_model
+from shoal.policy.directory import read_config, weight_files
+from shoal.policy.weights import unique_tensors
 from shoal.training.model.distributed import World
 
 
@@ -34,7 +36,7 @@ def shard(policy: nn.Module, model: Any, directory: Path, world: World, compute_
     mesh = init_device_mesh(world.device.type, (world.size,))
     low = compute_dtype if compute_dtype != torch.float32 else None
     precision = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
-    for layer in _layers(model):
+    for layer in decoder_blocks(model):
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     # The root keeps its parameters gathered by default; after a pass without backward they would not be the sharded ones.
     fully_shard(policy, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
@@ -67,16 +69,9 @@ def _copy_rows(tensor: Tensor, rows: Any, world: World) -> None:
 
 def _names_match(directory: Path) -> bool:
     """Whether the files name tensors as the module does."""
-    with torch.device("meta"):
-        wanted = set(unique_tensors(build_empty_model(directory, device="meta")))
+    wanted = set(unique_tensors(meta_model(read_config(directory))))
     found: set[str] = set()
     for file in weight_files(directory):
         with safe_open(file, framework="pt") as reader:
             found |= set(reader.keys())
     return wanted <= found
-
-
-def _layers(model: Any) -> list[nn.Module]:
-    """Decoder blocks: the units that are gathered together."""
-    names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.training.packing.packing import Family, similar_lengths
+from shoal.policy.batching import length_batches
+from shoal.training.packing.packing import Family
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Bin:
 
 
 Tokens = Sequence[int]
+SHORTEST_SHARE = 0.75
+"""Rows of one attention block are padded by at most a third."""
 
 
 def build_packed(families: Sequence[Family], prompts: Sequence[Tokens], outputs: Sequence[Tokens]) -> Bin:
@@ -131,7 +134,7 @@ def _plan_attention(rows: Sequence[np.ndarray], positions: int) -> AttentionPlan
     blocks: list[AttentionBlock] = []
     back = np.zeros(positions, dtype=np.int64)
     start = 0
-    for chosen in similar_lengths([len(row) for row in rows]):
+    for chosen in length_batches({number: len(row) for number, row in enumerate(rows)}, shortest_share=SHORTEST_SHARE):
         longest = len(rows[chosen[0]])
         index = np.zeros((len(chosen), longest), dtype=np.int64)
         for line, number in enumerate(chosen):
@@ -148,4 +151,14 @@ def _empty_bin() -> Bin:
     none = torch.zeros(0, dtype=torch.int64)
     position = torch.zeros(1, 1, dtype=torch.int64)
     plan = _plan_attention([np.zeros(1, dtype=np.int64)], 1)
-    return Bin(position, position, none, none, none, none, none, plan, 0)
+    return Bin(
+        input_ids=position,
+        position_ids=position,
+        source_N=none,
+        target_N=none,
+        member_N=none,
+        row_N=none,
+        offset_N=none,
+        plan=plan,
+        rows=0,
+    )

@@ -7,6 +7,8 @@ completion is never cut, so one that exceeds the budget has a bin of its own. Pu
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoal.policy.batching import length_batches
+
 
 @dataclass(frozen=True)
 class Family:
@@ -88,25 +90,11 @@ def pack_padded(families: Sequence[Family], capacity: int, *, parts: int = 1) ->
     sizes = [family.tokens for family in families]
     packed = []
     for share in balance(sizes, parts):
-        bins: list[list[Family]] = []
-        for item in share:
-            if not bins or (len(bins[-1]) + 1) * bins[-1][0].tokens > capacity:
-                bins.append([])
-            bins[-1].append(families[item])
-        packed.append(bins)
+        bins = length_batches({item: sizes[item] for item in share}, token_limit=capacity)
+        packed.append([[families[item] for item in chosen] for chosen in bins])
     return _equal_counts(packed)
 
 
 def _equal_counts(packed: Sequence[list[list[Family]]]) -> list[list[list[Family]]]:
     most = max(len(bins) for bins in packed)
     return [bins + [[] for _ in range(most - len(bins))] for bins in packed]
-
-
-def similar_lengths(lengths: Sequence[int], *, tolerance: float = 0.75) -> list[list[int]]:
-    """Rows that may be padded to one length: in each block the shortest has at least `tolerance` of the longest."""
-    blocks: list[list[int]] = []
-    for row in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if not blocks or lengths[row] < tolerance * lengths[blocks[-1][0]]:
-            blocks.append([])
-        blocks[-1].append(row)
-    return blocks

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from shoal.files import WEIGHTS_FILE
 from shoal.policy.engine import Completion
-from shoal.policy.models import WEIGHTS_FILE
 
 Tensors = dict[str, torch.Tensor]
 Forge = Callable[[Tensors], Tensors]

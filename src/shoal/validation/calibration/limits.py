@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shoal.errors import ConfigError
 from shoal.evaluation.statistics import poisson_allowance
-from shoal.files import digest_bytes, digest_file
+from shoal.files import CONFIG_FILE, digest_bytes, digest_file
 
 FALSE_DRIFTS = 1e-6
 """Per audited submission of an honest worker."""
@@ -123,9 +123,7 @@ class ModelIdentity(BaseModel):
     @classmethod
     def of(cls, directory: Path) -> "ModelIdentity":
         digests = "".join(digest_file(path) for path in sorted(directory.glob("*.safetensors")))
-        return cls(
-            architecture=digest_file(directory / "config.json"), base_weights=digest_bytes(bytes.fromhex(digests))
-        )
+        return cls(architecture=digest_file(directory / CONFIG_FILE), base_weights=digest_bytes(bytes.fromhex(digests)))
 
     def difference(self, other: "ModelIdentity") -> str:
         """What is not the same, or nothing."""

@@ -20,10 +20,10 @@ from shoal.errors import ConfigError
 from shoal.evaluation.statistics import binomial_upper, poisson_upper
 from shoal.files import write_atomic
 from shoal.metrics import Report, silent
+from shoal.policy.directory import resolve_model
 from shoal.policy.embedded.engine import TorchEngine
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
 from shoal.policy.engines import ENGINES, Arithmetic, devices_here, make_engine
-from shoal.policy.models import resolve_model
 from shoal.proofs.commitments import ChunkDifference, compare_chunks, split_chunks
 from shoal.protocol.api import AuditMetrics
 from shoal.tasks import PromptStyle, TextCodec, load_tasks

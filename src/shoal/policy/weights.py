@@ -1,0 +1,85 @@
+"""Weights of a policy at rest and on the wire: every tensor once, checked before it is copied.
+
+Weights exist once: `load_weights` checks every name and shape first and then copies into the live tensors, so a refused file
+changes nothing. On the wire a policy is bf16, each tensor once, tied ones under the name that comes first.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shoal.broadcast import WireTensor
+from shoal.errors import first_line
+from shoal.policy.architecture import meta_model
+from shoal.policy.directory import ArchitectureError, ModelError, read_config, some_names, weight_files
+
+
+def wire_tensors(model: nn.Module) -> Iterator[WireTensor]:
+    """Every tensor of the policy once, as bf16, in the order of the module; one at a time, so memory stays small.
+
+    Sharded tensors are gathered: every rank must iterate to the end.
+    """
+    for name, tensor in unique_tensors(model).items():
+        bf16 = tensor.detach().to(torch.bfloat16)
+        whole = (bf16.full_tensor() if isinstance(bf16, DTensor) else bf16).cpu().contiguous()
+        data = whole.view(torch.uint8).numpy().reshape(-1).data
+        yield WireTensor(name=name, dtype="bfloat16", shape=tuple(tensor.shape), data=data)
+
+
+def load_weights(model: nn.Module, directory: Path) -> None:
+    """Copy the safetensors of `directory` into the live tensors; all names and shapes are checked before the first copy."""
+    files = weight_files(directory)
+    live = model.state_dict(keep_vars=True)
+    wanted = unique_tensors(model)
+    try:
+        _check_headers(files, live, set(wanted), directory)
+        with torch.no_grad():
+            for file in files:
+                with safe_open(file, framework="pt", device="cpu") as reader:
+                    for name in reader.keys():  # noqa: SIM118 - not a mapping
+                        if name in wanted:
+                            wanted[name].copy_(reader.get_tensor(name))
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"The weights in {directory} cannot be read: {first_line(error)}.") from error
+
+
+def check_fit(model_files: Path, directory: Path) -> None:
+    """Refuse weights in `directory` that are not exactly those of the model that `model_files` describes."""
+    model = meta_model(read_config(model_files))
+    try:
+        _check_headers(weight_files(directory), model.state_dict(keep_vars=True), set(unique_tensors(model)), directory)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"The weights in {directory} cannot be read: {first_line(error)}.") from error
+
+
+def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name; of tied ones the first name only."""
+    tensors = model.state_dict(keep_vars=True)
+    first_names = {id(tensor): name for name, tensor in reversed(tensors.items())}
+    return {name: tensor for name, tensor in tensors.items() if first_names[id(tensor)] == name}
+
+
+def tensor_bytes(model: nn.Module) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in unique_tensors(model).values())
+
+
+def _check_headers(files: list[Path], live: dict[str, Tensor], wanted: set[str], directory: Path) -> None:
+    found: set[str] = set()
+    for file in files:
+        with safe_open(file, framework="pt", device="cpu") as reader:
+            for name in reader.keys():  # noqa: SIM118 - not a mapping
+                _check_shape(name, tuple(reader.get_slice(name).get_shape()), live, directory)
+                found.add(name)
+    if missing := sorted(wanted - found):
+        raise ArchitectureError(f"The weights in {directory} lack {some_names(missing)}.")
+
+
+def _check_shape(name: str, shape: tuple[int, ...], live: dict[str, Tensor], directory: Path) -> None:
+    if name not in live:
+        raise ArchitectureError(f"The weights in {directory} have {name}, which this model does not have.")
+    if shape != tuple(live[name].shape):
+        raise ArchitectureError(f"{name} in {directory} has shape {shape}; the model needs {tuple(live[name].shape)}.")
