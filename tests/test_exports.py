@@ -32,8 +32,8 @@ PUBLIC = {
         render_summary sort_records
     """,
     "shoal.observe": """
-        Happening LiveView Summary ViewExtra draws_pictures failures headline progress_line render render_report
-        summarise write_picture write_report write_summary
+        Happening LiveView Summary ViewExtra draws_pictures failures headline progress_line render
+        render_report summarise write_picture write_summary
     """,
     "shoal.policy": """
         ArchitectureError Completion Engine GenerationRequest MemoryPlanError ModelError RequestError

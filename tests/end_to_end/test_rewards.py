@@ -29,7 +29,7 @@ needs_sandbox = pytest.mark.skipif(shutil.which("bwrap") is None, reason="run `m
 
 
 def accepted(directory: Path) -> list[Record]:
-    return [record for record in open_recording([directory]).records() if record.judged]
+    return [record for record in open_recording([directory]).records() if record.verified]
 
 
 def run_without_bubblewrap(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.config import TasksConfig
 from shoal.evaluation import AnswerGenerator, SamplingSettings
-from shoal.evaluation.generator import category_of, draw, policy_digest
+from shoal.evaluation.generator import category_of, derive_seed, policy_digest
 from shoal.tasks import Outcome, Task, Verifier, load_tasks, score
 from shoal.tasks.verifiers.registry import VERIFIERS
 
@@ -61,8 +61,8 @@ def test_samples_of_a_problem_differ_and_another_seed_gives_others(tiny_policy: 
 
 
 def test_seeds_of_different_questions_never_meet() -> None:
-    assert draw("1", "23", "4") != draw("12", "3", "4")
-    assert 0 <= draw("s", "p", "0") < 1 << 64
+    assert derive_seed("1", "23", "4") != derive_seed("12", "3", "4")
+    assert 0 <= derive_seed("s", "p", "0") < 1 << 64
 
 
 def test_the_category_comes_from_the_metadata_or_the_type() -> None:

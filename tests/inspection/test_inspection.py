@@ -52,7 +52,7 @@ def test_a_run_tells_state_age_and_the_validators_reward(run: RunDirectory) -> N
     waiting = next(record for record in records(run) if record.state == "no_signal")
     assert (waiting.batch_step, waiting.age) == (None, 1)
     refused = next(record for record in records(run) if record.header.worker_key == CHEAT)
-    assert (refused.state, refused.judged, refused.reward) == ("rejected", False, 1.0)
+    assert (refused.state, refused.verified, refused.reward) == ("rejected", False, 1.0)
 
 
 def test_json_holds_text_reward_and_why(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,7 +58,7 @@ class AnswerGenerator:
     def question(self, task: Task) -> Question:
         settings = self.settings
         targets = settings.target_lengths or (0,)
-        target = targets[draw(settings.seed, task.problem_id, "target") % len(targets)]
+        target = targets[derive_seed(settings.seed, task.problem_id, "target") % len(targets)]
         return Question(task, target, tuple(self.codec.prompt_tokens(task, target, settings.style)))
 
     def answer_questions(
@@ -69,7 +69,7 @@ class AnswerGenerator:
         requests = [
             GenerationRequest(
                 question.prompt_tokens,
-                draw(settings.seed, question.task.problem_id, str(sample)),
+                derive_seed(settings.seed, question.task.problem_id, str(sample)),
                 settings.max_new_tokens,
             )
             for question, sample in asked
@@ -100,7 +100,7 @@ class AnswerGenerator:
         )
 
 
-def draw(seed: str, problem_id: str, what: str) -> int:
+def derive_seed(seed: str, problem_id: str, what: str) -> int:
     """An unsigned 64-bit number; the parts are length-prefixed, so no two questions share one by accident."""
     text = "".join(f"{len(part)}:{part}" for part in (seed, problem_id, what))
     return int.from_bytes(blake3(text.encode()).digest(8), "big")
@@ -113,7 +113,7 @@ def category_of(task: Task, key: str = "") -> str:
 
 
 def policy_digest(directory: Path) -> str:
-    """One name for the weights of a model directory: another policy never continues somebody else's answers."""
+    """One name for the weights of a model directory: another policy never continues the answers of the first."""
     hasher = blake3()
     for file in sorted([*directory.glob("*.safetensors"), directory / CONFIG_FILE]):
         hasher.update(file.name.encode() + digest_file(file).encode())

@@ -10,7 +10,7 @@ from shoal.evaluation.statistics import Estimate
 
 
 def metrics_table(metrics: Sequence[AnswerMetrics]) -> str:
-    """One line per category; each figure with its 95 % interval."""
+    """One line per category; each metric with its 95 % interval."""
     samples = metrics[0].answers // metrics[0].problems
     head = ["category", "problems", f"avg@{samples}", *(f"pass@{k}" for k in metrics[0].pass_at), "tokens", "truncated"]
     rows = [

@@ -29,9 +29,9 @@ from shoal.observe import (
     ViewExtra,
     failures,
     headline,
+    render_report,
     summarise,
     write_picture,
-    write_report,
     write_summary,
 )
 from shoal.protocol.api import HistoryView, StatusView
@@ -217,15 +217,9 @@ def _write_outcome(
     root = directory.root
     write_picture(root / "view.svg", status, history, ViewExtra(title), columns=110)
     write_summary(root / "summary.json", summary)
-    write_report(
-        root / "report.html",
-        summary,
-        status,
-        history,
-        title=title[:1].upper() + title[1:],
-        problems=problems,
-        settings_toml=to_toml(config),
-    )
+    name = title[:1].upper() + title[1:]
+    page = render_report(summary, status, history, title=name, problems=problems, settings_toml=to_toml(config))
+    write_atomic(root / "report.html", page.encode())
 
 
 def _where(directory: RunDirectory) -> str:

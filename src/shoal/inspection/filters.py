@@ -1,4 +1,4 @@
-"""Which records are shown, and in which order: pure decisions over what a record says."""
+"""Which records are shown, and in which order: pure decisions over the fields of a record."""
 
 import re
 from collections.abc import Iterable
@@ -51,7 +51,7 @@ def _between(low: float | None, value: float, high: float | None) -> bool:
 
 
 def sort_records(records: Iterable[Record], order: Order, *, reverse: bool = False) -> list[Record]:
-    """In the order of the run, or by a figure with the order of the run among equals."""
+    """In the order of the run, or by a metric with the order of the run among equals."""
     chosen = sorted(records, key=_place)
     if order == "run":
         return chosen[::-1] if reverse else chosen

@@ -53,7 +53,7 @@ class Record:
         return step - self.header.policy_version
 
     @property
-    def judged(self) -> bool:
+    def verified(self) -> bool:
         return self._judgement is not None
 
     @property
@@ -114,7 +114,7 @@ def as_json(record: Record) -> dict[str, Any]:
         "finish_reason": rollout.finish_reason,
         "task_reward": record.task_reward,
         "reward": record.reward,
-        "reward_from": "validator" if record.judged else "worker",
+        "reward_from": "validator" if record.verified else "worker",
         "why": record.why or None,
         "verdict": None if verdict is None else ("accepted" if verdict.accepted else "rejected"),
         "reasons": [] if verdict is None else [str(reason) for reason in verdict.reasons],

@@ -162,7 +162,7 @@ def _state(state: str, verdict: api.VerdictBody | None) -> str:
 
 
 def _verdict(text: str | None) -> api.VerdictBody | None:
-    """A submission that was set aside has a note in place of a verdict."""
+    """A submission that was quarantined has a note in place of a verdict."""
     if text is None or "claim_id" not in json.loads(text):
         return None
     return api.VerdictBody.model_validate_json(text)

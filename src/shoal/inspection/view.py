@@ -1,6 +1,6 @@
 """Records for a terminal: prompt and completion as they are, and one line each for reward, place and verdict.
 
-All text comes from machines that nobody trusts: control characters are replaced, and nothing is read as markup.
+All text comes from untrusted machines: control characters are replaced, and nothing is read as markup.
 """
 
 from collections import Counter
@@ -58,11 +58,11 @@ def _facts(record: Record) -> list[tuple[str, Text]]:
 
 def _reward(record: Record) -> Text:
     penalty = record.rollout.length_penalty
-    learned = record.reward - record.task_reward + penalty if record.judged else 0.0
+    learned = record.reward - record.task_reward + penalty if record.verified else 0.0
     terms = f" − {penalty:.4g} for its length" if penalty else ""
     terms += f" + {learned:.4g} from reward models" if abs(learned) > ROUNDING else ""
     terms = f" = {record.task_reward:g}{terms}" if terms else ""
-    source = "" if record.judged else "  (the worker's claim)"
+    source = "" if record.verified else "  (the worker's claim)"
     text = Text(f"{record.reward:.4g}{terms}{source}", style="green" if record.task_reward > 0 else "yellow")
     return text.append(f"  {_clean(record.why)}", style="default") if record.why else text
 

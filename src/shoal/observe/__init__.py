@@ -1,7 +1,7 @@
-"""What a person sees of a run: the live view, the summary and the report. Reads what the roles publish; never imports torch."""
+"""The live view, the summary and the report of a run. Reads what the roles publish; never imports torch."""
 
 from shoal.observe.live import LiveView, draws_pictures, progress_line, write_picture
-from shoal.observe.report import render_report, write_report
+from shoal.observe.report import render_report
 from shoal.observe.summary import Summary, failures, headline, summarise, write_summary
 from shoal.observe.view import Happening, ViewExtra, render
 
@@ -18,6 +18,5 @@ __all__ = [
     "render_report",
     "summarise",
     "write_picture",
-    "write_report",
     "write_summary",
 ]

@@ -96,15 +96,15 @@ class _Lines:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._told: set[tuple[float, str]] = set()
+        self._printed: set[tuple[float, str]] = set()
         self._notice = ""
         self._progress: tuple[int, int] | None = None
         self._progress_at = 0.0
 
     def show_events(self, events: list[Happening]) -> None:
         for event in events:
-            if (event.at_s, event.text) not in self._told:
-                self._told.add((event.at_s, event.text))
+            if (event.at_s, event.text) not in self._printed:
+                self._printed.add((event.at_s, event.text))
                 self._print(f"[{duration(event.at_s)}] {event.text}")
 
     def show_notice(self, notice: str) -> None:

@@ -175,7 +175,7 @@ def gradient_norm(status: StatusView, history: HistoryView) -> str | None:
 
 
 def verdicts(status: StatusView, history: HistoryView) -> str | None:
-    workers = _most_judged(status.workers)
+    workers = _most_checked(status.workers)
     if not workers:
         return None
 
@@ -240,8 +240,8 @@ def _ban_steps(history: HistoryView) -> list[int]:
     return sorted({sum(at_s <= (worker.banned_at_s or 0.0) for at_s in times) for worker in history.bans})
 
 
-def _most_judged(workers: Sequence[WorkerView]) -> list[WorkerView]:
-    judged = [worker for worker in workers if worker.submissions_accepted + worker.submissions_rejected]
-    busiest = sorted(judged, key=lambda worker: -(worker.submissions_accepted + worker.submissions_rejected))
+def _most_checked(workers: Sequence[WorkerView]) -> list[WorkerView]:
+    checked = [worker for worker in workers if worker.submissions_accepted + worker.submissions_rejected]
+    busiest = sorted(checked, key=lambda worker: -(worker.submissions_accepted + worker.submissions_rejected))
     kept = {worker.key for worker in busiest[:MAX_WORKERS]}
-    return [worker for worker in judged if worker.key in kept]
+    return [worker for worker in checked if worker.key in kept]

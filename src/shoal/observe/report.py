@@ -5,13 +5,11 @@ outside is escaped by the template.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from shoal import __version__
-from shoal.files import write_atomic
 from shoal.observe import plots
 from shoal.observe.summary import Summary, headline
 from shoal.observe.words import count, duration, plural, printable, size
@@ -20,7 +18,7 @@ from shoal.protocol.api import HistoryView, StatusView
 Plot = Callable[[StatusView, HistoryView], str | None]
 
 PLOTS: tuple[tuple[str, str, Plot], ...] = (
-    ("Learning", "Mean reward of each step's batch, and accuracy on tasks that training never draws.", plots.learning),
+    ("Learning", "Mean reward of each step's batch, and accuracy on tasks that training never uses.", plots.learning),
     ("Time per phase", "What the trainer did with the time of each step.", plots.phase_times),
     ("Age of trained groups", "How many versions behind the trainer the policy was that wrote them.", plots.ages),
     (
@@ -28,27 +26,12 @@ PLOTS: tuple[tuple[str, str, Plot], ...] = (
         "Over all samples of the run; tasks never or always solved give no signal.",
         plots.task_solve_rates,
     ),
-    ("Verdicts per worker", "Submissions judged by the validator.", plots.verdicts),
+    ("Verdicts per worker", "Submissions that a validator checked.", plots.verdicts),
     ("Bytes per version", "What one client downloads to follow the policy.", plots.version_bytes),
     ("Completion length", "Mean length of the trained completions.", plots.completion_length),
     ("Entropy", "Mean entropy of the policy over trained tokens.", plots.entropy),
     ("Gradient norm", "Mean over the optimiser steps of each training step.", plots.gradient_norm),
 )
-
-
-def write_report(
-    path: Path,
-    summary: Summary,
-    status: StatusView,
-    history: HistoryView,
-    *,
-    title: str = "Shoal run",
-    problems: Sequence[str] = (),
-    settings_toml: str = "",
-) -> None:
-    """Write the page whole or not at all. `problems` are the sentences of `failures`."""
-    page = render_report(summary, status, history, title=title, problems=problems, settings_toml=settings_toml)
-    write_atomic(path, page.encode())
 
 
 def render_report(
@@ -60,6 +43,7 @@ def render_report(
     problems: Sequence[str] = (),
     settings_toml: str = "",
 ) -> str:
+    """The page. `problems` are the sentences of `failures`."""
     drawn = [(name, caption, plot(status, history)) for name, caption, plot in PLOTS]
     return (
         _environment()
@@ -69,7 +53,7 @@ def render_report(
             version=__version__,
             headline=headline(summary),
             problems=problems,
-            figures=key_figures(summary, history),
+            metrics=key_metrics(summary, history),
             plots=[(name, caption, Markup(svg)) for name, caption, svg in drawn if svg is not None],
             workers=status.workers,
             relays=status.relays,
@@ -80,8 +64,8 @@ def render_report(
     )
 
 
-def key_figures(summary: Summary, history: HistoryView) -> list[tuple[str, str, str]]:
-    """Name, value and remark of the figures that a reader looks for first."""
+def key_metrics(summary: Summary, history: HistoryView) -> list[tuple[str, str, str]]:
+    """Name, value and remark of the metrics that a reader looks for first."""
     problems = history.evaluations[-1].problems if history.evaluations else 0
     return [
         (
@@ -110,7 +94,7 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def _figure(value: float | int | None) -> str:
+def _metric(value: float | int | None) -> str:
     """Up to three digits after the point, and a dash for what is not known."""
     if value is None:
         return "–"
@@ -126,6 +110,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "count": count, "duration": duration, "figure": _figure, "printable": printable, "size": size,
+        "count": count, "duration": duration, "metric": _metric, "printable": printable, "size": size,
     }  # fmt: skip
     return environment

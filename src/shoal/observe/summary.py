@@ -1,6 +1,6 @@
-"""What came out of a run, as one JSON object, and the sentences that say why it is not good enough.
+"""The result of a run as one JSON object, and a sentence for each goal that it missed.
 
-Pure: the coordinator's last status and history in, figures out. Every number is finite or null, so the file is plain JSON.
+Pure: the coordinator's last status and history in, metrics out. Every number is finite or null, so the file is plain JSON.
 `heldout_end` is the mean of the last three evaluations; staleness is the age of the oldest group that a batch held.
 """
 
@@ -81,7 +81,7 @@ def summarise(
 def failures(
     summary: Summary, *, start_at_most: float = START_AT_MOST, end_at_least: float = END_AT_LEAST
 ) -> list[str]:
-    """One sentence for each promise that the run did not keep; none is success."""
+    """One sentence for each goal that the run missed; none is success."""
     start, end = summary["heldout_start"], summary["heldout_end"]
     escaped = summary["cheaters"] - summary["cheaters_banned"]
     rejected, late = summary["honest_rejected"], summary["max_staleness"] > summary["async_level"]

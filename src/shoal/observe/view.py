@@ -185,7 +185,7 @@ def _batch_line(status: StatusView, notice: str) -> Text:
         return Text(printable(notice), "yellow", no_wrap=True, overflow="ellipsis")
     facts = (
         f"next batch {status.useful_groups}/{status.groups_needed} useful groups",
-        f"{plural(status.submissions_pending, 'submission')} to judge",
+        f"{plural(status.submissions_pending, 'submission')} to check",
         f"ledger of {status.ledger_entries}",
     )
     return Text(" · ".join(facts), "dim", no_wrap=True, overflow="ellipsis")

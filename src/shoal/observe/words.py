@@ -1,6 +1,6 @@
-"""Figures and foreign words for people: short, aligned, and harmless to a terminal.
+"""Numbers and untrusted text for people: short, aligned, and harmless to a terminal.
 
-Names, activities and reasons come from machines that nobody trusts; `printable` keeps their control characters, and so
+Names, activities and reasons come from untrusted machines; `printable` keeps their control characters, and so
 their escape sequences, out of whatever shows them.
 """
 

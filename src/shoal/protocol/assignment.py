@@ -1,8 +1,8 @@
-"""What a slot means: the worker chooses nothing, and every side derives the same work from the slot seed.
+"""What a slot means: worker, validator and auditor derive the same work from the slot seed.
 
-run secret → step secret → slot seed → tasks, target lengths and one 64-bit sampling seed per sample. The hash of the run
-secret stands in the descriptor; a step's secret is published once its batch is formed, so anyone can re-check the past and
-nobody can foresee the future.
+run secret → step secret → slot seed → tasks, target lengths and one 64-bit sampling seed per sample. A commitment to
+the run secret is in the descriptor; a step's secret is published once its batch is formed, so anyone can check past work and
+no one can predict future work.
 """
 
 from collections.abc import Sequence
@@ -39,24 +39,24 @@ def assign(
     seed: bytes, *, task_count: int, tasks_per_slot: int, group_size: int, target_lengths: Sequence[int]
 ) -> tuple[TaskAssignment, ...]:
     """The groups of a slot. Tasks are distinct inside a slot as long as there are enough of them."""
-    draws = _Draws(seed)
+    numbers = _Numbers(seed)
     tasks: list[int] = []
     while len(tasks) < tasks_per_slot:
-        index = draws.below(task_count)
+        index = numbers.below(task_count)
         if index not in tasks or len(tasks) >= task_count:
             tasks.append(index)
     return tuple(
         TaskAssignment(
             group=group,
             task_index=index,
-            target_length=target_lengths[draws.below(len(target_lengths))] if target_lengths else 0,
-            sampling_seeds=tuple(draws.uint64() for _ in range(group_size)),
+            target_length=target_lengths[numbers.below(len(target_lengths))] if target_lengths else 0,
+            sampling_seeds=tuple(numbers.uint64() for _ in range(group_size)),
         )
         for group, index in enumerate(tasks)
     )
 
 
-class _Draws:
+class _Numbers:
     """An endless stream of integers from the extendable output of BLAKE3, read a block at a time."""
 
     BLOCK_BYTES = 1024

@@ -1,4 +1,4 @@
-"""The run descriptor: what everybody who joins must know, signed by the run key, fetched once.
+"""The run descriptor: what every role must know to join, signed by the run key, fetched once.
 
 Worker and validator build everything from it; nothing is assumed. A protocol version that this release does not speak is
 refused with an upgrade hint.
@@ -18,7 +18,7 @@ DESCRIPTOR_KIND = "descriptor"
 MAX_DESCRIPTOR_BYTES = 1 << 20
 
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-"""Whoever joins writes files of these names, so they can name no directory."""
+"""New workers write files of these names, so they can name no directory."""
 
 
 class ProtocolVersionError(ShoalError):

@@ -59,7 +59,7 @@ class RolloutHeader(BaseModel):
 
 @dataclass(frozen=True)
 class Rollout:
-    """One completion; fields as in DESIGN 3.3."""
+    """One completion with the worker's claims about it."""
 
     task_id: str
     group: int

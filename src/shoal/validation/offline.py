@@ -1,8 +1,8 @@
 """Repeats a verdict without the run: a third party needs the file, the policy that it names, the descriptor and the step's secret.
 
-The descriptor is signed by the run key; the secret of a step stands in the ledger once its batch is formed. The checks are the
+The descriptor is signed by the run key; the secret of a step is recorded in the ledger once its batch is formed. The checks are the
 validator's own. The lease is rebuilt from the file's header, so a header that contradicts the true lease is not seen here: the
-ledger's entry names worker, step, slot and file. An exported ledger brings the secret, the verdict and the draw of the audit.
+ledger's entry names worker, step, slot and file. An exported ledger brings the secret, the verdict and the audit draw.
 """
 
 import json
@@ -102,7 +102,7 @@ def verify_file(
 
 
 def _tasks(run: RunDescriptor, path: Path | None) -> TaskSets:
-    """From a file of tasks that somebody who joined has in the cache, or from the source that the descriptor names."""
+    """From a file of tasks that a worker has in its cache, or from the source that the descriptor names."""
     if path is not None:
         return TaskSets(train=TaskSet.open(path), heldout=TaskSet())
     if run.task_files:

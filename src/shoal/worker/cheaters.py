@@ -1,4 +1,4 @@
-"""Two dishonest workers for the demo, so that everybody can watch them being caught.
+"""Two dishonest workers for the demo, so that users can watch them being caught.
 
 They follow the protocol in everything but the one lie that they live on; neither coordinator nor validator knows of them.
 """

@@ -72,7 +72,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Where the footer says that a column lies, and in what form."""
+    """Where the footer says that a column lies, and in what encoding."""
 
     codec: int
     values: int

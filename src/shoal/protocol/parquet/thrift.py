@@ -1,4 +1,4 @@
-"""Reads Thrift's compact encoding, the language of parquet metadata, from bytes that nobody vouches for.
+"""Reads Thrift's compact encoding, the language of parquet metadata, from untrusted bytes.
 
 A struct becomes a dict from field number to value. Every length is checked against what is left, nesting is bounded, a field
 given twice is refused: whatever the bytes say, the answer is a value no larger than they are or ThriftError.
