@@ -35,7 +35,7 @@ from shoal.identity import Keypair
 from shoal.protocol import api
 from shoal.protocol.client import SUBMISSION_SIGNATURE_HEADER, CoordinatorClient
 from shoal.protocol.descriptor import FileReference, RunDescriptor
-from shoal.protocol.signing import BODY_HEADER, PROTOCOL_VERSION, stamp_request, submission_message
+from shoal.protocol.signing import PROTOCOL_VERSION, RequestTarget, stamp_request, submission_message
 from shoal.rundir import ROLES, RunDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -208,20 +208,13 @@ class Requests:
         lease_id, data = lease_name(self._secret, key.public, f"request-{turn:06}"), secrets.token_bytes(UPLOAD_BYTES)
         digest = digest_bytes(data)
         signature = key.sign(submission_message(self._descriptor.run_id, lease_id, digest))
-        headers = {BODY_HEADER: digest, SUBMISSION_SIGNATURE_HEADER: signature}
+        headers = {SUBMISSION_SIGNATURE_HEADER: signature}
         return self._request(key, "PUT", f"/v1/submissions/{lease_id}", data, headers)
 
     def _request(self, key: Keypair, method: str, path: str, body: bytes, headers: dict[str, str]) -> bytes:
-        stamp = stamp_request(
-            key,
-            self._descriptor.run_id,
-            self._descriptor.coordinator_key,
-            method,
-            path,
-            "",
-            digest_bytes(body),
-            time.time(),
-        )
+        run = self._descriptor
+        target = RequestTarget(run.run_id, run.coordinator_key, method, path, "", digest_bytes(body))
+        stamp = stamp_request(key, target, time.time())
         lines = {"host": self._host, "content-length": str(len(body))} | headers | stamp.headers()
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body

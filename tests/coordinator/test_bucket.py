@@ -60,15 +60,15 @@ def stored(tmp_path: Path) -> Iterator[tuple[Swarm, Path]]:
         yield swarm, tmp_path / "s3" / "rollouts"
 
 
-def announced(swarm: Swarm, data: bytes = DATA) -> tuple[str, api.UploadBody, str]:
-    """A lease and the URL for its file."""
+def announced(swarm: Swarm, data: bytes = DATA) -> tuple[api.UploadBody, str]:
+    """What announces the file of a lease, and the URL for it."""
     (ann,) = swarm.join("ann")
     lease = swarm.lease(ann)
     digest = digest_bytes(data)
     assert ann.keypair is not None
     signature = ann.keypair.sign(submission_message("run-1", lease.lease_id, digest))
-    body = api.UploadBody(digest=digest, size_bytes=len(data), signature=signature)
-    return lease.lease_id, body, ann._post(f"/v1/uploads/{lease.lease_id}", body, api.UploadAnswer).url
+    body = api.UploadBody(lease_id=lease.lease_id, digest=digest, size_bytes=len(data), signature=signature)
+    return body, ann.upload_url(body).url
 
 
 def files(directory: Path) -> list[str]:
@@ -100,7 +100,7 @@ def test_a_file_goes_through_the_bucket_and_back(stored: tuple[Swarm, Path]) -> 
 @needs_rclone
 def test_a_url_is_good_for_its_name_its_size_and_nothing_else(stored: tuple[Swarm, Path]) -> None:
     swarm, directory = stored
-    _, _, url = announced(swarm)
+    _, url = announced(swarm)
     assert httpx.put(url, content=DATA + b"more").status_code == 403
     assert httpx.put(url.replace("/incoming/", "/submissions/"), content=DATA).status_code == 403
     assert httpx.get(url).status_code == 403
@@ -113,13 +113,12 @@ def test_a_url_is_good_for_its_name_its_size_and_nothing_else(stored: tuple[Swar
 @needs_rclone
 def test_other_bytes_and_missing_ones_are_refused_and_what_was_confirmed_stays(stored: tuple[Swarm, Path]) -> None:
     swarm, directory = stored
-    lease_id, body, url = announced(swarm)
+    body, url = announced(swarm)
     ann = swarm.client("ann")
-    done = f"/v1/uploads/{lease_id}/done"
 
     def refusal() -> str:
         with pytest.raises(RefusedError) as caught:
-            ann._post(done, body, api.SubmissionAnswer)
+            ann.uploaded(body)
         return caught.value.code
 
     assert refusal() == "not_uploaded"
@@ -127,7 +126,7 @@ def test_other_bytes_and_missing_ones_are_refused_and_what_was_confirmed_stays(s
     assert refusal() == "digest"
     assert swarm.all("SELECT * FROM submissions") == []
     assert httpx.put(url, content=DATA).is_success
-    submission = ann._post(done, body, api.SubmissionAnswer)
+    submission = ann.uploaded(body)
     assert httpx.put(url, content=b"!" * len(DATA)).is_success  # the URL still works, for a name that nobody reads
     kept = directory / "submissions" / f"{submission.submission_id}.parquet"
     assert kept.read_bytes() == DATA
@@ -135,19 +134,19 @@ def test_other_bytes_and_missing_ones_are_refused_and_what_was_confirmed_stays(s
 
 def test_without_a_bucket_the_coordinator_takes_files_itself(swarm: Swarm) -> None:
     swarm.publish(0)
-    lease_id, body, url = announced(swarm)
+    body, url = announced(swarm)
     assert url == ""
     with pytest.raises(RefusedError) as caught:
-        swarm.client("ann")._post(f"/v1/uploads/{lease_id}/done", body, api.SubmissionAnswer)
+        swarm.client("ann").uploaded(body)
     assert caught.value.code == "no_bucket"
 
 
 def test_a_file_that_is_too_large_or_for_anothers_lease_gets_no_url(swarm: Swarm) -> None:
     swarm.publish(0)
-    lease_id, body, _ = announced(swarm)
+    body, _ = announced(swarm)
     large = body.model_copy(update={"size_bytes": 1 << 30})
     swarm.join("bob")
     for name, announcement, code in [("ann", large, "too_large"), ("bob", body, "unknown_lease")]:
         with pytest.raises(RefusedError) as caught:
-            swarm.client(name)._post(f"/v1/uploads/{lease_id}", announcement, api.UploadAnswer)
+            swarm.client(name).upload_url(announcement)
         assert caught.value.code == code

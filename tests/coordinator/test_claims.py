@@ -84,7 +84,7 @@ def test_nobody_is_left_waiting_when_the_coordinator_stops(swarm: Swarm) -> None
         validator = pool.submit(swarm.client("validator").claim, api.ClaimBody(request_id="request-0", wait_s=30))
         trainer = pool.submit(swarm.client("trainer").batch, 0, 30.0)
         assert swarm.http.portal is not None
-        swarm.http.portal.call(swarm.app.state.service.stop_waiting)
+        swarm.http.portal.call(swarm.app.service.stop_waiting)
         assert validator.result(PATIENCE_S).claim is None
         assert "useful groups" in trainer.result(PATIENCE_S).waiting_for
 

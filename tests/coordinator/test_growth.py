@@ -44,11 +44,11 @@ def statements(swarm: Swarm) -> set[str]:
     heard: set[str] = set()
     swarm.write(tracing(heard.add))
     swarm.read(tracing(heard.add))
-    swarm.store.glance(tracing(heard.add))
+    swarm.store.read_rows(tracing(heard.add))
     whole_run(swarm)
     swarm.write(tracing(None))
     swarm.read(tracing(None))
-    swarm.store.glance(tracing(None))
+    swarm.store.read_rows(tracing(None))
     return {text for text in heard if text.split()[0] in ("SELECT", "UPDATE", "DELETE")}
 
 

@@ -28,8 +28,8 @@ def test_a_run_from_the_first_registration_to_its_end(swarm: Swarm) -> None:
         assert [group.group_id for group in batch.groups] == [f"{step}/0/0", f"{step}/0/1"]
         data = trainer.submission_file(batch.groups[0].submission_id, batch.groups[0].digest)
         assert digest_bytes(data) == batch.groups[0].digest
-        answer = swarm.publish(step + 1)
-        assert answer.run_state == ("finished" if step == 2 else "running")
+        swarm.publish(step + 1)
+        assert trainer.status().run_state == ("finished" if step == 2 else "running")
         body = api.EvaluationBody(
             version=step + 1, accuracy=0.5, problems=100, samples=1, mean_tokens=20.0, seconds=1.0
         )

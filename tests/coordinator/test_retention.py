@@ -58,7 +58,7 @@ class Objects:
 def collect(swarm: Swarm) -> int:
     portal = swarm.http.portal
     assert portal is not None
-    return int(portal.call(app.collect_rollouts, swarm.app.state.service))
+    return int(portal.call(app.collect_rollouts, swarm.app.service))
 
 
 def files(swarm: Swarm) -> set[str]:

@@ -9,7 +9,14 @@ from shoal.files import digest_bytes
 from shoal.identity import verify_signature
 from shoal.protocol import api
 from shoal.protocol.client import SUBMISSION_SIGNATURE_HEADER, CoordinatorClient, fetch_descriptor
-from shoal.protocol.signing import BODY_HEADER, TIME_HEADER, RequestStamp, check_stamp, submission_message
+from shoal.protocol.signing import (
+    BODY_HEADER,
+    TIME_HEADER,
+    RequestStamp,
+    RequestTarget,
+    check_stamp,
+    submission_message,
+)
 from support.samples import descriptor, keypair
 
 WORKER = keypair("worker")
@@ -73,8 +80,7 @@ def connect(server: Server, time: Time | None = None, deadline_s: float = 30.0) 
 def check_signed(request: httpx.Request, body: bytes) -> RequestStamp:
     stamp = RequestStamp.from_headers(request.headers)
     run = descriptor()
-    check_stamp(
-        stamp,
+    target = RequestTarget(
         run.run_id,
         run.coordinator_key,
         request.method,
@@ -82,6 +88,7 @@ def check_signed(request: httpx.Request, body: bytes) -> RequestStamp:
         request.url.query.decode(),
         digest_bytes(body),
     )
+    check_stamp(stamp, target)
     return stamp
 
 

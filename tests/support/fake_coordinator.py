@@ -50,7 +50,7 @@ class FakeCoordinator:
         return CoordinatorClient.for_run(descriptor(), keypair, http=http, **options)
 
     def grant(self, *leases: api.Lease) -> None:
-        self.leases += [api.LeaseAnswer(lease=lease, server_time=NOW) for lease in leases]
+        self.leases += [api.LeaseAnswer(lease=lease) for lease in leases]
 
     def wait(self, reason: str, *, times: int = 1, retry_after_s: float = 0.0) -> None:
         answer = {"reason": reason, "retry_after_s": retry_after_s, "wanted_version": 1}
@@ -101,9 +101,7 @@ class FakeCoordinator:
 
     def _heartbeat(self, rest: str, content: bytes) -> BaseModel:
         self.heartbeats.append(api.HeartbeatBody.model_validate_json(content))
-        return api.HeartbeatAnswer(
-            server_time=NOW, worker=self.account, run_state="running", relay_urls=self.relay_urls, interval_s=0.001
-        )
+        return api.HeartbeatAnswer(worker=self.account, relay_urls=self.relay_urls, interval_s=0.001)
 
     def _lease(self, rest: str, content: bytes) -> BaseModel:
         self.lease_bodies.append(api.LeaseBody.model_validate_json(content))
@@ -130,7 +128,7 @@ class FakeCoordinator:
 
     def _version(self, rest: str, content: bytes) -> BaseModel:
         self.versions.append(api.VersionBody.model_validate_json(content))
-        return api.VersionAnswer(ledger_head="ab" * 32, run_state="running")
+        return api.VersionAnswer(ledger_head="ab" * 32)
 
     def _evaluation(self, rest: str, content: bytes) -> BaseModel:
         self.evaluations.append(api.EvaluationBody.model_validate_json(content))

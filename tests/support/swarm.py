@@ -9,10 +9,9 @@ from typing import TypeVar
 
 import httpx
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from shoal.config import ShoalConfig, build_config
-from shoal.coordinator import app as app_module
 from shoal.coordinator import housekeeping
 from shoal.coordinator.app import create_app
 from shoal.coordinator.context import Context
@@ -32,7 +31,8 @@ TOKENS_PER_GROUP = 10
 TEST_DATABASE = "SHOAL_TEST_DATABASE"
 HEARTBEAT = api.HeartbeatBody(activity="generating", tokens_generated=5, bytes_received=7)
 
-app_module.SWEEP_INTERVAL_S = 3600.0  # tests sweep by hand
+NEVER_S = 3600.0
+"""Between sweeps: tests sweep by hand."""
 
 
 class Clock:
@@ -134,7 +134,7 @@ class Swarm:
         self.store.write(lambda connection: begin(connection, self.context))
         collect_leftovers(self.store, self.context)
         sealed = self.context.descriptor.seal(keypair("run")).to_bytes()
-        self.app = create_app(self.store, self.context, sealed)
+        self.app = create_app(self.store, self.context, sealed, sweep_interval_s=NEVER_S)
         self.http = TestClient(self.app, raise_server_exceptions=False)
         self._ids = itertools.count()
 

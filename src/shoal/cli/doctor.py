@@ -14,7 +14,7 @@ from pathlib import Path
 from shoal.metrics import Report
 from shoal.tasks.sandbox.sandbox import HINT, sandbox_complaint
 
-NEEDED = ("torch", "transformers", "pyarrow", "aiohttp", "fastapi", "numba")
+NEEDED = ("torch", "transformers", "pyarrow", "aiohttp", "starlette", "numba")
 OPTIONAL_PROGRAMS = {
     "nginx": "can serve weights as a relay; optional",
 }

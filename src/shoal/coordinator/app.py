@@ -1,6 +1,6 @@
-"""The coordinator's HTTP face: one route per operation, typed JSON in and out, an OpenAPI page at /docs.
+"""The coordinator as an ASGI application: the table of routes, and the sweeps that time alone makes necessary.
 
-Every refusal is `{code, message, hint}`. State changes only in signed requests whose nonce was never used; the nonce is kept
+Every refusal is `{code, message, hint}`. State changes only in signed requests whose nonce was never used; the nonce is stored
 in the same transaction as the change. Uploads are streamed to disk and hashed on the way.
 """
 
@@ -8,85 +8,63 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.routing import Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from shoal import __version__
 from shoal.coordinator import housekeeping, retention
 from shoal.coordinator.bucket import Bucket
 from shoal.coordinator.context import Context
-from shoal.coordinator.http.dispatch import Express
-from shoal.coordinator.http.middleware import AddressLimit, BodyLimit, ServerTime
-from shoal.coordinator.http.openapi import publish_schema
-from shoal.coordinator.http.owner_routes import control_routes
-from shoal.coordinator.http.public_routes import public_routes
-from shoal.coordinator.http.refusals import refusal_of, refuse, too_many
-from shoal.coordinator.http.role_routes import owner_routes
+from shoal.coordinator.http.dispatch import Dispatcher
+from shoal.coordinator.http.openapi import documentation
 from shoal.coordinator.http.service import Service
-from shoal.coordinator.http.worker_routes import worker_routes
+from shoal.coordinator.http.table import ROUTES
 from shoal.coordinator.store.writer import Store
-from shoal.errors import ShoalError
-from shoal.protocol import api
 
 log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 1.0
 SWEEPS_PER_COLLECTION = 10
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": api.Refusal} for status in (400, 401, 403, 404, 405, 409, 413, 422, 426, 429, 503)
-}
 
 
-def create_app(store: Store, context: Context, descriptor_bytes: bytes) -> FastAPI:
-    service = Service(store, context)
-    app = FastAPI(title="Shoal coordinator", version=__version__, lifespan=_lifespan(service), responses=REFUSALS)
-    routers = [
-        public_routes(service, descriptor_bytes),
-        worker_routes(service),
-        owner_routes(service),
-        control_routes(service),
-    ]
-    app.add_middleware(Express, service=service, routers=routers)
-    app.add_middleware(BodyLimit)
-    app.add_middleware(AddressLimit, limit=service.address_limit, refuse=_refuse_address)
-    app.add_middleware(ServerTime, clock=context.clock)
-    for refused in (ShoalError, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(refused, refuse)
-    for router in routers:
-        app.include_router(router)
-    publish_schema(app, service, routers)
-    app.state.service = service
-    return app
+class CoordinatorApp:
+    """HTTP goes to the dispatcher; the sweeper runs as long as the server does."""
 
+    def __init__(self, service: Service, sweep_interval_s: float) -> None:
+        self.service, self._sweep_interval_s = service, sweep_interval_s
+        self._dispatcher: ASGIApp = Dispatcher(service, [*ROUTES, *documentation(ROUTES)])
+        self._lifespan = Router(lifespan=self._run).lifespan
 
-def _lifespan(service: Service) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self._dispatcher if scope["type"] == "http" else self._lifespan)(scope, receive, send)
+
     @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.listen()
-        sweeper = asyncio.create_task(_sweep_forever(service))
+    async def _run(self, _: object) -> AsyncIterator[None]:
+        self.service.listen()
+        sweeper = asyncio.create_task(_sweep_forever(self.service, self._sweep_interval_s))
         yield
         sweeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await sweeper
-        service.close()
-
-    return lifespan
+        self.service.close()
 
 
-async def _sweep_forever(service: Service) -> None:
+def create_app(
+    store: Store, context: Context, descriptor_bytes: bytes, *, sweep_interval_s: float = SWEEP_INTERVAL_S
+) -> CoordinatorApp:
+    return CoordinatorApp(Service(store, context, descriptor_bytes), sweep_interval_s)
+
+
+async def _sweep_forever(service: Service, interval_s: float) -> None:
     for number in itertools.count():
         try:
-            await service.maintain(lambda connection: housekeeping.maintain(connection, service.context))
+            await service.write_unsigned(lambda connection: housekeeping.maintain(connection, service.context), bool)
             if number % SWEEPS_PER_COLLECTION == 0:
                 await collect_rollouts(service)
         except Exception:  # the swarm depends on the next sweep, whatever happened to this one
             log.exception("a sweep failed")
-        await asyncio.sleep(SWEEP_INTERVAL_S)
+        await asyncio.sleep(interval_s)
 
 
 async def collect_rollouts(service: Service) -> int:
@@ -95,7 +73,7 @@ async def collect_rollouts(service: Service) -> int:
     if context.bucket is not None:
         collected = await _empty_bucket(service, context.bucket)
     else:
-        collected = await service.again(lambda connection: retention.collect(connection, context))
+        collected = await service.write_unsigned(lambda connection: retention.collect(connection, context))
         for submission_id in collected:
             context.file_of(submission_id).unlink(missing_ok=True)
     if collected:
@@ -113,9 +91,5 @@ async def _empty_bucket(service: Service, bucket: Bucket) -> list[str]:
     found = await service.read(lambda connection: retention.due(connection, context))
     for submission_id in found:
         await bucket.delete(submission_id)
-    await service.again(lambda connection: retention.forget(connection, context, found))
+    await service.write_unsigned(lambda connection: retention.forget(connection, context, found))
     return found
-
-
-def _refuse_address(wait_s: float) -> Response:
-    return refusal_of(too_many("Your address asks too often.", wait_s))

@@ -28,25 +28,17 @@ PAGE = 16
 def lease(connection: Connection, context: Context, key: str, body: api.LeaseBody) -> api.LeaseAnswer:
     worker = asks_for_work(connection, context, key)
     expire_leases(connection, context)
-    now = context.clock()
     known = connection.execute(
         "SELECT * FROM leases WHERE worker=? AND request_id=?", (key, body.request_id)
     ).fetchone()
     if known is not None:
-        return api.LeaseAnswer(
-            lease=lease_of(context, known),
-            wanted_version=known["policy_version"],
-            wanted_manifest=known["manifest_digest"],
-            server_time=now,
-        )
+        return api.LeaseAnswer(lease=lease_of(context, known), wanted_version=known["policy_version"])
 
-    def refuse(reason: str, retry_after_s: float = 0.25, version: int = 0, digest: str = "") -> api.LeaseAnswer:
+    def refuse(reason: str, retry_after_s: float = 0.25, version: int = 0) -> api.LeaseAnswer:
         return api.LeaseAnswer(
             reason=reason,  # type: ignore[arg-type]  # one of the literals
             retry_after_s=max(retry_after_s, len(context.presence) / LEASE_POLLS_PER_S),
             wanted_version=version,
-            wanted_manifest=digest,
-            server_time=now,
         )
 
     state = run_state(connection, context)
@@ -68,13 +60,11 @@ def lease(connection: Connection, context: Context, key: str, body: api.LeaseBod
         return refuse("waiting_for_trainer")
     version = leases.leased_version(body.held_versions, list(published), step, level)
     if version is None:
-        return refuse("need_weights", version=wanted, digest=published[wanted])
+        return refuse("need_weights", version=wanted)
     if not _may_lease(connection, context, step, worker):
-        return refuse("no_work", version=wanted, digest=published[wanted])
+        return refuse("no_work", version=wanted)
     row = _grant(connection, context, worker, body.request_id, step, version, published[version])
-    return api.LeaseAnswer(
-        lease=lease_of(context, row), wanted_version=wanted, wanted_manifest=published[wanted], server_time=now
-    )
+    return api.LeaseAnswer(lease=lease_of(context, row), wanted_version=wanted)
 
 
 def _may_lease(connection: Connection, context: Context, step: int, worker: Row) -> bool:

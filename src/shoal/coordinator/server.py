@@ -9,7 +9,7 @@ from types import FrameType
 import uvicorn
 
 from shoal.coordinator import ledger
-from shoal.coordinator.app import create_app
+from shoal.coordinator.app import CoordinatorApp, create_app
 from shoal.coordinator.bucket import open_bucket
 from shoal.coordinator.context import Context, Presence
 from shoal.coordinator.rules import trust
@@ -37,6 +37,7 @@ def run_coordinator(directory: RunDirectory, *, on_ready: Callable[[str], None] 
         uvicorn.Config(
             app,
             log_level="warning",
+            ws="none",
             access_log=False,
             timeout_graceful_shutdown=2,
             proxy_headers=bool(context.config.coordinator.trusted_proxies),
@@ -55,7 +56,8 @@ class _Server(uvicorn.Server):
     """Ends long polls when it is told to stop; otherwise each would be cut off with a failure."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.config.app.state.service.stop_waiting()  # type: ignore[union-attr]  # always the app of create_app
+        assert isinstance(self.config.app, CoordinatorApp)
+        self.config.app.service.stop_waiting()
         super().handle_exit(sig, frame)
 
 

@@ -58,6 +58,10 @@ def relay_views(context: Context) -> list[api.RelayView]:
     ]
 
 
+def relays(context: Context) -> api.RelaysAnswer:
+    return api.RelaysAnswer(relays=relay_views(context), origin_url=context.config.origin_url)
+
+
 def live_relay_urls(context: Context) -> list[str]:
     since = context.clock() - context.config.coordinator.gone_after_s
     return [relay.body.url for relay in list(context.relays.values()) if relay.seen_at >= since]

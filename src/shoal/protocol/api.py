@@ -78,12 +78,14 @@ class HeartbeatBody(Body):
 
 
 class HeartbeatAnswer(Answer):
-    server_time: float
     worker: WorkerView
-    run_state: str
     relay_urls: list[str]
     interval_s: float = 5.0
     """When the next heartbeat is expected."""
+
+
+class LeaseAddress(Body):
+    lease_id: str
 
 
 class LeaseBody(Body):
@@ -110,13 +112,12 @@ class LeaseAnswer(Answer):
     ] = "granted"
     retry_after_s: float = 0.5
     wanted_version: int = 0
-    wanted_manifest: str = ""
-    server_time: float = 0.0
 
 
 class UploadBody(Body):
     """Announces the file of a lease, and later says that it is in the bucket."""
 
+    lease_id: ShortText
     digest: Digest
     size_bytes: Annotated[int, Field(gt=0, le=1 << 40)]
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
@@ -125,12 +126,15 @@ class UploadBody(Body):
 class UploadAnswer(Answer):
     url: str
     """Where exactly these bytes may be put; empty if the coordinator takes them itself."""
-    expires_s: int = 0
 
 
 class SubmissionAnswer(Answer):
     submission_id: str
     state: str
+
+
+class SubmissionAddress(Body):
+    submission_id: str
 
 
 class ClaimBody(Body):
@@ -214,6 +218,12 @@ class BatchRecord(Answer):
     formed_at: float
 
 
+class BatchAddress(Body):
+    step: Count
+    wait_s: Annotated[float, Field(ge=0, le=30)] = 0.0
+    """How long to wait for the batch."""
+
+
 class BatchAnswer(Answer):
     batch: BatchRecord | None = None
     waiting_for: str = ""
@@ -233,7 +243,6 @@ class VersionBody(Body):
 
 class VersionAnswer(Answer):
     ledger_head: str
-    run_state: str
 
 
 class RunStateBody(Body):
@@ -363,13 +372,3 @@ class HistoryView(Answer):
     batches: list[dict[str, float | int]]
     bans: list[WorkerView]
     tasks: TaskStatistics = TaskStatistics()
-
-
-class LedgerEntryView(Answer):
-    seq: int
-    at: float
-    kind: str
-    body: str
-    previous: str
-    hash: str
-    signature: str

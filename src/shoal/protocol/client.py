@@ -19,7 +19,7 @@ from shoal.files import digest_bytes
 from shoal.identity import Keypair
 from shoal.protocol import api
 from shoal.protocol.descriptor import MAX_DESCRIPTOR_BYTES, RunDescriptor, open_descriptor
-from shoal.protocol.signing import BODY_HEADER, TIME_HEADER, TIME_PATTERN, stamp_request, submission_message
+from shoal.protocol.signing import TIME_HEADER, TIME_PATTERN, RequestTarget, stamp_request, submission_message
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -98,8 +98,6 @@ class CoordinatorClient:
     def server_time(self) -> float:
         return self._clock() + self._clock_offset_s
 
-    # Workers
-
     def register(self, body: api.RegisterBody) -> api.WorkerView:
         return self._post("/v1/workers", body, api.WorkerView)
 
@@ -118,33 +116,31 @@ class CoordinatorClient:
         digest = digest_bytes(data)
         signature = self.keypair.sign(submission_message(self._run_id, lease_id, digest))
         if by_bucket:
-            body = api.UploadBody(digest=digest, size_bytes=len(data), signature=signature)
-            return self._submit_by_bucket(f"/v1/uploads/{lease_id}", body, data)
-        headers = {
-            SUBMISSION_SIGNATURE_HEADER: signature,
-            BODY_HEADER: digest,
-            "content-type": "application/vnd.apache.parquet",
-        }
+            body = api.UploadBody(lease_id=lease_id, digest=digest, size_bytes=len(data), signature=signature)
+            return self._submit_by_bucket(body, data)
+        headers = {SUBMISSION_SIGNATURE_HEADER: signature, "content-type": "application/vnd.apache.parquet"}
         answer = self.raw("PUT", f"/v1/submissions/{lease_id}", content=data, headers=headers)
         return _parse(answer, api.SubmissionAnswer)
 
-    def _submit_by_bucket(self, path: str, body: api.UploadBody, data: bytes) -> api.SubmissionAnswer:
-        place = self._post(path, body, api.UploadAnswer)
+    def _submit_by_bucket(self, body: api.UploadBody, data: bytes) -> api.SubmissionAnswer:
+        place = self.upload_url(body)
         stored = self._repeat("PUT", place.url, dict, data)
         if not stored.is_success:
             hint = "The run's owner must look at the bucket."
             raise RefusedError("bucket", f"The bucket answered {stored.status_code}.", hint=hint, status=503)
-        return self._post(f"{path}/done", body, api.SubmissionAnswer)
+        return self.uploaded(body)
 
-    # Relays
+    def upload_url(self, body: api.UploadBody) -> api.UploadAnswer:
+        return self._post("/v1/uploads", body, api.UploadAnswer)
+
+    def uploaded(self, body: api.UploadBody) -> api.SubmissionAnswer:
+        return self._post("/v1/uploads/done", body, api.SubmissionAnswer)
 
     def announce_relay(self, body: api.RelayBody) -> api.RelaysAnswer:
         return self._post("/v1/relays", body, api.RelaysAnswer)
 
     def relays(self) -> api.RelaysAnswer:
         return self._get("/v1/relays", api.RelaysAnswer)
-
-    # The owner's roles
 
     def claim(self, body: api.ClaimBody) -> api.ClaimAnswer:
         return self._post("/v1/claims", body, api.ClaimAnswer)
@@ -170,8 +166,6 @@ class CoordinatorClient:
     def report_evaluation(self, body: api.EvaluationBody) -> api.EvaluationAnswer:
         return self._post("/v1/evaluations", body, api.EvaluationAnswer)
 
-    # The owner
-
     def set_run_state(self, body: api.RunStateBody) -> api.RunStateAnswer:
         return self._post("/v1/run/state", body, api.RunStateAnswer)
 
@@ -180,8 +174,6 @@ class CoordinatorClient:
 
     def unban(self, body: api.BanBody) -> api.WorkerView:
         return self._post("/v1/bans/lift", body, api.WorkerView)
-
-    # Everybody
 
     def status(self) -> api.StatusView:
         return self._get("/v1/status", api.StatusView)
@@ -245,23 +237,14 @@ class CoordinatorClient:
         left_s = max(self.deadline_s - elapsed_s, FIRST_BACKOFF_S)
         return httpx.Timeout(min(READ_TIMEOUT_S, left_s), connect=min(CONNECT_TIMEOUT_S, left_s))
 
-    def _headers(self, method: str, target: str, content: bytes, extra: dict[str, str] | None) -> dict[str, str]:
+    def _headers(self, method: str, address: str, content: bytes, extra: dict[str, str] | None) -> dict[str, str]:
         headers = dict(extra or {})
         if content:
             headers.setdefault("content-type", "application/json")
         if self.keypair is not None:
-            path, _, query = target.partition("?")
-            stamp = stamp_request(
-                self.keypair,
-                self._run_id,
-                self._audience,
-                method,
-                path,
-                query,
-                digest_bytes(content),
-                self.server_time(),
-            )
-            headers |= stamp.headers()
+            path, _, query = address.partition("?")
+            target = RequestTarget(self._run_id, self._audience, method, path, query, digest_bytes(content))
+            headers |= stamp_request(self.keypair, target, self.server_time()).headers()
         return headers
 
     def _learn_clock(self, response: httpx.Response) -> None:

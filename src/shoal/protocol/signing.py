@@ -1,7 +1,8 @@
-"""Signed requests: key, time, nonce and an Ed25519 signature over everything the server will act on.
+"""Signed requests: key, time, nonce, body digest and an Ed25519 signature over everything the server acts on.
 
-The run id and the audience (the coordinator's key) are part of the message, so that a request cannot be shown to another run
-or another server; the nonce is single-use inside the clock window.
+The message includes the run id and the audience (the coordinator's key), so a request cannot be replayed to another run or
+server. A nonce is valid once inside the clock window. The body's digest is a header, so the signature is checked before the body
+is read.
 """
 
 import re
@@ -19,12 +20,29 @@ NONCE_HEADER = "x-shoal-nonce"
 SIGNATURE_HEADER = "x-shoal-signature"
 PROTOCOL_HEADER = "x-shoal-protocol"
 BODY_HEADER = "x-shoal-body"
-"""Digest of an upload, so that its signature can be checked before the first byte is read."""
+"""Digest of the body, so that the signature can be checked before the first byte of the body is read."""
+STAMP_HEADERS = (KEY_HEADER, TIME_HEADER, NONCE_HEADER, BODY_HEADER, SIGNATURE_HEADER)
 
 PROTOCOL_VERSION = 1
-"""What releases that understand each other share; the descriptor and every signed request name it."""
+"""Releases with the same number understand each other. The descriptor and every signed request carry it."""
 TIME_PATTERN = re.compile(r"[0-9]{1,12}\.[0-9]{3}")
 NONCE_PATTERN = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class RequestTarget:
+    """What a request is about. Its signature covers every field."""
+
+    run_id: str
+    audience: str
+    method: str
+    path: str
+    query: str
+    body_digest: str
+
+    def message(self, time: str, nonce: str) -> bytes:
+        fields = (self.run_id, self.audience, self.method.upper(), self.path, self.query, self.body_digest, time, nonce)
+        return "\n".join(("shoal-request/1", *fields)).encode()
 
 
 @dataclass(frozen=True)
@@ -34,57 +52,41 @@ class RequestStamp:
     key: str
     time: str
     nonce: str
+    body_digest: str
     signature: str
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str]) -> "RequestStamp":
-        spoken = headers.get(PROTOCOL_HEADER, str(PROTOCOL_VERSION))
-        if spoken != str(PROTOCOL_VERSION):
+        version = headers.get(PROTOCOL_HEADER, str(PROTOCOL_VERSION))
+        if version != str(PROTOCOL_VERSION):
             raise RefusedError(
                 "protocol_version",
-                f"This run speaks protocol {PROTOCOL_VERSION}, your request {spoken[:20]!r}.",
+                f"This run speaks protocol {PROTOCOL_VERSION}, your request {version[:20]!r}.",
                 hint="Install the release of shoal that the run uses.",
                 status=426,
             )
         try:
-            stamp = cls(*(headers[name] for name in (KEY_HEADER, TIME_HEADER, NONCE_HEADER, SIGNATURE_HEADER)))
+            stamp = cls(*(headers[name] for name in STAMP_HEADERS))
         except KeyError:
             raise SignatureError("This request must be signed.", hint="Use the shoal client of this release.") from None
         # One spelling each: a key in capitals would be another identity with the same signature.
-        if not (is_digest(stamp.key) and TIME_PATTERN.fullmatch(stamp.time) and NONCE_PATTERN.fullmatch(stamp.nonce)):
-            raise SignatureError("The key, the time or the nonce of this request is malformed.")
+        is_well_formed = is_digest(stamp.key) and is_digest(stamp.body_digest)
+        if not (is_well_formed and TIME_PATTERN.fullmatch(stamp.time) and NONCE_PATTERN.fullmatch(stamp.nonce)):
+            raise SignatureError("The key, the time, the nonce or the body digest of this request is malformed.")
         return stamp
 
     def headers(self) -> dict[str, str]:
-        return {
-            PROTOCOL_HEADER: str(PROTOCOL_VERSION),
-            KEY_HEADER: self.key,
-            TIME_HEADER: self.time,
-            NONCE_HEADER: self.nonce,
-            SIGNATURE_HEADER: self.signature,
-        }
+        values = (self.key, self.time, self.nonce, self.body_digest, self.signature)
+        return {PROTOCOL_HEADER: str(PROTOCOL_VERSION)} | dict(zip(STAMP_HEADERS, values, strict=True))
 
 
-def request_message(
-    run_id: str, audience: str, method: str, path: str, query: str, body_digest: str, time: str, nonce: str
-) -> bytes:
-    fields = ("shoal-request/1", run_id, audience, method.upper(), path, query, body_digest, time, nonce)
-    return "\n".join(fields).encode()
-
-
-def stamp_request(
-    keypair: Keypair, run_id: str, audience: str, method: str, path: str, query: str, body_digest: str, now: float
-) -> RequestStamp:
+def stamp_request(keypair: Keypair, target: RequestTarget, now: float) -> RequestStamp:
     time, nonce = f"{now:.3f}", secrets.token_hex(16)
-    message = request_message(run_id, audience, method, path, query, body_digest, time, nonce)
-    return RequestStamp(keypair.public, time, nonce, keypair.sign(message))
+    return RequestStamp(keypair.public, time, nonce, target.body_digest, keypair.sign(target.message(time, nonce)))
 
 
-def check_stamp(
-    stamp: RequestStamp, run_id: str, audience: str, method: str, path: str, query: str, body_digest: str
-) -> None:
-    message = request_message(run_id, audience, method, path, query, body_digest, stamp.time, stamp.nonce)
-    verify_signature(stamp.key, message, stamp.signature)
+def check_stamp(stamp: RequestStamp, target: RequestTarget) -> None:
+    verify_signature(stamp.key, target.message(stamp.time, stamp.nonce), stamp.signature)
 
 
 def submission_message(run_id: str, lease_id: str, file_digest: str) -> bytes:

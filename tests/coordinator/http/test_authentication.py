@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.coordinator.context import CLOCK_SLACK_S
-from shoal.coordinator.http.middleware import MAX_JSON_BYTES
+from shoal.coordinator.http.route import SMALL_BYTES
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes
 from shoal.identity import Keypair
@@ -18,7 +18,7 @@ from shoal.protocol.signing import (
     PROTOCOL_HEADER,
     TIME_HEADER,
     RequestStamp,
-    request_message,
+    RequestTarget,
     stamp_request,
 )
 from shoal.protocol.verdicts import Reason
@@ -40,16 +40,9 @@ def signed(
     skew_s: float = 0.0,
     method: str = "POST",
 ) -> dict[str, str]:
-    stamp = stamp_request(
-        key,
-        run_id,
-        audience or descriptor().coordinator_key,
-        method,
-        path,
-        "",
-        digest_bytes(body),
-        swarm.clock() + skew_s,
-    )
+    coordinator = audience or descriptor().coordinator_key
+    target = RequestTarget(run_id, coordinator, method, path, "", digest_bytes(body))
+    stamp = stamp_request(key, target, swarm.clock() + skew_s)
     return stamp.headers() | {"content-type": "application/json"}
 
 
@@ -105,10 +98,9 @@ def test_the_same_nonce_of_another_key_or_time_is_another_one(swarm: Swarm) -> N
     nonce = "ab" * 16
     for key, skew_s in ((WORKER, 0.0), (WORKER, 1.0), (keypair("bob"), 0.0)):
         time = f"{swarm.clock() + skew_s:.3f}"
-        message = request_message(
-            "run-1", descriptor().coordinator_key, "POST", "/v1/workers", "", digest_bytes(REGISTER), time, nonce
-        )
-        stamp = RequestStamp(key.public, time, nonce, key.sign(message))
+        digest = digest_bytes(REGISTER)
+        target = RequestTarget("run-1", descriptor().coordinator_key, "POST", "/v1/workers", "", digest)
+        stamp = RequestStamp(key.public, time, nonce, digest, key.sign(target.message(time, nonce)))
         assert send(swarm, stamp.headers()).status_code == 200
         assert_refused(send(swarm, stamp.headers()), 409, "replay")
 
@@ -251,6 +243,7 @@ def owner_calls(client: CoordinatorClient, claim: api.Claim) -> dict[str, Callab
         "verdict": lambda: client.verdict(verdict_of(claim)),
         "publish": lambda: client.publish(version),
         "evaluate": lambda: client.report_evaluation(evaluation),
+        "batch": lambda: client.batch(0, wait_s=0),
         "file": lambda: client.submission_file(claim.submission_id, claim.digest),
     }
 
@@ -260,7 +253,7 @@ def owner_calls(client: CoordinatorClient, claim: api.Claim) -> dict[str, Callab
     [
         ("ann", set()),
         ("stranger", set()),
-        ("trainer", {"publish", "file"}),
+        ("trainer", {"publish", "batch", "file"}),
         ("validator", {"claim", "verdict", "file"}),
         ("evaluator", {"evaluate", "file"}),
         ("coordinator", {"file"}),
@@ -302,7 +295,7 @@ def test_a_banned_key_is_refused_everywhere_and_for_good(swarm: Swarm) -> None:
         b'{"name": "x"}',
         b'{"\\ud800": 1}',
         b'{"name": "\\ud800", "numerics_class": "", "tokens_per_s": 1}',
-        b"[" * 100_000,
+        b"[" * SMALL_BYTES,
         b"\xff\xfe",
     ],
 )
@@ -312,11 +305,11 @@ def test_malformed_bodies_are_refused_in_the_usual_shape(swarm: Swarm, body: byt
 
 
 def test_a_body_that_is_too_large_is_refused_with_and_without_its_length(swarm: Swarm) -> None:
-    large = b" " * (MAX_JSON_BYTES + 1)
+    large = b" " * (SMALL_BYTES + 1)
     assert_refused(send(swarm, signed(swarm, body=large), body=large), 413, "too_large")
     chunks = (b" " * (1 << 20) for _ in range(6))
     assert_refused(swarm.http.post("/v1/workers", content=chunks, headers=signed(swarm)), 413, "too_large")
-    assert_refused(swarm.http.request("GET", "/v1/submissions/x/file", content=large), 413, "too_large")
+    assert_refused(send(swarm, {}, body=large), 401, "bad_signature")
 
 
 @pytest.mark.parametrize(
@@ -329,12 +322,14 @@ def test_a_body_that_is_too_large_is_refused_with_and_without_its_length(swarm: 
         ("GET", "/v1/batches/x", 422, "malformed"),
         ("GET", "/v1/batches/0?wait_s=nan", 422, "malformed"),
         ("GET", "/v1/batches/0?wait_s=1e9", 422, "malformed"),
+        ("GET", "/v1/batches/0?wait_s=0&admin=1", 422, "malformed"),
     ],
 )
 def test_strange_addresses_are_refused_in_the_usual_shape(
     swarm: Swarm, method: str, path: str, status: int, code: str
 ) -> None:
-    assert_refused(swarm.http.request(method, path), status, code)
+    headers = swarm.client("trainer")._headers(method, path, b"", None)
+    assert_refused(swarm.http.request(method, path, headers=headers), status, code)
 
 
 @pytest.mark.parametrize("name", ["..%2f..%2fstore.db", "x" * 5000, "%00", "a.b", "ünïcode"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.coordinator.store.database import Connection
 from shoal.files import digest_bytes
-from shoal.protocol.signing import stamp_request
+from shoal.protocol.signing import RequestTarget, stamp_request
 from support.samples import keypair
 from support.swarm import Swarm, registration, verdict_of
 
@@ -56,7 +56,8 @@ def dump(connection: Connection) -> str:
 
 def send(swarm: Swarm, name: str, method: str, path: str, body: bytes) -> Any:
     audience = swarm.context.descriptor.coordinator_key
-    stamp = stamp_request(keypair(name), "run-1", audience, method, path, "", digest_bytes(body), swarm.clock())
+    target = RequestTarget("run-1", audience, method, path, "", digest_bytes(body))
+    stamp = stamp_request(keypair(name), target, swarm.clock())
     headers = stamp.headers() | {"content-type": "application/json"}
     return swarm.http.request(method, path, content=body, headers=headers)
 

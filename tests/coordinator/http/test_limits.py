@@ -1,6 +1,6 @@
 import pytest
 
-from shoal.coordinator.http.limits import BURST_S, RateLimit
+from shoal.coordinator.http.limits import BURST_S, RateLimit, address_block
 from support.swarm import Clock
 
 
@@ -59,3 +59,30 @@ def test_memory_is_bounded_and_the_longest_silent_is_forgotten_first() -> None:
 def test_a_rate_of_zero_limits_nobody() -> None:
     limit = RateLimit(0.0, Clock())
     assert {limit.wait_s("ann") for _ in range(1000)} == {0.0}
+
+
+def test_an_expensive_request_takes_its_cost_and_passes_a_full_bucket_however_expensive() -> None:
+    clock = Clock()
+    limit = RateLimit(1.0, clock)
+    assert limit.wait_s("ann", 2) == 0.0
+    assert limit.wait_s("ann", 2) == pytest.approx(1.0)
+    assert limit.wait_s("ann") == 0.0
+    clock.advance(BURST_S)
+    assert limit.wait_s("ann", 1_000_000) == 0.0
+    assert limit.wait_s("ann") == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_one"),
+    [
+        ("192.0.2.1", "192.0.2.2", False),
+        ("2001:db8:1:2::1", "2001:db8:1:2:ffff::9", True),
+        ("2001:db8:1:2::1", "2001:db8:1:3::1", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("::ffff:192.0.2.1", "::ffff:192.0.2.2", False),
+        ("testclient", "testclient", True),
+        ("not:an:address", "not:another", False),
+    ],
+)
+def test_an_ipv6_subscriber_counts_as_one_address(one: str, other: str, is_one: bool) -> None:
+    assert (address_block(one) == address_block(other)) == is_one

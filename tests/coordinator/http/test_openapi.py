@@ -2,6 +2,7 @@
 of state by a refused one. Signed ones get behind the signature; who signs, and whether the ids are real, is drawn too."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from shoal.coordinator.http.openapi import PARQUET
+from shoal.coordinator.http.route import PARQUET
+from shoal.coordinator.http.table import ROUTES
 from shoal.coordinator.store.database import Connection
 from shoal.files import digest_bytes
 from shoal.protocol.client import SUBMISSION_SIGNATURE_HEADER
-from shoal.protocol.signing import BODY_HEADER, stamp_request, submission_message
+from shoal.protocol.signing import BODY_HEADER, RequestTarget, stamp_request, submission_message
 from support.samples import keypair
 from support.swarm import Swarm, running, small_config
 
@@ -115,7 +117,8 @@ def send(swarm: Swarm, case: Case, signer: str | None) -> Any:
 def signature(swarm: Swarm, signer: str, method: str, url: str, content: bytes) -> dict[str, str]:
     parts, key, digest = urlsplit(url), keypair(signer), digest_bytes(content)
     path, audience = unquote(parts.path), swarm.context.descriptor.coordinator_key
-    stamp = stamp_request(key, "run-1", audience, method, path, parts.query, digest, swarm.clock())
+    target = RequestTarget("run-1", audience, method, path, parts.query, digest)
+    stamp = stamp_request(key, target, swarm.clock())
     evidence = key.sign(submission_message("run-1", path.rsplit("/", 1)[1], digest))
     return stamp.headers() | {BODY_HEADER: digest, SUBMISSION_SIGNATURE_HEADER: evidence}
 
@@ -176,7 +179,31 @@ def test_every_operation_that_changes_state_says_how_to_sign(swarm: Swarm) -> No
         for method, operation in methods.items():
             names = {entry.get("$ref", "").rsplit("/", 1)[-1] for entry in operation.get("parameters", [])}
             is_signed = {"x-shoal-key", "x-shoal-time", "x-shoal-nonce", "x-shoal-signature"} <= names
-            assert is_signed == (method != "get" or path.endswith("/file")), (method, path)
+            assert is_signed == (method != "get" or path.endswith("/file") or "/batches/" in path), (method, path)
     upload = schema["paths"]["/v1/submissions/{lease_id}"]["put"]
     assert upload["requestBody"]["required"]
     assert any(entry.get("$ref", "").endswith("/x-shoal-body") for entry in upload["parameters"])
+
+
+def test_the_schema_lists_every_route_of_the_table_and_says_who_may_call_it(swarm: Swarm) -> None:
+    schema = swarm.http.get("/openapi.json").json()
+    listed = {(method.upper(), path) for path, methods in schema["paths"].items() for method in methods}
+    assert listed == {(route.method, route.path) for route in ROUTES}
+    for route in ROUTES:
+        assert route.access.describe() in schema["paths"][route.path][route.method.lower()]["description"]
+
+
+def test_the_api_page_shows_everything_and_needs_no_other_host(swarm: Swarm) -> None:
+    answer = swarm.http.get("/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    page = answer.text
+    schema = swarm.http.get("/openapi.json").json()
+    for name in (*schema["components"]["schemas"], *schema["components"]["parameters"]):
+        assert f'id="{name}"' in page
+    for path in schema["paths"]:
+        assert f"</span> {path}</h3>" in page
+    targets = re.findall(r"""(?:src|href|action|url|@import)\s*[=(]\s*["']?([^"'\s>)]+)""", page)
+    ids = set(re.findall(r'id="([^"]+)"', page))
+    assert {target for target in targets if not target.startswith("#")} == {"openapi.json"}
+    assert {target[1:] for target in targets if target.startswith("#")} <= ids
+    assert "<script" not in page

@@ -9,7 +9,7 @@ from shoal.coordinator.store.database import Connection
 from shoal.errors import UnavailableError
 from shoal.files import digest_bytes
 from shoal.protocol.client import SUBMISSION_SIGNATURE_HEADER, CoordinatorClient
-from shoal.protocol.signing import BODY_HEADER, stamp_request, submission_message
+from shoal.protocol.signing import BODY_HEADER, RequestTarget, stamp_request, submission_message
 from support.samples import keypair
 from support.swarm import TEST_DATABASE, Swarm, lossy, refusal, registration, running, small_config
 
@@ -82,7 +82,8 @@ def upload(swarm: Swarm, lease_id: str, data: bytes, *, signed: bytes, **headers
     """Sends ann's upload as the client would send `signed`, with some headers replaced."""
     ann, target, digest = keypair("ann"), f"/v1/submissions/{lease_id}", digest_bytes(signed)
     audience = swarm.context.descriptor.coordinator_key
-    stamp = stamp_request(ann, "run-1", audience, "PUT", target, "", digest, swarm.clock())
+    signed_target = RequestTarget("run-1", audience, "PUT", target, "", digest)
+    stamp = stamp_request(ann, signed_target, swarm.clock())
     evidence = ann.sign(submission_message("run-1", lease_id, digest))
     own = {BODY_HEADER: digest, SUBMISSION_SIGNATURE_HEADER: evidence}
     answer = swarm.http.put(target, content=data, headers=stamp.headers() | own | headers)
@@ -110,7 +111,7 @@ def test_an_upload_without_evidence_is_refused(swarm: Swarm, header: str, value:
 
 
 def test_strangers_cannot_fill_the_disk(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.coordinator.http.worker_routes.stream_to_disk", None)
+    monkeypatch.setattr("shoal.coordinator.http.upload_handlers.stream_to_disk", None)
     answer = swarm.http.put("/v1/submissions/anything", content=b"x" * 5000)
     assert (answer.status_code, answer.json()["code"]) == (401, "bad_signature")
     assert refusal(lambda: swarm.client("stranger").submit("0" * 32, b"x" * 5000)) == "unknown_worker"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shoal.coordinator.store.loop_results import Letter, Mailbox
+from shoal.coordinator.store.loop_results import LoopFuture, LoopResults
 from shoal.errors import RefusedError
 
 PATIENCE_S = 30
@@ -18,14 +18,14 @@ def in_thread(work: Callable[[], None]) -> None:
     assert not thread.is_alive()
 
 
-def post_all(letters: list[Letter[object]]) -> None:
-    for number, letter in enumerate(letters):
-        letter.set_result(number)
+def settle_all(futures: list[LoopFuture[object]]) -> None:
+    for number, future in enumerate(futures):
+        future.set_result(number)
 
 
 def test_many_results_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> tuple[list[object], int]:
-        mailbox, wakeups = Mailbox(), []
+        pending, wakeups = LoopResults(), []
         loop = asyncio.get_running_loop()
         wake = loop.call_soon_threadsafe
 
@@ -34,9 +34,9 @@ def test_many_results_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> Non
             wake(call)
 
         monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
-        letters = [mailbox.expect() for _ in range(100)]
-        in_thread(lambda: post_all(letters))
-        results = [await asyncio.wait_for(letter.future, PATIENCE_S) for letter in letters]
+        futures = [pending.expect() for _ in range(100)]
+        in_thread(lambda: settle_all(futures))
+        results = [await asyncio.wait_for(future.future, PATIENCE_S) for future in futures]
         return results, len(wakeups)
 
     assert asyncio.run(scenario()) == (list(range(100)), 1)
@@ -44,11 +44,11 @@ def test_many_results_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_result_that_comes_after_a_delivery_wakes_the_loop_again() -> None:
     async def scenario() -> list[object]:
-        mailbox, results = Mailbox(), []
+        pending, results = LoopResults(), []
         for number in range(3):
-            letter = mailbox.expect()
-            in_thread(lambda letter=letter, number=number: letter.set_result(number))  # type: ignore[misc]
-            results.append(await asyncio.wait_for(letter.future, PATIENCE_S))
+            future = pending.expect()
+            in_thread(lambda future=future, number=number: future.set_result(number))  # type: ignore[misc]
+            results.append(await asyncio.wait_for(future.future, PATIENCE_S))
         return results
 
     assert asyncio.run(scenario()) == [0, 1, 2]
@@ -56,8 +56,8 @@ def test_a_result_that_comes_after_a_delivery_wakes_the_loop_again() -> None:
 
 def test_a_refusal_reaches_its_caller_and_one_who_went_away_disturbs_nobody() -> None:
     async def scenario() -> object:
-        mailbox = Mailbox()
-        gone, refused, fine = mailbox.expect(), mailbox.expect(), mailbox.expect()
+        pending = LoopResults()
+        gone, refused, fine = pending.expect(), pending.expect(), pending.expect()
         gone.future.cancel()
         assert not gone.set_running_or_notify_cancel()
 
@@ -75,9 +75,9 @@ def test_a_refusal_reaches_its_caller_and_one_who_went_away_disturbs_nobody() ->
 
 
 def test_a_result_for_a_loop_that_has_ended_does_not_stop_the_store() -> None:
-    async def scenario() -> Letter[object]:
-        return Mailbox().expect()
+    async def scenario() -> LoopFuture[object]:
+        return LoopResults().expect()
 
-    letter = asyncio.run(scenario())
-    letter.set_result("late")
-    assert not letter.future.done()
+    future = asyncio.run(scenario())
+    future.set_result("late")
+    assert not future.future.done()

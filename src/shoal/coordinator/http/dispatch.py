@@ -1,84 +1,99 @@
-"""The short way of signed requests: from bytes to the operation and back without the framework's machinery.
+"""From bytes to a handler and back: finds the route, counts the address, checks the caller, reads the input, sends the answer.
 
-Routes are declared once, with their typed bodies and answers, and the framework makes the OpenAPI page from them. Its own way
-through a request (matching, dependencies, validation of our own answers) costs more than signature and store together. So routes
-that a swarm calls all the time, those of a signed JSON body and the upload, are found here by their path, and their function is
-called directly: first the signature is checked, then the body. Everything else goes on to the framework.
+A refused request has had no more of it read than was needed to refuse it. Every answer carries the server's time, so that clients
+need no clock of their own.
 """
 
-import inspect
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+import logging
+from collections.abc import Iterable
 
-from fastapi import APIRouter
-from fastapi.routing import APIRoute
-from pydantic import BaseModel
-from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from shoal.coordinator.http.middleware import UPLOADS
-from shoal.coordinator.http.refusals import REFUSED, refusal_of
+from shoal.coordinator.http.auth import RequestHead
+from shoal.coordinator.http.limits import address_block
+from shoal.coordinator.http.refusals import SEE_DOCS, refusal_of, too_many
+from shoal.coordinator.http.route import AnyRoute, Incoming
 from shoal.coordinator.http.service import Service
-from shoal.files import digest_bytes
+from shoal.errors import RefusedError, ShoalError
+from shoal.protocol.signing import TIME_HEADER
 
-Endpoint = Callable[..., Awaitable[BaseModel]]
+log = logging.getLogger(__name__)
+
+Answer = BaseModel | Response | None
+TIME = TIME_HEADER.encode()
+JSON_TYPE = (b"content-type", b"application/json")
 
 
-@dataclass(frozen=True)
-class _Operation:
-    body: type[BaseModel]
-    endpoint: Endpoint
+class RouteFinder:
+    def __init__(self, routes: Iterable[AnyRoute]) -> None:
+        self._routes = list(routes)
+        self._exact = {(route.method, route.path): route for route in self._routes if "{" not in route.path}
+        self._with_parameters = [route for route in self._routes if "{" in route.path]
+
+    def find(self, method: str, path: str) -> tuple[AnyRoute, dict[str, str]] | None:
+        """The route of a request and the values of its path's parameters."""
+        exact = self._exact.get((method, path))
+        if exact is not None:
+            return exact, {}
+        for route in self._with_parameters:
+            if route.method == method and (found := route.pattern.fullmatch(path)):
+                return route, found.groupdict()
+        return None
+
+    def refusal(self, method: str, path: str) -> RefusedError:
+        if any(route.pattern.fullmatch(path) for route in self._routes):
+            return RefusedError("method", f"{method[:20]} is not possible here.", hint=SEE_DOCS, status=405)
+        return RefusedError("not_found", "There is no such address.", hint=SEE_DOCS, status=404)
 
 
-class Express:
-    def __init__(self, app: ASGIApp, service: Service, routers: Iterable[APIRouter]) -> None:
-        self._app, self._service = app, service
-        routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-        self._operations = {("POST", route.path): found for route in routes if (found := _operation(route))}
-        self._upload: Endpoint = next(route.endpoint for route in routes if _takes_uploads(route))
+class Dispatcher:
+    """The ASGI application of all routes."""
+
+    def __init__(self, service: Service, routes: Iterable[AnyRoute]) -> None:
+        self._service, self._finder = service, RouteFinder(routes)
+        self._max_upload_bytes = service.context.config.coordinator.max_upload_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answering = self._answering(scope, receive) if scope["type"] == "http" else None
-        if answering is None:
-            await self._app(scope, receive, send)
-            return
         try:
-            answer = (await answering).model_dump_json().encode()
+            answer = await self._answer(scope, receive)
         except ClientDisconnect:
             return
-        except REFUSED as error:
-            await refusal_of(error)(scope, receive, send)
+        except (ShoalError, ValidationError) as error:
+            answer = refusal_of(error)
+        except Exception as error:  # ours: the caller learns that, the log learns why
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            answer = refusal_of(error)
+        await self._send(answer, scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+        service, method, path = self._service, scope["method"], scope["path"]
+        found = self._finder.find(method, path)
+        self._count_address(scope, found[0].cost if found else 1)
+        if found is None:
+            raise self._finder.refusal(method, path)
+        route, named = found
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        head = RequestHead(method, path, scope["query_string"].decode("latin-1"), headers)
+        caller = route.access.admit(service.gate, head, route.cost)
+        body = await route.reads.read(Incoming(head, caller, named, receive, self._max_upload_bytes))
+        answer: Answer = await route.handler(service, body, caller)
+        return answer
+
+    def _count_address(self, scope: Scope, cost: int) -> None:
+        client = scope.get("client")
+        if client and (wait_s := self._service.address_limit.wait_s(address_block(client[0]), cost)):
+            raise too_many("Your address asks too often.", wait_s)
+
+    async def _send(self, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
+        time = (TIME, b"%.3f" % self._service.context.clock())
+        if isinstance(answer, Response):
+            answer.raw_headers.append(time)
+            await answer(scope, receive, send)
             return
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": answer})
-
-    def _answering(self, scope: Scope, receive: Receive) -> Awaitable[BaseModel] | None:
-        method, path = scope["method"], scope["path"]
-        operation = self._operations.get((method, path))
-        if operation is not None:
-            return self._serve(operation, Request(scope, receive))
-        lease_id = path[len(UPLOADS) :]
-        if method == "PUT" and path.startswith(UPLOADS) and lease_id and "/" not in lease_id:
-            return self._upload(lease_id, Request(scope, receive))
-        return None
-
-    async def _serve(self, operation: _Operation, request: Request) -> BaseModel:
-        body = await request.body()
-        caller = self._service.authenticate(request, digest_bytes(body))
-        return await operation.endpoint(operation.body.model_validate_json(body), caller)
-
-
-def _operation(route: APIRoute) -> _Operation | None:
-    """What is called with a signed JSON body and nothing else."""
-    parameters: dict[str, Any] = {
-        name: parameter.annotation for name, parameter in inspect.signature(route.endpoint).parameters.items()
-    }
-    if route.methods != {"POST"} or list(parameters) != ["body", "caller"]:
-        return None
-    return _Operation(parameters["body"], route.endpoint)
-
-
-def _takes_uploads(route: APIRoute) -> bool:
-    return route.methods == {"PUT"} and route.path.startswith(UPLOADS)
+        data = b"" if answer is None else answer.model_dump_json().encode()
+        headers = [JSON_TYPE, (b"content-length", b"%d" % len(data)), time] if answer is not None else [time]
+        await send({"type": "http.response.start", "status": 204 if answer is None else 200, "headers": headers})
+        await send({"type": "http.response.body", "body": data})

@@ -1,14 +1,15 @@
-"""How much one key and one address may ask: token buckets in memory, bounded in number.
+"""How many requests one key and one address may make: token buckets in memory, bounded in number.
 
-A bucket fills at `per_s` up to `burst` and every request takes one token. Whoever finds it empty is told when the next one comes.
-Buckets that are full again are forgotten first, so remembering costs nothing to those who behave.
+A bucket fills at `per_s` up to `burst`; every request takes the tokens that its route costs. If too few are left, the answer says
+when there will be enough. Full buckets are dropped first, so remembering costs nothing to those within their rate.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
+from ipaddress import IPv6Address
 
 BURST_S = 3.0
-"""A bucket holds what comes in so many seconds: a worker that wakes up may catch up."""
+"""A bucket holds the tokens of this many seconds: a worker that wakes up may catch up."""
 MAX_BUCKETS = 100_000
 ROUNDING = 1e-6
 
@@ -19,17 +20,29 @@ class RateLimit:
         self._clock, self._capacity = clock, capacity
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def wait_s(self, name: str) -> float:
-        """Takes a token: 0 if there was one, else the seconds until there will be. A rate of 0 limits nobody."""
+    def wait_s(self, name: str, cost: float = 1.0) -> float:
+        """Takes the tokens: 0 if there were enough, else the seconds until there are. A rate of 0 limits nobody."""
         if not self._per_s:
             return 0.0
         now = self._clock()
         tokens, at = self._buckets.pop(name, (self._burst, now))
         tokens = min(self._burst, tokens + max(0.0, now - at) * self._per_s)
-        missing = max(0.0, 1.0 - tokens)
+        cost = min(cost, self._burst)  # the most expensive request passes once the bucket is full
+        missing = max(0.0, cost - tokens)
         if missing < ROUNDING:
-            tokens, missing = tokens - 1.0, 0.0
+            tokens, missing = tokens - cost, 0.0
         self._buckets[name] = (tokens, now)
         if len(self._buckets) > self._capacity:
             self._buckets.popitem(last=False)
         return missing / self._per_s
+
+
+def address_block(host: str) -> str:
+    """What counts as one address: an IPv4 address, or the /64 that an IPv6 subscriber holds whole."""
+    if ":" not in host:
+        return host
+    try:
+        address = IPv6Address(host)
+    except ValueError:
+        return host
+    return str(address.ipv4_mapped) if address.ipv4_mapped else address.packed[:8].hex()

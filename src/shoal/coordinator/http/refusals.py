@@ -2,33 +2,23 @@
 
 import math
 
-from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from shoal.coordinator.store.writer import StoreError
 from shoal.errors import RefusedError, ShoalError, SignatureError
 
 SEE_DOCS = "See /docs for the API."
-REFUSED: tuple[type[Exception], ...] = (ShoalError, RequestValidationError, ValidationError, HTTPException)
-"""What a request can bring upon itself; anything else is a failure of ours."""
-
-
-async def refuse(_: Request, error: Exception) -> JSONResponse:
-    return refusal_of(error)
 
 
 def refusal_of(error: Exception) -> JSONResponse:
     if isinstance(error, ShoalError):
         wait_s = error.retry_after_s if isinstance(error, RefusedError) else None
         return _refusal(_status(error), error.code, error.message, error.hint, wait_s, permanent=error.permanent)
-    if isinstance(error, (RequestValidationError, ValidationError)):
-        return _refusal(422, "malformed", _complaint(error), SEE_DOCS)
-    if isinstance(error, HTTPException):
-        code = {404: "not_found", 405: "method", 413: "too_large"}.get(error.status_code, "malformed")
-        return _refusal(error.status_code, code, str(error.detail), SEE_DOCS)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        message = f"{'.'.join(map(str, first['loc']))[:200] or 'body'}: {first['msg']}"
+        return _refusal(422, "malformed", message, SEE_DOCS)
     return _refusal(500, "internal", f"The coordinator failed: {type(error).__name__}.", "Its log has the details.")
 
 
@@ -37,16 +27,14 @@ def too_many(message: str, wait_s: float) -> RefusedError:
     return RefusedError("rate_limited", message, hint=hint, status=429, retry_after_s=wait_s)
 
 
+def too_large(limit: int) -> RefusedError:
+    return RefusedError("too_large", f"The body is larger than {limit} bytes.", hint=SEE_DOCS, status=413)
+
+
 def _status(error: ShoalError) -> int:
     if isinstance(error, RefusedError) and error.status:
         return error.status
     return 401 if isinstance(error, SignatureError) else 503 if isinstance(error, StoreError) else 400
-
-
-def _complaint(error: RequestValidationError | ValidationError) -> str:
-    first = error.errors()[0]
-    place = first["loc"] if isinstance(error, RequestValidationError) else ("body", *first["loc"])
-    return f"{'.'.join(map(str, place))[:200]}: {first['msg']}"
 
 
 def _refusal(

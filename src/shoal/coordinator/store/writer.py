@@ -53,7 +53,7 @@ class Store:
         self.database: Database = SQLite(database) if isinstance(database, Path) else database
         self._closing = threading.Event()
         self._queue: queue.SimpleQueue[_Job[object] | None] = queue.SimpleQueue()
-        self._reader, self._glancer = _Line(self.database), _Line(self.database)
+        self._reader, self._row_reader = _Line(self.database), _Line(self.database)
         self._listeners: list[Callable[[], None]] = []
         self._reader.use(lambda connection: migrate(connection, self.database))
         self._threads = [
@@ -87,9 +87,9 @@ class Store:
 
         return self._look(self._reader, look)
 
-    def glance(self, work: Work[Result]) -> Result:
-        """A look at a few rows, never behind a long one; each statement sees the newest committed state."""
-        return self._look(self._glancer, work)
+    def read_rows(self, work: Work[Result]) -> Result:
+        """Reads a few rows, never behind a long read; each statement sees the newest committed state."""
+        return self._look(self._row_reader, work)
 
     def _look(self, line: "_Line", work: Work[Result]) -> Result:
         try:
@@ -107,7 +107,7 @@ class Store:
         for thread in self._threads:
             thread.join()
         self._reader.close()
-        self._glancer.close()
+        self._row_reader.close()
 
     def _tell_listeners(self) -> None:
         for heard in list(self._listeners):

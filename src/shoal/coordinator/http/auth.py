@@ -1,0 +1,141 @@
+"""Who may call a route: the signature of the request, the clock window, the nonce, the rate of the key and its role.
+
+Everything is decided from the request's headers, before a byte of its body is read. A request that is refused here has
+changed nothing and spent no nonce.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from shoal.coordinator import nonces
+from shoal.coordinator.context import Context, Stamp
+from shoal.coordinator.http.limits import RateLimit
+from shoal.coordinator.http.refusals import too_many
+from shoal.coordinator.store.database import Connection
+from shoal.errors import RefusedError
+from shoal.protocol.signing import RequestStamp, RequestTarget, check_stamp
+
+CallerT = TypeVar("CallerT", covariant=True)
+
+
+@dataclass(frozen=True)
+class Signed:
+    """Who asks; `spend` uses the request's nonce up inside the operation's transaction."""
+
+    key: str
+    at: float
+    nonce: str
+    body_digest: str
+
+    @property
+    def stamp(self) -> Stamp:
+        return self.at, self.nonce
+
+    def spend(self, connection: Connection) -> None:
+        nonces.spend(connection, self.key, self.at, self.nonce)
+
+
+@dataclass(frozen=True)
+class RequestHead:
+    """What is known of a request before its body."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+
+
+class Gate:
+    """Checks signatures for one run and counts the requests of each key."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._key_limit = RateLimit(context.config.coordinator.requests_per_s_key, context.clock)
+
+    def authenticate(self, head: RequestHead, cost: int) -> Signed:
+        """The key that signed this request; a forged one costs the named key nothing."""
+        stamp = RequestStamp.from_headers(head.headers)
+        self.check_clock(float(stamp.time), self.context.config.coordinator.clock_window_s)
+        run = self.context.descriptor
+        target = RequestTarget(run.run_id, run.coordinator_key, head.method, head.path, head.query, stamp.body_digest)
+        check_stamp(stamp, target)
+        self._count(stamp.key, cost)
+        return Signed(stamp.key, float(stamp.time), stamp.nonce, stamp.body_digest)
+
+    def check_clock(self, at: float, window_s: float) -> None:
+        if abs(at - self.context.clock()) > window_s:
+            hint = "The answer carries the server's time; sign again with it."
+            raise RefusedError("clock", "The request's time is too far from the server's.", hint=hint, status=401)
+
+    def _count(self, key: str, cost: int) -> None:
+        if key in self.context.role_keys or key == self.context.descriptor.run_key:
+            return
+        if wait_s := self._key_limit.wait_s(key, cost):
+            raise too_many("This key asks too often.", wait_s)
+
+
+class Access(Protocol[CallerT]):
+    """Who may call a route. `admit` returns the caller or refuses."""
+
+    @property
+    def is_signed(self) -> bool: ...
+
+    def describe(self) -> str: ...
+
+    def admit(self, gate: Gate, head: RequestHead, cost: int) -> CallerT: ...
+
+
+@dataclass(frozen=True)
+class Anyone:
+    is_signed: bool = False
+
+    def describe(self) -> str:
+        return "Anyone, unsigned."
+
+    def admit(self, gate: Gate, head: RequestHead, cost: int) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class AnyKey:
+    """Whether the key is registered or banned is decided in the operation's own transaction."""
+
+    is_signed: bool = True
+
+    def describe(self) -> str:
+        return "Any key, signed."
+
+    def admit(self, gate: Gate, head: RequestHead, cost: int) -> Signed:
+        return gate.authenticate(head, cost)
+
+
+@dataclass(frozen=True)
+class Roles:
+    names: tuple[str, ...]
+    is_signed: bool = True
+
+    def describe(self) -> str:
+        return f"Signed by the run's {' or '.join(self.names)}."
+
+    def admit(self, gate: Gate, head: RequestHead, cost: int) -> Signed:
+        caller = gate.authenticate(head, cost)
+        if gate.context.role_keys.get(caller.key) not in self.names:
+            message = f"Only the run's {' or '.join(self.names)} may do this."
+            raise RefusedError("role", message, hint="Use that role's key.", status=403)
+        return caller
+
+
+@dataclass(frozen=True)
+class Owner:
+    is_signed: bool = True
+
+    def describe(self) -> str:
+        return "Signed with the run key."
+
+    def admit(self, gate: Gate, head: RequestHead, cost: int) -> Signed:
+        caller = gate.authenticate(head, cost)
+        if caller.key != gate.context.descriptor.run_key:
+            hint = "Sign with the run key, RUN/keys/run.key."
+            raise RefusedError("owner", "Only the run's owner may do this.", hint=hint, status=403)
+        return caller

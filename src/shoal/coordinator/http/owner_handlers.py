@@ -1,0 +1,32 @@
+"""What the owner asks for, with requests signed by the run key: pause, drain, ban."""
+
+from shoal.coordinator import control, views
+from shoal.coordinator.http.auth import Signed
+from shoal.coordinator.http.service import Service
+from shoal.coordinator.store.database import Connection
+from shoal.protocol import api
+
+
+async def set_state(service: Service, body: api.RunStateBody, caller: Signed) -> api.RunStateAnswer:
+    """Runs, pauses or drains the run."""
+    return await service.write(
+        caller, lambda connection: control.set_state(connection, service.context, body.state), notifies=True
+    )
+
+
+async def ban(service: Service, body: api.BanBody, caller: Signed) -> api.WorkerView:
+    """Bans a key; its unused work is withdrawn."""
+
+    def operation(connection: Connection) -> api.WorkerView:
+        return views.worker_view(connection, service.context, control.ban(connection, service.context, body))
+
+    return await service.write(caller, operation, notifies=True)
+
+
+async def unban(service: Service, body: api.BanBody, caller: Signed) -> api.WorkerView:
+    """Lifts a ban."""
+
+    def operation(connection: Connection) -> api.WorkerView:
+        return views.worker_view(connection, service.context, control.unban(connection, service.context, body))
+
+    return await service.write(caller, operation)

@@ -1,0 +1,47 @@
+"""What anyone may read: descriptor, status, history, relays, ledger."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+from starlette.responses import Response, StreamingResponse
+
+from shoal.coordinator import ledger, views
+from shoal.coordinator.http.service import Service
+from shoal.protocol import api
+
+PAGE_ENTRIES = 512
+
+
+async def descriptor(service: Service, body: None, caller: None) -> Response:
+    """The run's descriptor, signed with the run key."""
+    return Response(service.descriptor_bytes, media_type="application/json")
+
+
+async def status(service: Service, body: None, caller: None) -> api.StatusView:
+    """Where the run stands now."""
+    return await service.read(lambda connection: views.status(connection, service.context))
+
+
+async def history(service: Service, body: None, caller: None) -> api.HistoryView:
+    """Versions, evaluations, batches and bans since the run began."""
+    return await service.read(lambda connection: views.history(connection, service.context))
+
+
+async def relays(service: Service, body: None, caller: None) -> api.RelaysAnswer:
+    """The relays that announced themselves lately."""
+    return views.relays(service.context)
+
+
+async def export_ledger(service: Service, body: None, caller: None) -> Response:
+    """The whole ledger, one entry per line, with a signed head at the end."""
+    return StreamingResponse(_export(service), media_type="application/jsonl")
+
+
+async def _export(service: Service) -> AsyncIterator[bytes]:
+    """Page by page, so that a long ledger neither fills the memory nor blocks other readers."""
+    context = service.context
+    count, head = await service.read(ledger.head)
+    for start in range(0, count, PAGE_ENTRIES):
+        stop = min(start + PAGE_ENTRIES, count)
+        yield b"".join(await service.read(partial(ledger.page, start=start, stop=stop)))
+    yield ledger.seal(context.keypair, context.descriptor.run_id, count, head)

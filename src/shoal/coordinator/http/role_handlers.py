@@ -1,0 +1,88 @@
+"""What the owner's roles ask for: validators claim and verify, the trainer takes batches and publishes, the evaluator reports."""
+
+import asyncio
+import re
+
+from starlette.responses import FileResponse, RedirectResponse, Response
+
+from shoal.coordinator import steps, submissions, verdicts
+from shoal.coordinator.http.auth import Signed
+from shoal.coordinator.http.route import PARQUET
+from shoal.coordinator.http.service import Service
+from shoal.coordinator.store.database import Connection
+from shoal.errors import RefusedError
+from shoal.protocol import api
+
+SUBMISSION_ID = re.compile(r"[0-9a-f]{32}")
+
+
+async def submission_file(service: Service, body: api.SubmissionAddress, caller: Signed) -> Response:
+    """The rollouts of a submission, from this disk or by a URL of the run's bucket."""
+    context, submission_id = service.context, body.submission_id
+    if context.bucket is not None and SUBMISSION_ID.fullmatch(submission_id):
+        return RedirectResponse(context.bucket.download_url(submission_id))
+    if not SUBMISSION_ID.fullmatch(submission_id) or not context.file_of(submission_id).exists():
+        raise RefusedError("unknown_submission", "There is no such submission.", status=404)
+    return FileResponse(context.file_of(submission_id), media_type=PARQUET)
+
+
+async def claim(service: Service, body: api.ClaimBody, caller: Signed) -> api.ClaimAnswer:
+    """The next submission to verify; waits up to `wait_s` for one."""
+    clock = asyncio.get_running_loop().time
+    deadline, version = clock() + body.wait_s, service.changes.version
+
+    def operation(connection: Connection) -> api.ClaimAnswer:
+        return submissions.claim(connection, service.context, caller.key, body)
+
+    answer = await service.write(caller, operation)
+    while answer.claim is None and answer.run_state != "finished" and not service.stopping:
+        if (left_s := deadline - clock()) <= 0:
+            break
+        await service.changes.wait_changed(version, left_s)
+        version = service.changes.version
+        answer = await service.write_unsigned(operation)
+    return answer
+
+
+async def verdict(service: Service, body: api.VerdictBody, caller: Signed) -> api.VerdictAnswer:
+    """Records a verdict once, and all that follows from it."""
+    recorded = await service.write(
+        caller, lambda connection: verdicts.record_verdict(connection, service.context, caller.key, body), notifies=True
+    )
+    return api.VerdictAnswer(recorded=recorded)
+
+
+async def batch(service: Service, body: api.BatchAddress, caller: Signed) -> api.BatchAnswer:
+    """The batch of a step; waits up to `wait_s` for it, then says what is missing."""
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + body.wait_s
+    while True:
+        version = service.changes.version
+        record = await service.read(lambda connection: steps.batch_record(connection, body.step))
+        if record is not None:
+            return api.BatchAnswer(batch=record)
+        if service.stopping or (left_s := deadline - clock()) <= 0:
+            break
+        await service.changes.wait_changed(version, left_s)
+
+    def what_is_missing(connection: Connection) -> api.BatchAnswer:
+        waiting_for = steps.missing(connection, service.context, body.step)
+        return api.BatchAnswer(waiting_for=waiting_for, run_state=steps.run_state(connection, service.context))
+
+    return await service.read(what_is_missing)
+
+
+async def publish(service: Service, body: api.VersionBody, caller: Signed) -> api.VersionAnswer:
+    """Records a version of the policy once."""
+    head = await service.write(
+        caller, lambda connection: steps.publish(connection, service.context, caller.key, body), notifies=True
+    )
+    return api.VersionAnswer(ledger_head=head)
+
+
+async def evaluation(service: Service, body: api.EvaluationBody, caller: Signed) -> api.EvaluationAnswer:
+    """Records what a version reached on the held-out problems."""
+    await service.write(
+        caller, lambda connection: steps.record_evaluation(connection, service.context, caller.key, body)
+    )
+    return api.EvaluationAnswer(recorded=True)

@@ -1,0 +1,144 @@
+"""What a route is: method, path, who may call it, what it reads, what it answers, and its limits.
+
+Dispatch, authentication, limits and the API page are all made from these. A handler is a plain function of the service, the typed
+input and the caller; it never sees HTTP. It returns a model, a response of its own (files, streams), or None for 204.
+"""
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import parse_qsl
+
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive
+
+from shoal.coordinator.http.auth import Access, RequestHead, Signed
+from shoal.coordinator.http.refusals import too_large
+from shoal.coordinator.http.service import Service
+from shoal.errors import SignatureError
+from shoal.files import digest_bytes
+from shoal.protocol.client import SUBMISSION_SIGNATURE_HEADER
+
+CallerT = TypeVar("CallerT")
+InputT = TypeVar("InputT")
+InputT_co = TypeVar("InputT_co", covariant=True)
+ModelT = TypeVar("ModelT", bound=BaseModel)
+AnswerT = TypeVar("AnswerT", bound=BaseModel | Response | None)
+
+JSON = "application/json"
+PARQUET = "application/vnd.apache.parquet"
+SMALL_BYTES = 16 << 10
+"""Bodies of workers and relays: keys are free, so what a key may hold in memory is small."""
+LARGE_BYTES = 4 << 20
+"""Bodies of the owner's roles."""
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """A request that was admitted; its body is still to be read."""
+
+    head: RequestHead
+    caller: Signed | None
+    named: dict[str, str]
+    """Values of the path's parameters."""
+    receive: Receive
+    max_upload_bytes: int
+
+
+class Reads(Protocol[InputT_co]):
+    """How a request becomes the typed input of a handler."""
+
+    async def read(self, incoming: Incoming) -> InputT_co: ...
+
+
+class Nothing:
+    async def read(self, incoming: Incoming) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Json(Generic[ModelT]):
+    """A JSON body. It is parsed only if it is what the caller signed."""
+
+    model: type[ModelT]
+    max_bytes: int = SMALL_BYTES
+
+    async def read(self, incoming: Incoming) -> ModelT:
+        body = b"".join([chunk async for chunk in read_body(incoming.receive, self.max_bytes)])
+        if incoming.caller is None or digest_bytes(body) != incoming.caller.body_digest:
+            raise SignatureError("The body is not the one that was signed.")
+        return self.model.model_validate_json(body)
+
+
+@dataclass(frozen=True)
+class Address(Generic[ModelT]):
+    """Parameters of the path and the query."""
+
+    model: type[ModelT]
+
+    async def read(self, incoming: Incoming) -> ModelT:
+        query = dict(parse_qsl(incoming.head.query, keep_blank_values=True))
+        return self.model.model_validate(query | incoming.named)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """The file of a lease, whose bytes are still coming in."""
+
+    lease_id: str
+    digest: str
+    """Of the file, as signed by the request."""
+    signature: str
+    """The worker's evidence: run, lease and digest."""
+    chunks: AsyncIterator[bytes]
+
+
+class UploadStream:
+    async def read(self, incoming: Incoming) -> Upload:
+        assert incoming.caller is not None, "uploads are signed"
+        return Upload(
+            incoming.named["lease_id"],
+            incoming.caller.body_digest,
+            incoming.head.headers.get(SUBMISSION_SIGNATURE_HEADER, ""),
+            read_body(incoming.receive, incoming.max_upload_bytes),
+        )
+
+
+async def read_body(receive: Receive, max_bytes: int) -> AsyncIterator[bytes]:
+    size_bytes, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
+        size_bytes += len(chunk)
+        if size_bytes > max_bytes:
+            raise too_large(max_bytes)
+        yield chunk
+        more = message.get("more_body", False)
+
+
+@dataclass(frozen=True)
+class Route(Generic[InputT, CallerT, AnswerT]):
+    method: str
+    path: str
+    handler: Callable[[Service, InputT, CallerT], Awaitable[AnswerT]]
+    access: Access[CallerT]
+    reads: Reads[InputT]
+    answer: type[AnswerT]
+    media: str = JSON
+    cost: int = 1
+    """Requests that it counts as, against the rates of key and address."""
+    is_listed: bool = True
+    """Whether the API page shows it."""
+    pattern: "re.Pattern[str]" = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pattern", re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/\\x00-\\x1f\\x7f]+)", self.path)))
+
+
+AnyRoute = Route[Any, Any, Any]
+"""In a table, where each row has types of its own."""

@@ -1,0 +1,56 @@
+"""Every route of the coordinator: method, path, handler, who may call it, what it reads, what it answers.
+
+The dispatcher, the checks of signatures, roles and limits, and the API page all follow from this table.
+"""
+
+from types import NoneType
+
+from starlette.responses import Response
+
+from shoal.coordinator.http import owner_handlers as owner
+from shoal.coordinator.http import public_handlers as public
+from shoal.coordinator.http import role_handlers as roles
+from shoal.coordinator.http import upload_handlers as uploads
+from shoal.coordinator.http import worker_handlers as workers
+from shoal.coordinator.http.auth import AnyKey, Anyone, Owner, Roles
+from shoal.coordinator.http.route import LARGE_BYTES, PARQUET, Address, Json, Nothing, Route, UploadStream
+from shoal.protocol import api
+from shoal.rundir import ROLES
+
+ANYONE, ANY_KEY, OWNER = Anyone(), AnyKey(), Owner()
+TRAINER, VALIDATOR, EVALUATOR, ANY_ROLE = (
+    Roles(("trainer",)),
+    Roles(("validator",)),
+    Roles(("evaluator",)),
+    Roles(ROLES),
+)
+NOTHING = Nothing()
+FILE_PATH = "/v1/submissions/{submission_id}/file"
+JSONL = "application/jsonl"
+WHOLE_LEDGER = 10
+"""An export reads every entry; it counts as this many requests."""
+
+ROUTES = (
+    Route("GET", "/v1/descriptor", public.descriptor, ANYONE, NOTHING, Response),
+    Route("GET", "/v1/status", public.status, ANYONE, NOTHING, api.StatusView),
+    Route("GET", "/v1/history", public.history, ANYONE, NOTHING, api.HistoryView),
+    Route("GET", "/v1/relays", public.relays, ANYONE, NOTHING, api.RelaysAnswer),
+    Route("GET", "/v1/ledger", public.export_ledger, ANYONE, NOTHING, Response, media=JSONL, cost=WHOLE_LEDGER),
+    Route("POST", "/v1/workers", workers.register, ANY_KEY, Json(api.RegisterBody), api.WorkerView),
+    Route("POST", "/v1/heartbeat", workers.heartbeat, ANY_KEY, Json(api.HeartbeatBody), api.HeartbeatAnswer),
+    Route("POST", "/v1/leases", workers.lease, ANY_KEY, Json(api.LeaseBody), api.LeaseAnswer),
+    Route("DELETE", "/v1/leases/{lease_id}", workers.give_back, ANY_KEY, Address(api.LeaseAddress), NoneType),
+    Route("POST", "/v1/relays", workers.announce_relay, ANY_KEY, Json(api.RelayBody), api.RelaysAnswer),
+    Route("PUT", "/v1/submissions/{lease_id}", uploads.submit, ANY_KEY, UploadStream(), api.SubmissionAnswer),
+    Route("POST", "/v1/uploads", uploads.upload_url, ANY_KEY, Json(api.UploadBody), api.UploadAnswer),
+    Route("POST", "/v1/uploads/done", uploads.uploaded, ANY_KEY, Json(api.UploadBody), api.SubmissionAnswer),
+    Route("GET", FILE_PATH, roles.submission_file, ANY_ROLE, Address(api.SubmissionAddress), Response, PARQUET),
+    Route("POST", "/v1/claims", roles.claim, VALIDATOR, Json(api.ClaimBody), api.ClaimAnswer),
+    Route("POST", "/v1/verdicts", roles.verdict, VALIDATOR, Json(api.VerdictBody, LARGE_BYTES), api.VerdictAnswer),
+    Route("GET", "/v1/batches/{step}", roles.batch, TRAINER, Address(api.BatchAddress), api.BatchAnswer),
+    Route("POST", "/v1/versions", roles.publish, TRAINER, Json(api.VersionBody, LARGE_BYTES), api.VersionAnswer),
+    Route("POST", "/v1/evaluations", roles.evaluation, EVALUATOR, Json(api.EvaluationBody), api.EvaluationAnswer),
+    Route("POST", "/v1/run/state", owner.set_state, OWNER, Json(api.RunStateBody), api.RunStateAnswer),
+    Route("POST", "/v1/bans", owner.ban, OWNER, Json(api.BanBody), api.WorkerView),
+    Route("POST", "/v1/bans/lift", owner.unban, OWNER, Json(api.BanBody), api.WorkerView),
+)

@@ -1,0 +1,130 @@
+"""How rollouts arrive: a file streamed to this disk and hashed on the way, or by a URL of the run's bucket."""
+
+import errno
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from blake3 import blake3
+
+from shoal.coordinator import submissions
+from shoal.coordinator.context import Context
+from shoal.coordinator.http.auth import Signed
+from shoal.coordinator.http.refusals import too_large
+from shoal.coordinator.http.route import Upload
+from shoal.coordinator.http.service import Service
+from shoal.coordinator.store.database import Connection, Row
+from shoal.errors import RefusedError, ShoalError
+from shoal.protocol import api
+
+
+async def submit(service: Service, upload: Upload, caller: Signed) -> api.SubmissionAnswer:
+    """Takes the rollouts of a lease in. The same file again gets the same answer."""
+    context = service.context
+    try:
+        context.require_space()
+        await _expect(service, caller, upload.lease_id, upload.digest, upload.signature)
+    except ShoalError:
+        await _discard(upload.chunks)
+        raise
+    submission_id = uuid.uuid4().hex
+    path = context.file_of(submission_id)
+    digest, size_bytes = await stream_to_disk(service, upload.chunks, path)
+
+    def operation(connection: Connection) -> api.SubmissionAnswer:
+        _require_signed(digest, upload.digest)
+        return submissions.accept_upload(
+            connection, context, caller.key, upload.lease_id, submission_id, digest, size_bytes, upload.signature
+        )
+
+    try:
+        answer = await service.write(caller, operation, notifies=True)
+    except Exception:  # a cancelled request may still be kept by the store: then the file must stay
+        path.unlink(missing_ok=True)
+        raise
+    if answer.submission_id != submission_id:
+        path.unlink(missing_ok=True)
+    return answer
+
+
+async def upload_url(service: Service, body: api.UploadBody, caller: Signed) -> api.UploadAnswer:
+    """Where in the run's bucket the file of a lease may be put."""
+    settings = service.context.config.coordinator
+    if body.size_bytes > settings.max_upload_bytes:
+        raise too_large(settings.max_upload_bytes)
+    await _expect(service, caller, body.lease_id, body.digest, body.signature)
+    if service.context.bucket is None:
+        return api.UploadAnswer(url="")
+    name = bucket_name(service.context, body.lease_id, body.digest)
+    return api.UploadAnswer(url=service.context.bucket.upload_url(name, body.size_bytes, settings.lease_s))
+
+
+async def uploaded(service: Service, body: api.UploadBody, caller: Signed) -> api.SubmissionAnswer:
+    """Takes a file in that is in the bucket."""
+    context, bucket = service.context, service.context.bucket
+    if bucket is None:
+        raise RefusedError("no_bucket", "This run takes rollouts itself.", hint="Use PUT.", status=409)
+    lease = await _expect(service, caller, body.lease_id, body.digest, body.signature)
+    name = bucket_name(context, body.lease_id, body.digest)
+    digest = body.digest if lease is None else await bucket.take_in(name, body.size_bytes)
+    if digest != body.digest:
+        await bucket.delete(name)
+    _require_signed(digest, body.digest)
+    answer = await service.write(
+        caller,
+        lambda connection: submissions.accept_upload(
+            connection, context, caller.key, body.lease_id, name, digest, body.size_bytes, body.signature
+        ),
+        notifies=True,
+    )
+    await bucket.forget_upload(name)
+    return answer
+
+
+def bucket_name(context: Context, lease_id: str, digest: str) -> str:
+    """The same name whenever the same file is announced, and one that nobody else can guess."""
+    return blake3(f"upload\n{lease_id}\n{digest}".encode(), key=context.secret).hexdigest()[:32]
+
+
+async def _expect(service: Service, caller: Signed, lease_id: str, digest: str, signature: str) -> Row | None:
+    """The lease that this file answers, none if the file was taken before; anything else is refused."""
+    context = service.context
+    lease = await service.read_rows(
+        lambda connection: submissions.check_upload(connection, context, caller.key, lease_id, digest)
+    )
+    if lease is not None:
+        submissions.verify_upload(context, caller.key, lease_id, digest, signature)
+    return lease
+
+
+def _require_signed(digest: str, signed: str) -> None:
+    if digest != signed:
+        raise RefusedError("digest", "The uploaded bytes are not those that were signed.", status=400)
+
+
+async def _discard(chunks: AsyncIterator[bytes]) -> None:
+    """Reads the rest: closing on a sender makes it see a broken pipe instead of the refusal."""
+    async for _ in chunks:
+        pass
+
+
+async def stream_to_disk(service: Service, chunks: AsyncIterator[bytes], path: Path) -> tuple[str, int]:
+    """Digest and size of the file, which is synced to disk; no file if anything went wrong."""
+    hasher, size_bytes = blake3(), 0
+    try:
+        with path.open("wb") as file:
+            async for chunk in chunks:
+                size_bytes += len(chunk)
+                hasher.update(chunk)
+                file.write(chunk)
+            file.flush()
+            await service.sync(file.fileno())
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        hint = "The owner must free disk space; nothing is lost, your work can be uploaded until its lease ends."
+        code = "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "storage"
+        raise RefusedError(code, f"The upload cannot be stored: {error.strerror}.", hint=hint, status=503) from None
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return hasher.hexdigest(), size_bytes

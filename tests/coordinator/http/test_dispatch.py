@@ -1,0 +1,156 @@
+"""The table of routes is the whole API: who is admitted, what is read before that, and what is never parsed."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive
+
+from shoal.coordinator.http import worker_handlers
+from shoal.coordinator.http.auth import Signed
+from shoal.coordinator.http.dispatch import RouteFinder
+from shoal.coordinator.http.route import AnyRoute, Json
+from shoal.coordinator.http.table import ROUTES
+from shoal.files import digest_bytes
+from shoal.protocol.signing import RequestTarget, stamp_request
+from support.samples import keypair
+from support.swarm import Swarm, registration
+
+SIGNED_ROUTES = [route for route in ROUTES if route.access.is_signed]
+FOR_SOME = {"trainer", "validator", "evaluator", "run"}
+
+
+def name_of(route: AnyRoute) -> str:
+    return f"{route.method} {route.path}"
+
+
+def address(route: AnyRoute) -> str:
+    return route.path.replace("{step}", "0").replace("{lease_id}", "0" * 32).replace("{submission_id}", "0" * 32)
+
+
+def signature(swarm: Swarm, route: AnyRoute, signer: str, body: bytes = b"") -> dict[str, str]:
+    audience = swarm.context.descriptor.coordinator_key
+    target = RequestTarget("run-1", audience, route.method, address(route), "", digest_bytes(body))
+    return stamp_request(keypair(signer), target, swarm.clock()).headers()
+
+
+async def unread() -> Message:
+    raise AssertionError("the body was read")
+
+
+def sends(*chunks: bytes) -> Receive:
+    messages: list[Message] = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+
+    async def receive() -> Message:
+        return messages.pop(0) if messages else {"type": "http.request", "body": b"", "more_body": False}
+
+    return receive
+
+
+def ask(swarm: Swarm, route: AnyRoute, headers: dict[str, str], receive: Receive) -> tuple[int, list[Message]]:
+    """Status and messages of the answer, without any server in between."""
+    messages: list[Message] = []
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": route.method,
+        "path": address(route),
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": ("192.0.2.1", 1000),
+    }
+    asyncio.run(swarm.app(scope, receive, send))
+    return messages[0]["status"], messages
+
+
+@pytest.mark.parametrize("route", SIGNED_ROUTES, ids=name_of)
+def test_an_unsigned_request_is_refused_before_its_body_is_read(swarm: Swarm, route: AnyRoute) -> None:
+    assert ask(swarm, route, {}, unread)[0] == 401
+
+
+@pytest.mark.parametrize("route", SIGNED_ROUTES, ids=name_of)
+def test_a_forged_request_is_refused_before_its_body_is_read(swarm: Swarm, route: AnyRoute) -> None:
+    forged = signature(swarm, route, "eve") | {"x-shoal-key": keypair("trainer").public}
+    assert ask(swarm, route, forged, unread)[0] == 401
+
+
+@pytest.mark.parametrize("route", [route for route in SIGNED_ROUTES if hasattr(route.access, "names")], ids=name_of)
+def test_a_key_without_the_role_is_refused_before_its_body_is_read(swarm: Swarm, route: AnyRoute) -> None:
+    for signer in ("stranger", "run"):
+        assert ask(swarm, route, signature(swarm, route, signer), unread)[0] == 403
+
+
+def test_only_the_run_key_does_what_the_owner_does(swarm: Swarm) -> None:
+    owned = [route for route in ROUTES if route.path.startswith(("/v1/run", "/v1/bans"))]
+    assert len(owned) == 3
+    for route in owned:
+        for signer in ("stranger", "trainer", "validator", "coordinator"):
+            assert ask(swarm, route, signature(swarm, route, signer), unread)[0] == 403
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if isinstance(route.reads, Json)], ids=name_of)
+def test_a_body_other_than_the_signed_one_is_never_parsed(
+    swarm: Swarm, route: AnyRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signer = next(iter(getattr(route.access, "names", ())), "run")
+    assert isinstance(route.reads, Json)
+    monkeypatch.setattr(route.reads.model, "model_validate_json", None)
+    headers = signature(swarm, route, signer, b"{}")
+    assert ask(swarm, route, headers, sends(b'{"a":', b"1}"))[0] == 401
+
+
+def test_reading_stops_at_the_limit_of_the_route(swarm: Swarm) -> None:
+    route = next(route for route in ROUTES if route.path == "/v1/heartbeat")
+    assert isinstance(route.reads, Json)
+    read = list[int]()
+
+    async def endless() -> Message:
+        read.append(1024)
+        return {"type": "http.request", "body": b" " * 1024, "more_body": True}
+
+    assert ask(swarm, route, signature(swarm, route, "ann"), endless)[0] == 413
+    assert sum(read) == route.reads.max_bytes + 1024
+
+
+def test_a_sender_that_goes_away_gets_no_answer(swarm: Swarm) -> None:
+    route = next(route for route in ROUTES if route.path == "/v1/heartbeat")
+
+    async def gone() -> Message:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(IndexError):
+        ask(swarm, route, signature(swarm, route, "ann"), gone)
+
+
+def test_no_two_routes_answer_one_address() -> None:
+    finder = RouteFinder(ROUTES)
+    for route in ROUTES:
+        found = finder.find(route.method, address(route))
+        assert found is not None
+        assert found[0] is route
+
+
+@pytest.mark.parametrize("path", ["/v1/leases/", "/v1/leases/a/b", "/v1/leases//", "/v1/leases/a\n", "//v1/workers"])
+def test_an_address_that_only_looks_like_a_route_is_none(path: str) -> None:
+    assert RouteFinder(ROUTES).find("DELETE", path) is None
+
+
+def test_a_handler_is_a_plain_function_of_service_body_and_caller(swarm: Swarm) -> None:
+    caller = Signed(keypair("ann").public, swarm.clock(), "0" * 32, "")
+    assert swarm.http.portal is not None
+    view = swarm.http.portal.call(worker_handlers.register, swarm.app.service, registration("ann"), caller)
+    assert (view.key, view.name, view.state) == (caller.key, "ann", "registered")
+
+
+def test_an_expensive_route_counts_as_several_requests(swarm: Swarm) -> None:
+    costs = {route.path: route.cost for route in ROUTES if route.cost != 1}
+    assert costs == {"/v1/ledger": 10}
+    asked: list[tuple[str, float]] = []
+    swarm.app.service.address_limit = SimpleNamespace(wait_s=lambda *call: asked.append(call) or 0.0)  # type: ignore[assignment,func-returns-value]
+    swarm.http.get("/v1/ledger")
+    swarm.http.get("/v1/nothing")
+    assert [cost for _, cost in asked] == [10, 1]
