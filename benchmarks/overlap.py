@@ -65,7 +65,7 @@ def make_config(root: Path, level: int, steps: int, groups: int, ports: list[int
             "minibatches": 1,
             "checkpoint_every": 1000,
         },
-        "coordinator": {"port": ports[0], "heartbeat_s": 1, "lease_s": 60},
+        "coordinator": {"port": ports[0], "gone_after_s": 6, "lease_s": 60},
         "broadcast": {"port": ports[1], "shard_bytes": 1 << 18},
         "trust": {"key_share": 1.0, "probation_share": 1.0, "probation_audits": 1},
         "validation": {"numerics_classes": ["torch/float32/cpu"]},

@@ -147,7 +147,6 @@ def run_ours(settings: dict[str, Any]) -> None:
     config = TrainingConfig(
         learning_rate=LEARNING_RATE,
         warmup_steps=0,
-        betas=BETAS,
         weight_decay=0.0,
         max_grad_norm=MAX_GRAD_NORM,
         clip_epsilon=EPSILON,

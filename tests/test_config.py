@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.config import ShoalConfig, all_keys, build_config, describe, load_config, to_toml
+from shoal.config import ShoalConfig, all_keys, all_settings, build_config, changes, load_config, to_toml
 from shoal.errors import ConfigError
 
 
@@ -120,16 +120,35 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
             "run": {"name": "a.b-c", "dir": "runs/some where", "seed": 12},
             "tasks": {"system_prompt": 'Say "yes",\nor\tno \\ perhaps'},
             "reward": {"target_lengths": [4, 8]},
-            "training": {"betas": [0.8, 0.95], "trackers": ["wandb"]},
+            "training": {"trackers": ["wandb"]},
         }
     )
     assert load_config(run_file(tmp_path, to_toml(config))) == config
 
 
 def test_every_setting_has_its_reason() -> None:
-    described = list(describe())
-    assert [key for key, _, _ in described] == all_keys()
-    assert [key for key, _, reason in described if not reason.strip()] == []
+    assert [setting.key for setting in all_settings() if not setting.reason.strip()] == []
+
+
+def test_there_are_few_settings() -> None:
+    assert len(all_keys()) <= 85, "make a constant of one that no run file sets"
+
+
+def test_the_schema_knows_what_a_run_keeps() -> None:
+    kept = {setting.key for setting in all_settings() if setting.fixed}
+    assert {"run.name", "run.seed", "model.path", "tasks.source", "rollouts.group_size"} <= kept
+    assert {"reward.length_alpha", "training.async_level", "coordinator.store"} <= kept
+    assert not kept & {"run.steps", "run.dir", "training.learning_rate", "coordinator.public_url", "trust.stake_tokens"}
+
+
+def test_what_changed_between_two_starts_is_said_with_both_values() -> None:
+    old = build_config({"training": {"learning_rate": 1e-4}, "reward": {"target_lengths": [8]}})
+    new = build_config({"training": {"learning_rate": 2e-4}, "reward": {"target_lengths": [8, 16]}})
+    assert [str(change) for change in changes(old, new)] == [
+        "reward.target_lengths was [8] and is now [8, 16]",
+        "training.learning_rate was 0.0001 and is now 0.0002",
+    ]
+    assert changes(old, old) == []
 
 
 def test_addresses_follow_from_host_and_port_unless_they_are_given() -> None:

@@ -13,6 +13,11 @@ PUBLIC = {
         Head Manifest Neighbours Origin OriginServer OriginSettings Progress Publication Relay RelayReport RelaySettings
         ServerLimits VersionEntry WeightClient WeightClientSettings WireTensor
     """,
+    "shoal.config": """
+        TASK_PART BroadcastConfig Change CoordinatorConfig EvaluationConfig ModelConfig RewardConfig RolloutConfig
+        RunConfig Setting ShoalConfig TasksConfig TrainingConfig TrustConfig ValidationConfig all_keys all_settings
+        build_config changes load_config to_toml
+    """,
     "shoal.coordinator": """
         Context LedgerError Store balances check_draws create_app run_coordinator verify_export
     """,

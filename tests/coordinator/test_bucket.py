@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shoal.coordinator.bucket import Bucket, Credentials
+from shoal.coordinator.bucket import Bucket, Credentials, region_of
 from shoal.errors import ConfigError, IntegrityError, RefusedError
 from shoal.files import digest_bytes
 from shoal.protocol import api
@@ -150,3 +150,17 @@ def test_a_file_that_is_too_large_or_for_anothers_lease_gets_no_url(swarm: Swarm
         with pytest.raises(RefusedError) as caught:
             swarm.client(name).upload_url(announcement)
         assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("url", "region"),
+    [
+        ("https://s3.eu-west-1.amazonaws.com/rollouts", "eu-west-1"),
+        ("https://rollouts.s3.ap-southeast-2.amazonaws.com", "ap-southeast-2"),
+        ("https://s3.amazonaws.com/rollouts", "us-east-1"),
+        ("https://s3.example.org/rollouts", "us-east-1"),
+        ("https://s3.eu-west-1.amazonaws.com.example.org/rollouts", "us-east-1"),
+    ],
+)
+def test_the_region_is_read_from_amazons_endpoints(url: str, region: str) -> None:
+    assert region_of(url) == region

@@ -181,7 +181,7 @@ def test_a_bucket_that_is_away_keeps_file_and_record_for_the_next_sweep(swarm: S
 def test_a_full_disk_stops_intake_with_a_clear_refusal_and_recovers(swarm: Swarm) -> None:
     (ann,) = swarm.join("ann")
     lease = swarm.lease(ann)
-    floor = swarm.context.config.coordinator.min_free_bytes
+    floor = swarm.context.min_free_bytes
     swarm.context.free_bytes = lambda path: floor - 1
     assert swarm.ask(ann, 0).reason == "disk_full"
     with pytest.raises(UnavailableError, match=r"503: The coordinator's disk is full"):
@@ -223,9 +223,8 @@ def register_often(worker: CoordinatorClient) -> None:
 
 
 def test_a_disk_without_a_single_byte_loses_nothing(tiny_disk: TinyDisk) -> None:
-    settings = config()
-    coordinator = settings.coordinator.model_copy(update={"min_free_bytes": 0})
-    with running(tiny_disk.root / "run", settings.model_copy(update={"coordinator": coordinator})) as swarm:
+    with running(tiny_disk.root / "run", config()) as swarm:
+        swarm.context.min_free_bytes = 0
         swarm.publish(0)
         (ann,) = swarm.join("ann")
         play(swarm, ann, 2)

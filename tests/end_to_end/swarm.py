@@ -56,7 +56,7 @@ def small_config(root: Path, *, steps: int, **sections: dict[str, Any]) -> Shoal
         "rollouts": {"group_size": 8, "tasks_per_slot": 2, "max_prompt_tokens": 64, "max_new_tokens": 40},
         "reward": {"target_lengths": [16], "length_alpha": 0.003},
         "training": {"groups_per_step": 4, "learning_rate": 1e-4, "kl_beta": 0.0, "minibatches": 1},
-        "coordinator": {"port": ports, "lease_s": 60, "heartbeat_s": 1, "gone_after_s": 15},
+        "coordinator": {"port": ports, "lease_s": 60, "gone_after_s": 12},
         "broadcast": {"port": ports + 1},
         "trust": {"probation_audits": 2, "stake_tokens": 20_000},
         "evaluation": {"every": 100},

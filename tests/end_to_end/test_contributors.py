@@ -51,7 +51,7 @@ class LiveRun:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     """The owner's roles, which every test here uses: they take longest to start."""
     root = tmp_path_factory.mktemp("live")
-    config = small_config(root / "run", steps=10_000, coordinator={"lease_s": 60, "heartbeat_s": 1, "gone_after_s": 6})
+    config = small_config(root / "run", steps=10_000, coordinator={"lease_s": 60, "gone_after_s": 6})
     run_file = root / "mine.toml"
     run_file.write_text(to_toml(config))
     with shoal(root / "up.log", "up", run_file):

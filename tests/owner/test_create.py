@@ -17,7 +17,7 @@ from shoal.policy import ModelError
 from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.descriptor import open_descriptor
 from shoal.rundir import ROLES, RunDirectory
-from support.tiny_run import save_policy
+from support.tiny_run import Reports, save_policy
 
 
 @pytest.fixture(scope="session")
@@ -124,12 +124,14 @@ def test_a_run_that_was_cut_off_keeps_its_keys(model: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("section", "change", "named"),
     [
-        ("model", {"path": "bundled"}, r"\[model\]"),
-        ("tasks", {"count": 21}, r"\[tasks\]"),
-        ("rollouts", {"group_size": 4}, r"\[rollouts\]"),
-        ("reward", {"length_alpha": 0.5}, r"\[reward\]"),
-        ("training", {"async_level": 1}, "async_level 2"),
-        ("run", {"seed": 5}, "seed 0"),
+        ("model", {"path": "bundled"}, r"model\.path was .* and is now \"bundled\""),
+        ("tasks", {"count": 21}, r"tasks\.count was 20 and is now 21"),
+        ("rollouts", {"group_size": 4}, r"rollouts\.group_size was .* and is now 4"),
+        ("reward", {"length_alpha": 0.5}, r"reward\.length_alpha was .* and is now 0\.5"),
+        ("training", {"async_level": 1}, "async_level was 2 and is now 1"),
+        ("run", {"name": "other"}, r"run\.name was .* and is now \"other\""),
+        ("coordinator", {"store": "postgresql://db/run"}, r"coordinator\.store was \"sqlite\""),
+        ("run", {"seed": 5}, "seed was 0 and is now 5"),
     ],
 )
 def test_settings_that_workers_build_on_cannot_change(
@@ -145,7 +147,14 @@ def test_settings_that_workers_build_on_cannot_change(
 def test_other_settings_may_change(model: Path, tmp_path: Path) -> None:
     initialise(config(model, tmp_path / "run"))
     changed = config(model, tmp_path / "run", run={"steps": 7}, training={"learning_rate": 0.5})
-    assert initialise(changed).config() == changed
+    reports = Reports()
+    assert initialise(changed, reports).config() == changed
+    assert reports == [
+        "changed since the last start: run.steps was 1000 and is now 7",
+        "changed since the last start: training.learning_rate was 3e-07 and is now 0.5",
+    ]
+    initialise(changed, reports)
+    assert len(reports) == 2
 
 
 def test_a_run_that_moves_to_another_port_signs_its_addresses_again(model: Path, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_masked_completions_are_not_trained(model_dir: Path, tmp_path: Path, gro
 
 
 def test_overlong_completions_lose_reward(model_dir: Path, tmp_path: Path) -> None:
-    trainer = make_trainer(model_dir, tmp_path, overlong="penalise", overlong_buffer=4)
+    trainer = make_trainer(model_dir, tmp_path, overlong="penalise")
     samples = [Sample([1], [2] * length, 1.0, 1.0) for length in (3, 9)]
     assert trainer.train_step([Group("0/0/0", samples)]).zero_signal_fraction == 0.0
 

@@ -57,7 +57,7 @@ def run_directory(context: typer.Context, run_file: Path | None, dry_run: bool =
     """The run directory of a run file, made if it is new."""
     from shoal.owner.create import initialise
 
-    return initialise(run_config(context, run_file, dry_run))
+    return initialise(run_config(context, run_file, dry_run), report)
 
 
 def report(text: str) -> None:

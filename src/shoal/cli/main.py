@@ -20,7 +20,7 @@ from shoal.cli import records as record_commands
 from shoal.cli import roles as role_commands
 from shoal.cli.flags import report, split_settings, takes_settings
 from shoal.cli.run import run_app
-from shoal.config import describe
+from shoal.config import all_settings
 from shoal.errors import ConfigError, ShoalError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -80,8 +80,9 @@ def doctor() -> None:
 
 def show_settings() -> None:
     """Every setting with its default and its reason."""
-    for key, default, reason in describe():
-        typer.echo(f"{key} = {default}\n    {reason}")
+    for setting in all_settings():
+        kept = " A run keeps it." if setting.fixed else ""
+        typer.echo(f"{setting.key} = {setting.default_text}\n    {setting.reason}{kept}")
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -80,7 +80,7 @@ async def collect_rollouts(service: Service) -> int:
         context.metrics.event("rollouts_collected", files=len(collected))
     if not context.has_space():
         free = context.free_bytes(context.submissions)
-        context.metrics.event("disk_full", free_bytes=free, min_free_bytes=context.config.coordinator.min_free_bytes)
+        context.metrics.event("disk_full", free_bytes=free, min_free_bytes=context.min_free_bytes)
         log.warning("the disk is full (%d bytes free): no work is given out or taken in until there is room", free)
     return len(collected)
 

@@ -8,6 +8,7 @@ afterwards. Readers get a URL and hash again. Credentials are AWS_ACCESS_KEY_ID 
 import hashlib
 import hmac
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ ALGORITHM = "AWS4-HMAC-SHA256"
 UNSIGNED = "UNSIGNED-PAYLOAD"
 OWN_CALLS_S = 300
 TIMEOUT_S = 60.0
+DEFAULT_REGION = "us-east-1"
+AMAZON_REGION = re.compile(r"(?:^|\.)s3[.-]((?!dualstack)[a-z0-9-]+)\.amazonaws\.com$")
 
 
 @dataclass(frozen=True)
@@ -160,5 +163,11 @@ def _final(submission_id: str) -> str:
     return f"submissions/{submission_id}.parquet"
 
 
-def open_bucket(url: str, region: str, clock: Callable[[], float]) -> Bucket | None:
-    return Bucket(url, region, Credentials.from_environment(), clock=clock) if url else None
+def open_bucket(url: str, clock: Callable[[], float]) -> Bucket | None:
+    return Bucket(url, region_of(url), Credentials.from_environment(), clock=clock) if url else None
+
+
+def region_of(url: str) -> str:
+    """The region that requests are signed for: Amazon's endpoints name it, most other servers take any."""
+    named = AMAZON_REGION.search(urlsplit(url).hostname or "")
+    return named[1] if named else DEFAULT_REGION

@@ -19,6 +19,8 @@ from shoal.protocol import api
 from shoal.protocol.descriptor import RunDescriptor
 
 MAX_RELAYS = 64
+MIN_FREE_BYTES = 256 << 20
+"""With less free disk space no work is given out or taken in, so that store and ledger can still be written."""
 RELAY_MEMORY_S = 600.0
 CLOCK_SLACK_S = 2.0
 """Hosts of one database may disagree by so much about the time."""
@@ -63,6 +65,7 @@ class Context:
     bucket: Bucket | None = None
     """Where rollouts are kept instead of `submissions`."""
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
+    min_free_bytes: int = MIN_FREE_BYTES
     metrics: EventLog = field(default_factory=EventLog)
     presence: dict[str, Presence] = field(default_factory=dict)
     relays: dict[str, RelayPresence] = field(default_factory=dict)
@@ -120,7 +123,7 @@ class Context:
     def has_space(self) -> bool:
         """A disk that cannot be asked is found out by the upload, which says what is wrong with it."""
         try:
-            return self.free_bytes(self.submissions) >= self.config.coordinator.min_free_bytes
+            return self.free_bytes(self.submissions) >= self.min_free_bytes
         except OSError:
             return True
 

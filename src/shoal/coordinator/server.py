@@ -70,7 +70,7 @@ def build_context(directory: RunDirectory) -> Context:
         secret=directory.secret(),
         role_keys=directory.role_keys(),
         submissions=directory.submissions,
-        bucket=open_bucket(config.coordinator.bucket, config.coordinator.bucket_region, time.time),
+        bucket=open_bucket(config.coordinator.bucket, time.time),
         metrics=EventLog(directory.events / "coordinator.jsonl"),
     )
     trust.LossRule.of(config).require()

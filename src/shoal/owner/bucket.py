@@ -43,7 +43,7 @@ class BucketRollouts:
 
     @classmethod
     def of(cls, settings: CoordinatorConfig) -> "BucketRollouts | None":
-        bucket = open_bucket(settings.bucket, settings.bucket_region, time.time)
+        bucket = open_bucket(settings.bucket, time.time)
         return None if bucket is None else cls(bucket)
 
     def copy_to(self, folder: Path, rollouts: Iterable[StoredRollout]) -> None:

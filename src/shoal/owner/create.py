@@ -1,17 +1,19 @@
 """Makes a run: keys, secret, base files and the signed descriptor, once and then never again.
 
 `initialise` is idempotent: on a directory that already holds a run it only checks that the settings still mean the same run.
-What workers and validators build on (model, tasks, rollouts, reward, seed) is fixed by the descriptor; addresses may change, and
-are then signed anew; the rest may change freely. Whatever can be refused is refused before the first file is written.
+Settings that the schema marks as fixed stay as they are; addresses may change, and are then signed again; the rest may change
+freely. Whatever can be refused is refused before the first file is written.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.broadcast import Origin, OriginSettings
-from shoal.config import ShoalConfig, TasksConfig, ValidationConfig, to_toml
+from shoal.config import Change, ShoalConfig, TasksConfig, ValidationConfig, changes, to_toml
 from shoal.errors import ConfigError
 from shoal.files import CONFIG_FILE, TOKENIZER_FILE, digest_file, remove_leftovers, write_atomic
 from shoal.locks import hold
+from shoal.metrics import Report, silent
 from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.protocol.signing import PROTOCOL_VERSION
@@ -22,38 +24,33 @@ from shoal.tasks.rewards import check_parts
 from shoal.tasks.sources import is_local, pin_source
 from shoal.tasks.verifiers.reward_models import check_named
 
-FIXED_SETTINGS = ("model", "tasks", "rollouts", "reward")
 CREATE_DEADLINE_S = 60.0
 LONGEST_PROMPTS = 256
 """Prompts that are measured: the longest ones by letters, of which one is nearly always the longest by tokens."""
 
 
-def initialise(config: ShoalConfig) -> RunDirectory:
+def initialise(config: ShoalConfig, report: Report = silent) -> RunDirectory:
+    """Makes the run, or checks that it is the same one; reports which settings have changed since its last start."""
     directory = RunDirectory(config.run.dir)
     remove_leftovers(directory.root, directory.origin, directory.key_file("run").parent)
     if not directory.is_initialised:
         _create(directory, config)
-    _check_same_run(directory.config(), config)
+    changed = changes(directory.config(), located(config, directory.root))
+    _check_same_run(config, changed)
     _update_descriptor(directory, config)
+    for change in changed:
+        report(f"changed since the last start: {change}")
     write_atomic(directory.run_file, to_toml(located(config, directory.root)).encode())
     return directory
 
 
-def _check_same_run(old: ShoalConfig, new: ShoalConfig) -> None:
-    for section in FIXED_SETTINGS:
-        if getattr(old, section) != getattr(new, section):
-            _refuse_change(new, f"other settings in [{section}]")
-    if old.training.async_level != new.training.async_level:
-        _refuse_change(new, f"async_level {old.training.async_level}")
-    if old.run.seed != new.run.seed:
-        _refuse_change(new, f"seed {old.run.seed}")
-
-
-def _refuse_change(config: ShoalConfig, what: str) -> None:
-    raise ConfigError(
-        f"{config.run.dir} holds a run with {what}.",
-        hint="Choose another run.dir, or remove the old one (`shoal demo --fresh` does) to start over.",
-    )
+def _check_same_run(config: ShoalConfig, changed: Sequence[Change]) -> None:
+    refused = [change for change in changed if change.setting.fixed]
+    if refused:
+        raise ConfigError(
+            f"{config.run.dir} holds a run that keeps its settings: {'; '.join(map(str, refused))}.",
+            hint="Choose another run.dir, or remove the old one (`shoal demo --fresh` does) to start over.",
+        )
 
 
 def _create(directory: RunDirectory, config: ShoalConfig) -> None:

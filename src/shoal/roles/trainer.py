@@ -91,9 +91,6 @@ def build_origin(
         run_id=descriptor.run_id,
         shard_bytes=config.broadcast.shard_bytes,
         keep_versions=config.broadcast.keep_versions + config.training.async_level,
-        head_ttl_s=config.broadcast.head_ttl_s,
-        keyframe_every=config.broadcast.anchor_every,
-        delta_from_bytes=config.broadcast.delta_from_bytes,
     )
     return Origin(root, run_key, settings, clock=clock)
 

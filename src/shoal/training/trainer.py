@@ -35,6 +35,11 @@ from shoal.training.packing.batch import Member, MicroBatch, MiniBatch, build_mi
 from shoal.training.packing.samples import Group, check_groups
 from shoal.training.reports import StepReport, TokenSums, describe_groups, fill_token_means, token_statistics
 
+BETAS = (0.9, 0.99)
+"""AdamW moments; 0.99 follows the drifting objective faster than 0.999."""
+CORRECTION_CAP = 5.0
+"""Cap of the lag correction; 2 to 5 are usual."""
+
 
 class DivergedError(ShoalError):
     """Training left the region in which its numbers mean anything; the last checkpoint is good."""
@@ -82,7 +87,7 @@ class Trainer:
         self._optimiser = torch.optim.AdamW(
             self.policy.parameters(),
             lr=config.learning_rate,
-            betas=config.betas,
+            betas=BETAS,
             weight_decay=config.weight_decay,
             fused=True,
         )
@@ -244,7 +249,7 @@ class Trainer:
     def _correction_weights(self, part: MicroBatch, old_N: Tensor) -> Tensor:
         known = ~part.behaviour_N.isnan()
         log_ratio_N = torch.where(known, old_N - part.behaviour_N, 0.0)
-        weights_N = self._correction(log_ratio_N, part.bin.row_N, part.bin.rows, self.config.correction_cap)
+        weights_N = self._correction(log_ratio_N, part.bin.row_N, part.bin.rows, CORRECTION_CAP)
         return torch.where(known, weights_N, 1.0)
 
     def _finish(self, report: StepReport, sums: TokenSums, norms: Sequence[float], started: float) -> None:

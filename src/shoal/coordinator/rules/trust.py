@@ -19,6 +19,8 @@ from shoal.protocol.api import WorkerState
 TrustEvent = Literal["asked", "clean_audit", "clean_pass", "anomaly", "proof", "silent", "returned", "unbanned"]
 
 ANOMALIES_TO_QUARANTINE = 3
+DETECTION_POWER = 0.99
+"""Share of cheated submissions that an audit finds, as calibration measures it."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class LossRule:
         """The rule at the audit floor; the gain of a cheat is all the tokens of a slot."""
         settings, rollouts = config.trust, config.rollouts
         gain = rollouts.tasks_per_slot * rollouts.group_size * rollouts.max_new_tokens
-        return cls(settings.audit_floor, settings.detection_power, settings.stake_tokens, gain)
+        return cls(settings.audit_floor, DETECTION_POWER, settings.stake_tokens, gain)
 
     def require(self) -> None:
         if not self.holds:

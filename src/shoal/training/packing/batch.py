@@ -17,6 +17,9 @@ from shoal.training.packing.bins import Bin, build_packed, build_padded
 from shoal.training.packing.packing import form_families, pack, pack_padded
 from shoal.training.packing.samples import Group, Sample
 
+OVERLONG_BUFFER = 1024
+"""Tokens before the limit over which `penalise` takes the reward down from 0 to −1."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -69,7 +72,7 @@ def choose_members(
 def _reward(sample: Sample, config: TrainingConfig, max_new_tokens: int) -> float:
     if config.overlong != "penalise":
         return sample.reward
-    buffer = min(config.overlong_buffer, max_new_tokens)
+    buffer = min(OVERLONG_BUFFER, max_new_tokens)
     return sample.reward + overlong_penalty(len(sample.output_tokens), max_new_tokens, buffer)
 
 

@@ -1,22 +1,19 @@
-"""One tree describes one run: TOML in, dotted flags override, `--dry-run` prints the result.
+"""Every setting of a run: its type, its default and, below it, its reason.
 
-Every field has its reason beside it; `docs/reference/settings.md` is generated from this file. A wrong key or value is
-refused with the nearest right one. Nothing else in the package reads run files or environment variables for settings.
+`docs/reference/settings.md` is generated from this file. Settings marked `FIXED` belong to what workers and validators build on:
+a run keeps them from its first start to its last. All others may change between two starts.
 """
 
-import difflib
-import json
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from shoal.errors import ConfigError
+from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Url = Annotated[str, Field(pattern=r"^(https?://[^/\s]+(/\S*)?)?$")]
+FIXED = "fixed"
+"""Marks a setting, or all of a section, that a run keeps."""
 
 
 class Section(BaseModel):
@@ -24,14 +21,16 @@ class Section(BaseModel):
 
 
 class RunConfig(Section):
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"), FIXED] = "run"
     """Part of the run id; letters, digits, dot, dash."""
     dir: Path = Path("runs/run")
     """Everything the owner's roles write: keys, store, rollouts, weights, checkpoints, logs."""
     steps: Positive = 1000
     """Training steps until the run is finished."""
-    seed: int = 0
+    seed: Annotated[int, FIXED] = 0
     """Seeds the run secret of a new run, and so every task draw and every sample."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Compute threads of each role that `shoal up` starts; 0 shares what the machine has: half for the trainer."""
 
 
 class ModelConfig(Section):
@@ -91,7 +90,7 @@ class RewardConfig(Section):
 
 
 class TrainingConfig(Section):
-    async_level: Annotated[int, Field(ge=0, le=16)] = 2
+    async_level: Annotated[int, Field(ge=0, le=16), FIXED] = 2
     """k: the batch of step s holds groups of versions s−k … s; 0 is synchronous."""
     groups_per_step: Positive = 32
     """P: useful groups that make a batch."""
@@ -105,8 +104,6 @@ class TrainingConfig(Section):
     """AdamW step size after warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 25
     """Optimiser steps of linear warm-up."""
-    betas: tuple[float, float] = (0.9, 0.99)
-    """AdamW moments; 0.99 follows the drifting objective faster than 0.999."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Decoupled weight decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.1
@@ -126,12 +123,8 @@ class TrainingConfig(Section):
     correction: str = "none"
     """Lag correction where validated behaviour log-probabilities exist: `none`, `truncated_token`, `truncated_sequence`,
     `masked`, `decoupled`, or your own as `module:function`."""
-    correction_cap: Annotated[float, Field(ge=1)] = 5.0
-    """Cap of the lag correction; 2 to 5 are usual."""
     overlong: Literal["keep", "mask", "penalise"] = "keep"
     """Truncated completions: trained like others, left out of the loss, or all long ones lose reward smoothly (DAPO)."""
-    overlong_buffer: Positive = 1024
-    """Tokens before the limit over which `penalise` takes the reward down from 0 to −1."""
     kl_beta: Annotated[float, Field(ge=0)] = 0.001
     """β of the KL term to the base model; 0 does not even load the reference model."""
     entropy_eta: Annotated[float, Field(ge=0)] = 1e-4
@@ -162,18 +155,12 @@ class BroadcastConfig(Section):
     """Address the origin listens on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 7301
     """Port of the origin."""
-    public_url: str = ""
+    public_url: Url = ""
     """How others reach the origin; derived from host and port if empty."""
     shard_bytes: Annotated[int, Field(ge=4096, le=64 << 20)] = 2 << 20
     """Small shards pipeline well through relays."""
     keep_versions: Positive = 8
     """Versions that stay downloadable beyond the asynchrony window."""
-    anchor_every: Positive = 8
-    """Every this many versions the weights are published in full too, so that late joiners need no long chain of deltas."""
-    delta_from_bytes: Annotated[int, Field(ge=0)] = 16 << 20
-    """Smaller models are always published in full: their deltas would save less than they cost."""
-    head_ttl_s: Positive = 3600
-    """A head older than this is refused, so that nobody can freeze the swarm on an old policy."""
 
 
 class CoordinatorConfig(Section):
@@ -181,24 +168,20 @@ class CoordinatorConfig(Section):
     """Address the coordinator listens on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 7300
     """Port of the coordinator."""
-    public_url: str = ""
+    public_url: Url = ""
     """How others reach it; derived from host and port if empty."""
-    store: Annotated[str, Field(pattern=r"^(sqlite|postgres(ql)?://.+)$")] = "sqlite"
+    store: Annotated[str, Field(pattern=r"^(sqlite|postgres(ql)?://.+)$"), FIXED] = "sqlite"
     """`sqlite` (a file of the run directory), or the `postgresql://` URL that several coordinator processes share."""
     lease_s: Positive = 120
     """A slot that was not submitted by then goes to another key."""
-    heartbeat_s: Positive = 5
-    """How often a role shows that it lives."""
     gone_after_s: Positive = 30
-    """Silence after which a worker is forgotten and its slots are given to others."""
+    """Silence after which a worker is forgotten and its slots are given to others; heartbeats come six times as often."""
     clock_window_s: Positive = 300
     """Signed requests older or newer than this are refused; nonces are kept that long."""
     max_upload_bytes: Positive = 64 << 20
     """Larger submissions are refused before they are read."""
     bucket: Annotated[str, Field(pattern=r"^(https?://[^/\s]+/\S+)?$")] = ""
     """Endpoint and bucket, as in https://s3.example.org/rollouts, for rollouts outside this host; empty keeps them on disk."""
-    bucket_region: str = "us-east-1"
-    """Region that requests to the bucket are signed for; most servers other than Amazon's take any."""
     requests_per_s_key: Annotated[float, Field(ge=0)] = 20.0
     """Requests that one key may make per second, with three seconds' worth at once; 0 limits nobody. The owner's keys are free."""
     requests_per_s_address: Annotated[float, Field(ge=0)] = 500.0
@@ -209,8 +192,11 @@ class CoordinatorConfig(Section):
     """Rollout files stay this many steps after their batch was formed, and longer while the trainer may need them to resume."""
     dispute_s: Positive = 86_400
     """No rollout file is removed earlier after its verdict: it is the evidence if somebody objects."""
-    min_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20
-    """With less free disk space no work is given out or taken in, so that store and ledger can still be written."""
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How often a role sends a heartbeat."""
+        return self.gone_after_s / 6
 
 
 class TrustConfig(Section):
@@ -220,8 +206,6 @@ class TrustConfig(Section):
     """Share of submissions of a proven key that is still audited."""
     stake_tokens: Positive = 50_000
     """Verified tokens whose credit is held back as stake; what exceeds them is released."""
-    detection_power: Fraction = 0.99
-    """Share of cheated submissions that an audit finds; measured by calibration, used by the expected-loss rule."""
     key_share: Fraction = 0.5
     """Largest share of one step that one key may fill while others work."""
     probation_share: Fraction = 0.5
@@ -257,10 +241,10 @@ class ShoalConfig(Section):
     """The whole run."""
 
     run: RunConfig = RunConfig()
-    model: ModelConfig = ModelConfig()
-    tasks: TasksConfig = TasksConfig()
-    rollouts: RolloutConfig = RolloutConfig()
-    reward: RewardConfig = RewardConfig()
+    model: Annotated[ModelConfig, FIXED] = ModelConfig()
+    tasks: Annotated[TasksConfig, FIXED] = TasksConfig()
+    rollouts: Annotated[RolloutConfig, FIXED] = RolloutConfig()
+    reward: Annotated[RewardConfig, FIXED] = RewardConfig()
     training: TrainingConfig = TrainingConfig()
     broadcast: BroadcastConfig = BroadcastConfig()
     coordinator: CoordinatorConfig = CoordinatorConfig()
@@ -275,109 +259,3 @@ class ShoalConfig(Section):
     @property
     def origin_url(self) -> str:
         return self.broadcast.public_url or f"http://{self.broadcast.host}:{self.broadcast.port}"
-
-
-def load_config(path: Path | None, overrides: Sequence[str] = ()) -> ShoalConfig:
-    """The run described by a TOML file and flags such as `--training.learning_rate 1e-4`."""
-    tree: dict[str, Any] = {}
-    if path is not None:
-        tree = _read_toml(path)
-    for key, text in _parse_flags(overrides):
-        _assign(tree, key, text)
-    return build_config(tree)
-
-
-def build_config(tree: Mapping[str, Any]) -> ShoalConfig:
-    try:
-        return ShoalConfig.model_validate(tree)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            raise ConfigError(f"Unknown setting {key}.", hint=_nearest_hint(key)) from None
-        hint = "See `shoal config` for every setting and its meaning."
-        raise ConfigError(f"Setting {key} = {first['input']!r} is wrong: {first['msg'].lower()}.", hint=hint) from None
-
-
-def all_keys() -> list[str]:
-    """Every dotted setting."""
-    return [f"{section}.{name}" for section, model in _sections() for name in model.model_fields]
-
-
-def describe() -> Iterable[tuple[str, str, str]]:
-    """Every setting with its default and its reason."""
-    for section, model in _sections():
-        for name, field in model.model_fields.items():
-            yield f"{section}.{name}", json.dumps(field.default, default=str), field.description or ""
-
-
-def to_toml(config: ShoalConfig) -> str:
-    lines: list[str] = []
-    for section, values in config.model_dump(mode="json").items():
-        lines.append(f"[{section}]")
-        lines += [f"{name} = {_toml_value(value)}" for name, value in values.items()]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _toml_value(value: object) -> str:
-    """JSON is TOML for these types, but for tables, pairs of surrogates and the delete character."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_toml_value(key)} = {_toml_value(inner)}" for key, inner in value.items()) + "}"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _sections() -> Iterable[tuple[str, type[Section]]]:
-    for name, field in ShoalConfig.model_fields.items():
-        annotation = field.annotation
-        assert isinstance(annotation, type)
-        assert issubclass(annotation, Section)
-        yield name, annotation
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"There is no run file {path}.", hint="`configs/` has examples.") from None
-    except OSError as error:
-        raise ConfigError(f"The run file {path} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}.") from None
-
-
-def _parse_flags(arguments: Sequence[str]) -> Iterable[tuple[str, str]]:
-    rest = list(arguments)
-    while rest:
-        flag = rest.pop(0)
-        name, equals, value = flag.partition("=")
-        if not name.startswith("--"):
-            raise ConfigError(f"Unexpected argument {flag!r}.", hint="Settings are given as --section.name VALUE.")
-        if name[2:] not in all_keys():
-            raise ConfigError(f"Unknown setting {name}.", hint=_nearest_hint(name[2:], prefix="--"))
-        if not equals:
-            if not rest:
-                raise ConfigError(f"{name} needs a value.")
-            value = rest.pop(0)
-        yield name[2:], value
-
-
-def _assign(tree: dict[str, Any], key: str, text: str) -> None:
-    section, name = key.split(".", 1)
-    try:
-        value: Any = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    branch = tree.setdefault(section, {})
-    if not isinstance(branch, dict):
-        raise ConfigError(f"[{section}] must be a table of settings.")
-    branch[name] = value
-
-
-def _nearest_hint(key: str, prefix: str = "") -> str:
-    keys = all_keys()
-    by_name = {name.split(".")[-1]: name for name in keys}
-    matches = difflib.get_close_matches(key, [*keys, *dict(_sections())], n=1, cutoff=0.6)
-    if not matches:
-        matches = [by_name[name] for name in difflib.get_close_matches(key.split(".")[-1], by_name, n=1, cutoff=0.6)]
-    return f"Did you mean {prefix}{matches[0]}?" if matches else "See `shoal config` for every setting."
