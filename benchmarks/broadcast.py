@@ -32,7 +32,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.broadcast.http.limits import Bucket
+from shoal.broadcast.http.limits import TokenBucket
 
 TENSORS = 32
 CHANGED = 0.006
@@ -183,7 +183,7 @@ class Proxy:
 
     def __init__(self, target_port: int, bytes_s: float) -> None:
         self._target_port = target_port
-        self._bucket = Bucket(bytes_s)
+        self._bucket = TokenBucket(bytes_s)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()

@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 
 from shoal.broadcast.baseline import SPAN_BYTES
 from shoal.broadcast.codec.blocks import apply_block, encode_block
-from shoal.broadcast.codec.pieces import Block, partition
-from shoal.broadcast.codec.weights import Weights
+from shoal.broadcast.codec.pieces import Block, TensorBits, partition
 from shoal.broadcast.manifest import TensorEntry
 from shoal.broadcast.store import map_file
 from shoal.files import digest_bytes
@@ -108,7 +107,7 @@ def grpo_step(model: Any, tokenizer: Any, optimiser: Any, parameters: list[Any],
     optimiser.step()
 
 
-def load_version(directory: Path, version: int) -> Weights:
+def load_version(directory: Path, version: int) -> TensorBits:
     layout = json.loads((directory / "tensors.json").read_text())
     data = map_file(directory / f"v{version}.raw")
     entries, at = [], 0
@@ -116,13 +115,13 @@ def load_version(directory: Path, version: int) -> Weights:
         end = at + 2 * math.prod(shape)
         entries.append(TensorEntry(name=name, dtype="bfloat16", shape=tuple(shape), digest=digest_bytes(data[at:end])))
         at = end
-    return Weights(entries, data)
+    return TensorBits(entries, data)
 
 
 class Measured:
     """One pair of versions: payload, bound, and the time of encoding and applying on all cores."""
 
-    def __init__(self, base: Weights, new: Weights, base_bits: U16, new_bits: U16, repeats: int) -> None:
+    def __init__(self, base: TensorBits, new: TensorBits, base_bits: U16, new_bits: U16, repeats: int) -> None:
         blocks = partition(new.tensors, SPAN_BYTES)
         self.full_bytes = new_bits.nbytes
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:

@@ -83,6 +83,11 @@ def test_a_package_imports_only_from_packages_below_it(path: Path) -> None:
     assert not above, f"{package} must not import {', '.join(sorted(above))}"
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "broadcast").rglob("*.py")), ids=lambda path: path.stem)
+def test_broadcast_knows_neither_the_protocol_nor_the_settings_of_a_run(path: Path) -> None:
+    assert not imported_packages(path) & {"protocol", "config"}
+
+
 def import_in_order(names: list[str], banned: tuple[str, ...]) -> None:
     """Imports modules in a fresh interpreter; names the first that brings something heavy along."""
     script = (

@@ -10,7 +10,7 @@ import shoal
 
 PUBLIC = {
     "shoal.broadcast": """
-        Head Manifest Neighbours Origin OriginServer OriginSettings Progress Publication Relay RelayReport RelaySettings
+        DownloadProgress Head Manifest Neighbours Origin OriginServer OriginSettings Publication Relay RelayReport RelaySettings
         ServerLimits VersionEntry WeightClient WeightClientSettings WireTensor
     """,
     "shoal.config": """

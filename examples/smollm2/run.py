@@ -150,11 +150,11 @@ def published(run_dir: Path) -> Iterator[tuple[int, U16, int]]:
     """Version, weights as bf16 bit patterns, and the bytes of its delta."""
     from shoal.broadcast import OriginServer, WeightClient, WeightClientSettings
     from shoal.broadcast.manifest import open_manifest
-    from shoal.broadcast.store import Store
+    from shoal.broadcast.store import ShardStore
     from shoal.rundir import RunDirectory
 
     descriptor = RunDirectory(run_dir).descriptor()
-    store = Store(run_dir / "origin")
+    store = ShardStore(run_dir / "origin")
     server = OriginServer(store, "127.0.0.1", 0)
     server.start()
     try:
@@ -168,7 +168,7 @@ def published(run_dir: Path) -> Iterator[tuple[int, U16, int]]:
         for entry in client.head().versions:
             manifest = open_manifest(store.read("manifests", entry.manifest_digest), descriptor.run_key)
             directory = client.fetch_version(entry.version, entry.manifest_digest)
-            size_bytes = min(form.size_bytes for form in manifest.forms)
+            size_bytes = min(encoding.size_bytes for encoding in manifest.encodings)
             yield entry.version, bits(directory / "model.safetensors"), size_bytes
         client.close()
     finally:

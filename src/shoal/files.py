@@ -1,18 +1,23 @@
-"""Bytes at rest: content digests and writes that are whole or absent.
+"""Content digests, and files that are whole or absent.
 
-A digest is 64 hex digits of BLAKE3. `write_atomic` goes through a temporary file in the same directory, is synced and
-renamed, so a reader or a killed process never sees half a file. What a killed process left under a temporary name is removed by
-the next one that starts there.
+A digest is 64 hex digits of BLAKE3. `atomic_file` and `write_atomic` write a temporary file in the same directory, sync it and
+rename it, so that neither a reader nor a killed process leaves half a file under the final name. What a killed process left under
+a temporary name is removed by the next one that starts there.
 """
 
 import contextlib
 import os
 import re
 import tempfile
+from collections.abc import Iterator
+from io import BufferedWriter
 from pathlib import Path
+from typing import Annotated
 
 from blake3 import blake3
+from pydantic import Field
 
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
 TEMPORARY_PREFIX = ".tmp-"
 # Files of a model directory.
@@ -33,20 +38,29 @@ def is_digest(text: str) -> bool:
     return DIGEST_PATTERN.fullmatch(text) is not None
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+@contextlib.contextmanager
+def atomic_file(path: Path, *, mode: int = 0o644, sync: bool = True) -> Iterator[BufferedWriter]:
+    """A file to write; it gets its name when the context ends without an error, and leaves nothing behind otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f"{TEMPORARY_PREFIX}{os.getpid()}-", dir=path.parent)
+    os.close(handle)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
+        with open(temporary, "wb") as file:
+            yield file
             file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, mode)
+            os.fchmod(file.fileno(), mode)
+            if sync:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def write_atomic(path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0o644, sync: bool = True) -> None:
+    with atomic_file(path, mode=mode, sync=sync) as file:
+        file.write(data)
 
 
 def remove_leftovers(*directories: Path) -> int:

@@ -1,7 +1,7 @@
-"""Who said it: Ed25519 keys, signatures, and signed envelopes.
+"""Ed25519 keys, signatures, and signed envelopes.
 
-A public key is 64 hex digits, a signature 128. An envelope carries the exact payload text that was signed, so nobody has
-to agree on a canonical JSON; its kind is signed too, so that a manifest can never be shown as a head.
+A public key is 64 hex digits, a signature 128. An envelope carries the exact payload text that was signed, so no canonical JSON
+is needed; its kind is signed too, so that a manifest is never accepted as a head.
 """
 
 import json
@@ -17,6 +17,8 @@ from shoal.errors import IntegrityError, KeyFileError, SignatureError
 from shoal.files import write_atomic
 
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
+DESCRIPTOR_KIND = "descriptor"
+MAX_DESCRIPTOR_BYTES = 1 << 20
 
 
 class Keypair:
@@ -82,7 +84,7 @@ def verify_signature(public: str, message: bytes, signature: str) -> None:
 
 @dataclass(frozen=True)
 class Envelope:
-    """A payload with the signature of whoever vouches for it."""
+    """A payload and the signature of the key that vouches for it."""
 
     kind: str
     payload: str

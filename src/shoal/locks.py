@@ -1,4 +1,4 @@
-"""One process at a time: a lock file that the kernel releases when its holder ends, however it ends."""
+"""A lock file that one process holds at a time; the kernel releases it when its holder ends, however it ends."""
 
 import contextlib
 import fcntl
@@ -13,7 +13,7 @@ POLL_INTERVAL_S = 0.05
 
 
 class BusyError(ShoalError):
-    """Somebody else holds the lock."""
+    """Another process holds the lock."""
 
     code = "busy"
     permanent = True

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from shoal.broadcast import Origin, OriginServer, Progress, WeightClient
+from shoal.broadcast import DownloadProgress, Origin, OriginServer, WeightClient
 from shoal.errors import IntegrityError, UnavailableError
 
 from .conftest import Mirror, answer, make_tensors
@@ -92,7 +92,7 @@ def test_interrupted_fetch_resumes_without_a_verified_byte_twice(
 
     mirror.behaviour = dies_after_five
     with pytest.raises(UnavailableError):
-        make_client(mirror.url, patience_s=0.2, connections=1).fetch_version(0, digest, deadline_s=0.5)
+        make_client(mirror.url, answer_within_s=0.2, connections=1).fetch_version(0, digest, deadline_s=0.5)
     fetched = [path for path in mirror.requests if path.startswith("/shards/")][:5]
     mirror.behaviour = lambda handler, path: False
     mirror.requests.clear()
@@ -185,7 +185,7 @@ def test_progress_is_told_and_ends_complete(
 
 def test_progress_line_is_for_people() -> None:
     now = [0.0]
-    progress = Progress(7, 512_000_000, clock=lambda: now[0])
+    progress = DownloadProgress(7, 512_000_000, clock=lambda: now[0])
     progress.bytes_done, now[0] = 128_000_000, 2.0
     assert progress.line() == "version 7: 128.0 of 512.0 MB (25%), 64.0 MB/s"
 
@@ -208,7 +208,7 @@ def test_superseded_fetch_moves_to_the_newer_version(
     client = make_client(mirror.url, origin_server.url, connections=1)
     published: list[str] = []
 
-    def publish_next(progress: Progress) -> None:
+    def publish_next(progress: DownloadProgress) -> None:
         if not published:
             published.append(publish(origin, 1))
             client.head(newer_than=1, wait_s=20)

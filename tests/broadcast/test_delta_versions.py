@@ -53,7 +53,9 @@ def publish(origin: Origin, version: int) -> str:
 
 
 def kinds(origin: Origin, digest: str) -> list[str]:
-    return [form.kind for form in open_manifest(origin.store.read("manifests", digest), RUN_KEY.public).forms]
+    return [
+        encoding.kind for encoding in open_manifest(origin.store.read("manifests", digest), RUN_KEY.public).encodings
+    ]
 
 
 def test_keyframes_appear_every_few_versions(origin: Origin) -> None:
@@ -111,10 +113,10 @@ def test_version_that_was_staged_but_never_announced_is_no_base(origin: Origin) 
     publish(origin, 0)
     origin.stage(1, version_tensors(5))
     digest = publish(origin, 1)
-    form = open_manifest(origin.store.read("manifests", digest), RUN_KEY.public).form("delta")
-    assert form is not None
-    assert form.base is not None
-    assert form.base.version == 0
+    encoding = open_manifest(origin.store.read("manifests", digest), RUN_KEY.public).encoding("delta")
+    assert encoding is not None
+    assert encoding.base is not None
+    assert encoding.base.version == 0
 
 
 def test_versions_staged_together_chain(origin: Origin, origin_server: OriginServer, make_client: MakeClient) -> None:

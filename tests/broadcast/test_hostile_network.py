@@ -152,7 +152,7 @@ def test_good_relay_makes_up_for_a_bad_one_and_the_bad_one_is_named(
 ) -> None:
     digest = publish(origin)
     bad, good = make_mirror(make_behaviour(origin)), make_mirror()
-    client = make_client(bad.url, good.url, patience_s=0.5 if make_behaviour in STALLS else 20, rng=FirstListed())
+    client = make_client(bad.url, good.url, answer_within_s=0.5 if make_behaviour in STALLS else 20, rng=FirstListed())
     assert weights_of(client.fetch_version(0, digest, deadline_s=60)) == expected_weights()
     reports = {report.url: report for report in client.reports()}
     assert reports[good.url].lies == 0
@@ -166,7 +166,7 @@ def test_bad_relay_alone_ends_in_an_error_that_names_it(
 ) -> None:
     digest = publish(origin)
     bad = make_mirror(make_behaviour(origin))
-    client = make_client(bad.url, patience_s=0.2)
+    client = make_client(bad.url, answer_within_s=0.2)
     with pytest.raises(UnavailableError) as caught:
         client.fetch_version(0, digest, deadline_s=0.6)
     assert bad.url in str(caught.value)
@@ -252,7 +252,7 @@ def test_full_disk_is_told_before_anything_is_fetched(
 
     mirror = make_mirror()
     monkeypatch.setattr(os, "posix_fallocate", no_room)
-    with pytest.raises(UnavailableError, match="no room on the disk"):
+    with pytest.raises(UnavailableError, match="no space on the disk"):
         make_client(mirror.url).fetch_version(0, digest)
     assert not any(path.startswith("/shards/") for path in mirror.requests)
 
@@ -273,7 +273,7 @@ def test_disk_that_fills_up_while_fetching_is_told(
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", fills_up)
     mirror = make_mirror()
-    with pytest.raises(UnavailableError, match="no room on the disk"):
+    with pytest.raises(UnavailableError, match="no space on the disk"):
         make_client(mirror.url).fetch_version(0, digest)
     monkeypatch.undo()
     assert weights_of(make_client(mirror.url).fetch_version(0, digest)) == expected_weights()

@@ -1,18 +1,19 @@
 import json
+from dataclasses import replace
 
 import pytest
 from safetensors import safe_open
 
 from shoal.broadcast.manifest import (
     BaseRef,
-    Form,
+    Encoding,
     Head,
     Manifest,
     ShardEntry,
     TensorEntry,
     VersionEntry,
+    descriptor_key,
     digest_weights,
-    open_descriptor,
     open_head,
     open_manifest,
     safetensors_header,
@@ -38,7 +39,7 @@ def manifest_fields(**changes: object) -> dict[str, object]:
         "version": 1,
         "tensors": [entry.model_dump(mode="json")],
         "weights_digest": digest_weights([entry]),
-        "forms": [{"kind": "full", "shards": [{"digest": DIGEST, "size_bytes": 8}]}],
+        "encodings": [{"kind": "full", "shards": [{"digest": DIGEST, "size_bytes": 8}]}],
     }
     return fields | changes
 
@@ -59,12 +60,12 @@ def test_manifest_survives_the_wire() -> None:
         {"version": -1},
         {"version": "1"},
         {"extra": 1},
-        {"forms": []},
-        {"forms": [{"kind": "full", "shards": [{"digest": DIGEST, "size_bytes": 9}]}]},
-        {"forms": [{"kind": "full", "shards": [{"digest": "../../etc/passwd", "size_bytes": 8}]}]},
-        {"forms": [{"kind": "full", "shards": [{"digest": DIGEST, "size_bytes": (64 << 20) + 1}]}]},
-        {"forms": [{"kind": "full", "shards": [{"digest": DIGEST, "size_bytes": 8}]}] * 2},
-        {"forms": [{"kind": "delta", "shards": [{"digest": DIGEST, "size_bytes": 8}], "block_bytes": [8]}]},
+        {"encodings": []},
+        {"encodings": [{"kind": "full", "shards": [{"digest": DIGEST, "size_bytes": 9}]}]},
+        {"encodings": [{"kind": "full", "shards": [{"digest": "../../etc/passwd", "size_bytes": 8}]}]},
+        {"encodings": [{"kind": "full", "shards": [{"digest": DIGEST, "size_bytes": (64 << 20) + 1}]}]},
+        {"encodings": [{"kind": "full", "shards": [{"digest": DIGEST, "size_bytes": 8}]}] * 2},
+        {"encodings": [{"kind": "delta", "shards": [{"digest": DIGEST, "size_bytes": 8}], "block_bytes": [8]}]},
         {"weights_digest": DIGEST},
         {"tensors": [{"name": "__metadata__", "dtype": "bfloat16", "shape": [4], "digest": DIGEST}]},
         {"tensors": [{"name": 'a"b\n', "dtype": "bfloat16", "shape": [4], "digest": DIGEST}]},
@@ -88,7 +89,7 @@ def test_two_tensors_may_not_share_a_name() -> None:
             version=0,
             tensors=tuple(twins),
             weights_digest=digest_weights(twins),
-            forms=(Form(kind="full", shards=(ShardEntry(digest=DIGEST, size_bytes=16),)),),
+            encodings=(Encoding(kind="full", shards=(ShardEntry(digest=DIGEST, size_bytes=16),)),),
         )
 
 
@@ -97,12 +98,14 @@ def delta_manifest(size_bytes: int, **changes: object) -> Manifest:
     base = BaseRef(version=0, manifest_digest=DIGEST, weights_digest=DIGEST)
     shards = (ShardEntry(digest=DIGEST, size_bytes=size_bytes),)
     fields = {"kind": "delta", "base": base, "shards": shards, "span_bytes": 100, "block_bytes": (size_bytes,)}
-    form = Form.model_validate(fields | changes)
-    return Manifest(run_id="run", version=1, tensors=(entry,), weights_digest=digest_weights([entry]), forms=(form,))
+    encoding = Encoding.model_validate(fields | changes)
+    return Manifest(
+        run_id="run", version=1, tensors=(entry,), weights_digest=digest_weights([entry]), encodings=(encoding,)
+    )
 
 
-def test_delta_form_holds_the_blocks_of_all_tensors() -> None:
-    assert delta_manifest(9).form("delta") is not None
+def test_delta_encoding_holds_the_blocks_of_all_tensors() -> None:
+    assert delta_manifest(9).encoding("delta") is not None
 
 
 @pytest.mark.parametrize(
@@ -113,10 +116,12 @@ def test_delta_form_holds_the_blocks_of_all_tensors() -> None:
         (9, {"base": BaseRef(version=1, manifest_digest=DIGEST, weights_digest=DIGEST)}, "older base"),
         (9, {"block_bytes": (8, 1)}, "blocks of all tensors"),
         (9, {"block_bytes": (8,)}, "blocks of all tensors"),
-        (9, {"span_bytes": 0}, "so many blocks"),
+        (9, {"span_bytes": 0}, "too many blocks"),
     ],
 )
-def test_delta_form_that_does_not_add_up_is_refused(size_bytes: int, changes: dict[str, object], reason: str) -> None:
+def test_delta_encoding_that_does_not_add_up_is_refused(
+    size_bytes: int, changes: dict[str, object], reason: str
+) -> None:
     with pytest.raises(ValueError, match=reason):
         delta_manifest(size_bytes, **changes)
 
@@ -150,22 +155,18 @@ def test_head_survives_the_wire() -> None:
     assert opened.entry(4) is None
 
 
-def descriptor(**changes: object) -> bytes:
-    fields: dict[str, object] = {"run_id": "run", "run_key": KEY.public}
-    return Envelope.seal("descriptor", json.dumps(fields | changes), KEY).to_bytes()
-
-
-def test_descriptor_vouches_for_its_own_key() -> None:
-    assert open_descriptor(descriptor()) == ("run", KEY.public)
+def test_descriptor_vouches_for_the_key_that_signed_it() -> None:
+    descriptor = Envelope.seal("descriptor", "{}", KEY)
+    assert descriptor_key(descriptor.to_bytes()) == KEY.public
     with pytest.raises(SignatureError):
-        open_descriptor(descriptor(run_key=OTHER.public))
+        descriptor_key(replace(descriptor, payload="{ }").to_bytes())
     with pytest.raises(SignatureError):
-        open_descriptor(descriptor(), OTHER.public)
+        descriptor_key(descriptor.to_bytes(), OTHER.public)
 
 
 def test_head_is_not_a_descriptor() -> None:
     with pytest.raises(SignatureError):
-        open_descriptor(seal_head(head(), KEY))
+        descriptor_key(seal_head(head(), KEY))
 
 
 def test_header_opens_as_safetensors(tmp_path) -> None:  # type: ignore[no-untyped-def]

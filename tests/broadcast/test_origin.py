@@ -11,16 +11,16 @@ from .conftest import RUN_KEY, make_tensors
 
 def published_bytes(origin: Origin, digest: str) -> bytes:
     manifest = open_manifest(origin.store.read("manifests", digest), RUN_KEY.public)
-    form = manifest.form("full")
-    assert form is not None
-    return b"".join(origin.store.read("shards", shard.digest) for shard in form.shards)
+    encoding = manifest.encoding("full")
+    assert encoding is not None
+    return b"".join(origin.store.read("shards", shard.digest) for shard in encoding.shards)
 
 
 def test_shards_hold_all_bytes_in_order(origin: Origin) -> None:
     tensors = make_tensors()
     publication = origin.stage(0, tensors)
     assert published_bytes(origin, publication.manifest_digest) == b"".join(bytes(tensor.data) for tensor in tensors)
-    assert publication.bytes_total == sum(len(tensor.data) for tensor in tensors)
+    assert publication.follow_bytes == sum(len(tensor.data) for tensor in tensors)
 
 
 def test_staged_version_is_invisible_until_announced(origin: Origin) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from shoal.broadcast.manifest import BaseRef, Form, Manifest, ShardEntry, TensorEntry, digest_weights
+from shoal.broadcast.manifest import BaseRef, Encoding, Manifest, ShardEntry, TensorEntry, digest_weights
 from shoal.broadcast.plan import cheapest_plan
 from shoal.errors import IntegrityError, UnavailableError
 
@@ -13,12 +13,14 @@ def name(version: int) -> str:
 
 
 def manifest(version: int, *, full: bool, delta_bytes: int | None = None, base_weights: str = WEIGHTS) -> Manifest:
-    forms = [Form(kind="full", shards=(ShardEntry(digest="a" * 64, size_bytes=1000),))] if full else []
+    encodings = [Encoding(kind="full", shards=(ShardEntry(digest="a" * 64, size_bytes=1000),))] if full else []
     if delta_bytes is not None:
         base = BaseRef(version=version - 1, manifest_digest=name(version - 1), weights_digest=base_weights)
         shard = ShardEntry(digest="b" * 64, size_bytes=delta_bytes)
-        forms.append(Form(kind="delta", base=base, shards=(shard,), span_bytes=1000, block_bytes=(delta_bytes,)))
-    return Manifest(run_id="", version=version, tensors=(TENSOR,), weights_digest=WEIGHTS, forms=tuple(forms))
+        encodings.append(
+            Encoding(kind="delta", base=base, shards=(shard,), span_bytes=1000, block_bytes=(delta_bytes,))
+        )
+    return Manifest(run_id="", version=version, tensors=(TENSOR,), weights_digest=WEIGHTS, encodings=tuple(encodings))
 
 
 CHAIN = {
@@ -44,11 +46,11 @@ def test_follower_takes_one_delta() -> None:
     assert plan(3, {2}) == (2, False, [3], 100)
 
 
-def test_joiner_takes_the_anchor_and_the_chain() -> None:
+def test_joiner_takes_the_keyframe_and_the_chain() -> None:
     assert plan(2, set()) == (0, True, [1, 2], 1200)
 
 
-def test_joiner_at_an_anchor_takes_it_whole() -> None:
+def test_joiner_at_a_keyframe_takes_it_whole() -> None:
     assert plan(3, set()) == (3, True, [], 1000)
 
 
@@ -61,7 +63,7 @@ def test_held_version_costs_nothing() -> None:
     assert plan(2, {2}) == (2, False, [], 0)
 
 
-def test_pruned_base_is_no_obstacle_when_there_is_a_full_form() -> None:
+def test_pruned_base_is_no_obstacle_when_there_is_a_full_encoding() -> None:
     assert plan(3, set(), {name(3): CHAIN[name(3)]}) == (3, True, [], 1000)
     with pytest.raises(UnavailableError):
         plan(2, set(), {name(2): CHAIN[name(2)]})

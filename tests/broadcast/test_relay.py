@@ -7,7 +7,7 @@ from queue import SimpleQueue
 import pytest
 
 from shoal.broadcast import Origin, OriginServer, Relay, RelaySettings, WeightClient
-from shoal.broadcast.store import Folder, Store, disk_error
+from shoal.broadcast.store import Folder, ShardStore, disk_error
 from shoal.errors import ConfigError, UnavailableError
 from shoal.identity import Envelope, Keypair
 from shoal.metrics import EventLog
@@ -107,7 +107,7 @@ def test_relay_directory_belongs_to_one_run(origin_server: OriginServer, make_re
 def test_taken_port_is_one_clear_sentence(origin_server: OriginServer, make_relay: MakeRelay, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="cannot listen"):
         make_relay(origin_server.url, port=origin_server.port)
-    second = OriginServer(Store(tmp_path / "origin"), "127.0.0.1", origin_server.port)
+    second = OriginServer(ShardStore(tmp_path / "origin"), "127.0.0.1", origin_server.port)
     with pytest.raises(UnavailableError, match="cannot listen"):
         second.start()
 
@@ -243,19 +243,19 @@ def test_full_disk_is_told_and_cured(
     digest = publish(origin)
     full, told = threading.Event(), threading.Event()
     full.set()
-    write = Store.put
+    write = ShardStore.put
 
-    def put(store: Store, folder: Folder, data: bytes, digest: str | None = None) -> str:
+    def put(store: ShardStore, folder: Folder, data: bytes, digest: str | None = None) -> str:
         if full.is_set() and folder == "shards":
             raise disk_error(OSError(28, "No space left on device"), store.root)
         return write(store, folder, data, digest)
 
     class Heard(EventLog):
         def event(self, name: str, /, **fields: object) -> None:
-            if "no room on the disk" in str(fields.get("reason")):
+            if "no space on the disk" in str(fields.get("reason")):
                 told.set()
 
-    monkeypatch.setattr(Store, "put", put)
+    monkeypatch.setattr(ShardStore, "put", put)
     relay = make_relay(origin_server.url, metrics=Heard())
     assert told.wait(10)
     full.clear()

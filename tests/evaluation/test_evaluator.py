@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.broadcast.store import NoRoomError
+from shoal.broadcast.store import DiskError
 from shoal.errors import UnavailableError
 from shoal.evaluation import Evaluator
 from shoal.protocol import api
@@ -99,7 +99,7 @@ def test_an_evaluator_without_room_says_so_and_tries_again(
     tiny_run: TinyRun, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.evaluation.evaluator.RETRY_S", 0.0)
-    refusals = iter([OSError(28, "No space left on device"), NoRoomError("There is no room on the disk for x.")])
+    refusals = iter([OSError(28, "No space left on device"), DiskError("There is no space on the disk for x.")])
 
     class Full(DiskWeights):
         def fetch_version(self, *arguments: object, **options: object) -> Path:
@@ -112,7 +112,7 @@ def test_an_evaluator_without_room_says_so_and_tries_again(
     assert [body.version for body in coordinator.evaluations] == [3]
     assert isinstance(subject.report, Reports)
     assert subject.report.some("No space left on device")
-    assert subject.report.some("no room on the disk")
+    assert subject.report.some("no space on the disk")
 
 
 def test_seeds_depend_on_version_and_task_only(tiny_run: TinyRun, coordinator: FakeCoordinator) -> None:

@@ -38,7 +38,7 @@ def publish_version(run: RunDirectory, version: int) -> None:
         version=version,
         manifest_digest=staged.manifest_digest,
         weights_digest=staged.weights_digest,
-        bytes_total=staged.bytes_total,
+        bytes_total=staged.follow_bytes,
     )
     store = Store(run.store)
     trainer = run.existing_key("trainer").public

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from shoal.errors import IntegrityError, SignatureError
-from shoal.identity import Envelope
-from shoal.protocol.descriptor import DESCRIPTOR_KIND, MAX_DESCRIPTOR_BYTES, ProtocolVersionError, open_descriptor
+from shoal.identity import DESCRIPTOR_KIND, MAX_DESCRIPTOR_BYTES, Envelope
+from shoal.protocol.descriptor import ProtocolVersionError, open_descriptor
 from support.samples import descriptor, keypair
 
 RUN_KEY = keypair("run")

@@ -10,8 +10,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from shoal.broadcast import Head
+from shoal.broadcast.download import DownloadProgress, OnProgress
 from shoal.broadcast.manifest import VersionEntry
-from shoal.broadcast.progress import OnProgress, Progress
 from shoal.config import RewardConfig, RolloutConfig, TasksConfig
 from shoal.errors import UnavailableError
 from shoal.joined import JoinedRun, RelayList
@@ -91,7 +91,7 @@ class DiskWeights:
             raise UnavailableError(f"No relay delivered version {version}.")
         self.fetched.append(version)
         if on_progress is not None:
-            on_progress(Progress(version, 1_400_000, bytes_done=1_000_000))
+            on_progress(DownloadProgress(version, 1_400_000, bytes_done=1_000_000))
         return self.versions[version]
 
     def close(self) -> None:

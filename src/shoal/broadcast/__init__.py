@@ -1,23 +1,27 @@
-"""SHARDCAST: weights to everyone, through relays that nobody trusts."""
+"""SHARDCAST: weights from one publisher to all nodes, through relays that nobody trusts.
 
-from shoal.broadcast.book import RelayReport
+The package imports neither `shoal.protocol` nor `shoal.config`: it knows run keys, digests and addresses, and could serve any
+project that publishes versions of large files. `tests/test_architecture.py` enforces that.
+"""
+
 from shoal.broadcast.client import WeightClient, WeightClientSettings
+from shoal.broadcast.download import DownloadProgress
 from shoal.broadcast.http.limits import ServerLimits
 from shoal.broadcast.http.server import OriginServer
 from shoal.broadcast.manifest import Head, Manifest, VersionEntry, WireTensor
 from shoal.broadcast.mesh import Neighbours
 from shoal.broadcast.origin import Origin, OriginSettings, Publication
-from shoal.broadcast.progress import Progress
 from shoal.broadcast.relay import Relay, RelaySettings
+from shoal.broadcast.scores import RelayReport
 
 __all__ = [
+    "DownloadProgress",
     "Head",
     "Manifest",
     "Neighbours",
     "Origin",
     "OriginServer",
     "OriginSettings",
-    "Progress",
     "Publication",
     "Relay",
     "RelayReport",

@@ -1,8 +1,8 @@
 """The publisher's copy of what it published last: the base of the next delta.
 
 Raw tensor bytes in one file per version, written while a version is staged and kept only once it is announced: a delta against
-a version that nobody can see would be useless. A file found after a restart is used only if it still has its digests. The file
-before the last is written over by the next one, which costs the system a third of what new pages do.
+an invisible version would be useless. A file found after a restart is used only if it still has its digests. The file before the
+last is overwritten by the next one, which costs a third of what new pages do.
 """
 
 import os
@@ -11,11 +11,9 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from shoal.broadcast.codec.pieces import partition
-from shoal.broadcast.codec.weights import Weights
-from shoal.broadcast.cutter import ShardCutter
-from shoal.broadcast.manifest import BaseRef, Form, Manifest, TensorEntry
-from shoal.broadcast.store import map_file
+from shoal.broadcast.codec.pieces import TensorBits, partition
+from shoal.broadcast.manifest import BaseRef, Encoding, Manifest, TensorEntry
+from shoal.broadcast.store import ShardCutter, map_file
 from shoal.files import digest_bytes
 
 SPAN_BYTES = 32 << 20
@@ -51,8 +49,8 @@ class Baselines:
             self._sound.add(digest)
         return digest in self._sound
 
-    def weights(self, digest: str, tensors: tuple[TensorEntry, ...]) -> Weights:
-        return Weights(tensors, map_file(self.path(digest)))
+    def bits(self, digest: str, tensors: tuple[TensorEntry, ...]) -> TensorBits:
+        return TensorBits(tensors, map_file(self.path(digest)))
 
     def keep_only(self, digests: Iterable[str]) -> None:
         keep = set(digests)
@@ -74,8 +72,8 @@ class Baselines:
 
 
 def write_delta(
-    base: Weights, base_ref: BaseRef, new: Weights, cutter: ShardCutter, pool: ThreadPoolExecutor, span_bytes: int
-) -> Form:
+    base: TensorBits, base_ref: BaseRef, new: TensorBits, cutter: ShardCutter, pool: ThreadPoolExecutor, span_bytes: int
+) -> Encoding:
     """Encode block after block on the pool, a few ahead, and cut the results into shards in order."""
     from shoal.broadcast.codec.blocks import encode_block  # compiled code, needed for deltas only
 
@@ -93,4 +91,6 @@ def write_delta(
         pending.append(pool.submit(encode_block, block, base, new))
     while pending:
         take_one()
-    return Form(kind="delta", base=base_ref, shards=cutter.finish(), span_bytes=span_bytes, block_bytes=tuple(sizes))
+    return Encoding(
+        kind="delta", base=base_ref, shards=cutter.finish(), span_bytes=span_bytes, block_bytes=tuple(sizes)
+    )

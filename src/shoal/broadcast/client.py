@@ -1,6 +1,6 @@
-"""Weights for whoever uses them: from relays nobody trusts into a verified model.safetensors on disk.
+"""Weights from relays that nobody trusts, as a verified model.safetensors on disk.
 
-`head` says what there is, `fetch_version` makes it a directory with exactly that file. Every shard is checked on arrival and
+`head` names the versions, `fetch_version` makes one a directory with exactly that file. Every shard is checked on arrival and
 written in place into a staged file, the whole again before it gets its name; a killed client resumes without fetching a
 verified byte twice. All calls block, have a deadline, and may come from any thread.
 """
@@ -15,17 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.broadcast.book import RelayReport
-from shoal.broadcast.checking import check_weights
-from shoal.broadcast.download import ShardFetch
-from shoal.broadcast.heads import HeadNews, HeadWatch
-from shoal.broadcast.library import Library
+from shoal.broadcast.download import DownloadProgress, GiveUp, OnProgress, ShardFetch
+from shoal.broadcast.heads import HeadNews, HeadWatch, ManifestCache
 from shoal.broadcast.manifest import MAX_SHARD_BYTES, Head, Manifest, VersionEntry
-from shoal.broadcast.peers import PATIENCE_S, Sources
+from shoal.broadcast.peers import ANSWER_WITHIN_S, Sources
 from shoal.broadcast.plan import Plan, cheapest_plan
-from shoal.broadcast.progress import OnProgress, Progress, SupersededError
-from shoal.broadcast.staging import StagedWeights
-from shoal.broadcast.store import Store
+from shoal.broadcast.scores import RelayReport
+from shoal.broadcast.staging import StagedWeights, check_weights
+from shoal.broadcast.store import ShardStore
 from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import WEIGHTS_FILE, digest_bytes, is_digest
 from shoal.metrics import EventLog
@@ -35,7 +32,7 @@ from shoal.metrics import EventLog
 class Preview:
     version: int
     fetch_bytes: int
-    """Of the cheapest way from what is already here."""
+    """Of the cheapest plan from what is already here."""
     size_bytes: int
 
 
@@ -44,7 +41,7 @@ class WeightClientSettings:
     run_id: str = ""
     keep_versions: int = 3
     connections: int = 4
-    patience_s: float = PATIENCE_S
+    answer_within_s: float = ANSWER_WITHIN_S
     """How long a relay may take to answer before another is asked."""
 
 
@@ -68,11 +65,21 @@ class WeightClient:
         self._versions = self._root / "versions"
         self._versions.mkdir(parents=True, exist_ok=True)
         self._settings = settings = settings or WeightClientSettings()
-        self._store = Store(self._root)
+        self._store = ShardStore(self._root)
         self._metrics = metrics or EventLog()
-        self._sources = Sources(relays, metrics=self._metrics, rng=rng, clock=monotonic, patience_s=settings.patience_s)
-        self._library = Library(self._store, self._sources, run_key)
-        self._watch = HeadWatch(self._sources, run_key, self._root / "head.json", run_id=settings.run_id, clock=clock)
+        self._monotonic = monotonic
+        self._sources = Sources(
+            relays, metrics=self._metrics, rng=rng, clock=monotonic, answer_within_s=settings.answer_within_s
+        )
+        self._manifests = ManifestCache(self._store, self._sources, run_key)
+        self._watch = HeadWatch(
+            self._sources,
+            run_key,
+            self._root / "head.json",
+            run_id=settings.run_id,
+            clock=clock,
+            monotonic=monotonic,
+        )
         self._trash = Trash(self._root / "trash")
         self._checked: set[str] = set()
         self._busy = threading.Lock()
@@ -88,17 +95,17 @@ class WeightClient:
             if digest_bytes(data) == digest:
                 return data
             self._store.remove("shards", [digest])
-        data = self._sources.file(digest, max_bytes=max_bytes, deadline=self._sources.clock() + deadline_s)
+        data = self._sources.file(digest, max_bytes=max_bytes, deadline=self._monotonic() + deadline_s)
         self._store.put("shards", data, digest)
         return data
 
     def preview(self, *, deadline_s: float = 30) -> "Preview | None":
         """What fetching the newest version would cost; None while there is none."""
-        deadline = self._sources.clock() + deadline_s
+        deadline = self._monotonic() + deadline_s
         newest = self.head(deadline_s=deadline_s).newest
         if newest is None:
             return None
-        manifest = self._library.manifest(newest.manifest_digest, deadline=deadline)
+        manifest = self._manifests.get(newest.manifest_digest, deadline=deadline)
         return Preview(newest.version, self._plan(newest.manifest_digest, deadline).size_bytes, manifest.size_bytes)
 
     def fetch_version(
@@ -110,32 +117,24 @@ class WeightClient:
         """
         if not is_digest(manifest_digest):
             raise IntegrityError(f"{manifest_digest[:80]!r} is not a manifest digest.")
-        return self._fetch(version, manifest_digest, self._sources.clock() + deadline_s, on_progress)
+        ready = self._fetch(version, manifest_digest, self._monotonic() + deadline_s, on_progress)
+        assert ready is not None, "only a fetch of the newest version is given up"
+        return ready
 
     def fetch_newest(
         self, *, deadline_s: float = 600, on_progress: OnProgress | None = None
     ) -> tuple[VersionEntry, Path]:
-        """The newest version; moves on to a newer one as soon as that costs less than what is left of the old."""
-        deadline = self._sources.clock() + deadline_s
+        """The newest version; switches to a newer one as soon as that costs less than what is left of the old."""
+        deadline = self._monotonic() + deadline_s
         head = self.head(deadline_s=deadline_s)
         while True:
             if head.newest is None:
                 raise UnavailableError("Nothing has been published yet.", hint="Is the trainer running?")
-            wanted, counter = head.newest, head.counter
-            with HeadNews(self._watch, counter, deadline_s) as news:
-
-                def report(progress: Progress, wanted: VersionEntry = wanted, news: HeadNews = news) -> None:
-                    if on_progress is not None:
-                        on_progress(progress)
-                    newer = news.newest
-                    if newer not in (None, wanted) and self._cost(newer, deadline) <= progress.bytes_left:
-                        raise SupersededError
-
-                try:
-                    return wanted, self._fetch(wanted.version, wanted.manifest_digest, deadline, report)
-                except SupersededError:
-                    self._metrics.event("fetch_superseded", version=wanted.version)
-            head = self.head(deadline_s=max(0.0, deadline - self._sources.clock()))
+            path = self._fetch_unless_superseded(head.newest, head.counter, deadline, on_progress)
+            if path is not None:
+                return head.newest, path
+            self._metrics.event("fetch_superseded", version=head.newest.version)
+            head = self.head(deadline_s=max(0.0, deadline - self._monotonic()))
 
     def reports(self) -> list[RelayReport]:
         return self._sources.reports()
@@ -146,7 +145,7 @@ class WeightClient:
         self._trash.close()
 
     def _usable(self, digest: str, manifest: Manifest) -> bool:
-        """Whether the version is on disk; the first time in a process its bytes are hashed, a power cut may have eaten some."""
+        """Whether the version is on disk; its bytes are hashed once per process, because a power cut may have damaged them."""
         ready = self._versions / digest
         if not ready.exists():
             return False
@@ -160,76 +159,102 @@ class WeightClient:
         os.utime(ready)
         return True
 
-    def _fetch(self, version: int, digest: str, deadline: float, on_progress: OnProgress | None) -> Path:
-        remaining_s = deadline - self._sources.clock()
+    def _fetch_unless_superseded(
+        self, wanted: VersionEntry, counter: int, deadline: float, on_progress: OnProgress | None
+    ) -> Path | None:
+        with HeadNews(self._watch, counter, deadline - self._monotonic()) as news:
+
+            def superseded(progress: DownloadProgress) -> bool:
+                newer = news.newest
+                return newer not in (None, wanted) and self._cost(newer, deadline) <= progress.bytes_left
+
+            return self._fetch(wanted.version, wanted.manifest_digest, deadline, on_progress, superseded)
+
+    def _fetch(
+        self,
+        version: int,
+        digest: str,
+        deadline: float,
+        on_progress: OnProgress | None,
+        give_up: GiveUp | None = None,
+    ) -> Path | None:
+        """The version's directory; None if it was given up."""
+        remaining_s = deadline - self._monotonic()
         if not self._busy.acquire(timeout=max(0.0, remaining_s)):
             raise UnavailableError(f"Another fetch of this client did not end within {remaining_s:.0f} s.")
         try:
-            manifest = self._library.manifest(digest, deadline=deadline)
+            manifest = self._manifests.get(digest, deadline=deadline)
             if manifest.version != version:
                 raise IntegrityError(f"Manifest {digest[:12]}… is of version {manifest.version}, not of {version}.")
-            if not self._usable(digest, manifest):
-                self._obtain_twice(digest, deadline, on_progress)
+            if not self._usable(digest, manifest) and not self._obtain(digest, deadline, on_progress, give_up):
+                return None
             ready = self._versions / digest
             self._prune(ready)
             return ready
         finally:
             self._busy.release()
 
-    def _obtain_twice(self, wanted: str, deadline: float, on_progress: OnProgress | None) -> None:
+    def _obtain(self, wanted: str, deadline: float, on_progress: OnProgress | None, give_up: GiveUp | None) -> bool:
+        """Follow the cheapest plan; once more if the disk turns out to have lost something."""
         try:
-            self._obtain(wanted, deadline, on_progress)
+            return self._follow_plan(wanted, deadline, on_progress, give_up)
         except IntegrityError as error:
             self._metrics.event("fetch_repeated", reason=str(error))
-            self._obtain(wanted, deadline, on_progress)
+            return self._follow_plan(wanted, deadline, on_progress, give_up)
 
-    def _obtain(self, wanted: str, deadline: float, on_progress: OnProgress | None) -> None:
-        """Follow the cheapest plan until the wanted version is on disk."""
+    def _follow_plan(
+        self, wanted: str, deadline: float, on_progress: OnProgress | None, give_up: GiveUp | None
+    ) -> bool:
         plan = self._plan(wanted, deadline)
 
         def load(digest: str) -> Manifest:
-            return self._library.manifest(digest, deadline=deadline)
+            return self._manifests.get(digest, deadline=deadline)
 
         version = load(wanted).version
         self._metrics.event("fetch_planned", version=version, bytes=plan.size_bytes, deltas=len(plan.steps))
         fetch = ShardFetch(
             self._sources,
-            Progress(version, plan.size_bytes, clock=self._sources.clock),
-            on_progress,
+            DownloadProgress(version, plan.size_bytes, clock=self._monotonic),
+            on_progress=on_progress,
+            give_up=give_up,
             connections=self._settings.connections,
             deadline=deadline,
         )
-        if plan.fetch_full:
-            self._build(plan.start, load(plan.start), None, fetch)
+        if plan.fetch_full and not self._build(plan.start, load(plan.start), None, fetch):
+            return False
         base = plan.start
         for digest in plan.steps:
-            self._build(digest, load(digest), (self._versions / base / WEIGHTS_FILE, load(base)), fetch)
+            if not self._build(digest, load(digest), (self._versions / base / WEIGHTS_FILE, load(base)), fetch):
+                return False
             base = digest
+        return True
 
     def _plan(self, wanted: str, deadline: float) -> Plan:
         def load(digest: str) -> Manifest:
-            return self._library.manifest(digest, deadline=deadline)
+            return self._manifests.get(digest, deadline=deadline)
 
         def peek(digest: str) -> Manifest:
-            return self._library.manifest(digest, deadline=deadline, absent_after_s=0)
+            return self._manifests.get(digest, deadline=deadline, absent_after_s=0)
 
         return cheapest_plan(wanted, load, peek, lambda digest: self._usable(digest, load(digest)))
 
     def _cost(self, entry: VersionEntry | None, deadline: float) -> float:
         return self._plan(entry.manifest_digest, deadline).size_bytes if entry else float("inf")
 
-    def _build(self, digest: str, manifest: Manifest, base: tuple[Path, Manifest] | None, fetch: ShardFetch) -> None:
-        """Fetch one form of a version and put it together; the name is given only to bytes with the right digest."""
-        form = manifest.form("full" if base is None else "delta")
-        assert form is not None
+    def _build(self, digest: str, manifest: Manifest, base: tuple[Path, Manifest] | None, fetch: ShardFetch) -> bool:
+        """Fetch one encoding of a version and put it together; the name is given only to bytes with the right digest."""
+        encoding = manifest.encoding("full" if base is None else "delta")
+        assert encoding is not None
         staging = self._root / "staging" / digest
-        staged = StagedWeights(staging, manifest, form)
+        staged = StagedWeights(staging, manifest, encoding)
         try:
-            fetch.run(form.shards, staged.missing(), staged.write)
+            if not fetch.run(encoding.shards, staged.missing(), staged.write):
+                return False
             if base is not None:
                 staged.apply(*base)
             staged.finish(self._versions / digest)
             self._checked.add(digest)
+            return True
         except IntegrityError:
             # All shards were verified, so the disk has lost something: in the staged file, or in the base.
             shutil.rmtree(staging)
@@ -251,7 +276,7 @@ class WeightClient:
 
 
 class Trash:
-    """Deletes directories behind the caller's back: they are gone from their place at once, the disk takes its time."""
+    """Deletes directories in the background: they leave their place at once."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

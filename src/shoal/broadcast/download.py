@@ -1,47 +1,79 @@
 """Many shards over several connections at once, with one deadline and one account of progress."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from shoal.broadcast.manifest import ShardEntry
 from shoal.broadcast.peers import Sources
-from shoal.broadcast.progress import OnProgress, Progress
+
+
+@dataclass
+class DownloadProgress:
+    version: int
+    bytes_total: int
+    bytes_done: int = 0
+    clock: Callable[[], float] = time.monotonic
+    started: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+
+    @property
+    def bytes_left(self) -> int:
+        return self.bytes_total - self.bytes_done
+
+    @property
+    def bytes_s(self) -> float:
+        return self.bytes_done / max(self.clock() - self.started, 1e-6)
+
+    def line(self) -> str:
+        share = self.bytes_done / self.bytes_total if self.bytes_total else 1.0
+        done, total = self.bytes_done / 1e6, self.bytes_total / 1e6
+        return f"version {self.version}: {done:.1f} of {total:.1f} MB ({share:.0%}), {self.bytes_s / 1e6:.1f} MB/s"
+
+
+GiveUp = Callable[[DownloadProgress], bool]
+OnProgress = Callable[[DownloadProgress], None]
 
 
 class ShardFetch:
-    """Fetches the shards of one plan; `on_progress` may raise to give up."""
+    """Fetches the shards of one plan; ends early when `give_up(progress)` is true after a shard."""
 
     def __init__(
         self,
         sources: Sources,
-        progress: Progress,
-        on_progress: OnProgress | None,
+        progress: DownloadProgress,
         *,
+        on_progress: OnProgress | None,
+        give_up: GiveUp | None,
         connections: int,
         deadline: float,
     ) -> None:
         self._sources = sources
         self._progress = progress
         self._on_progress = on_progress
+        self._give_up = give_up
         self._connections = connections
         self._deadline = deadline
         self._lock = threading.Lock()
+        self._stopped = threading.Event()
 
     def run(
         self,
         shards: Sequence[ShardEntry],
         missing: Sequence[tuple[int, ShardEntry]],
         sink: Callable[[int, memoryview], None],
-    ) -> None:
-        """Hand every missing shard, verified, to `sink`; the first error ends it all."""
+    ) -> bool:
+        """Hand every missing shard, verified, to `sink`; whether all came. The first error ends it."""
         self._advance(sum(shard.size_bytes for shard in shards) - sum(shard.size_bytes for _, shard in missing))
         queue = iter(missing)
-        failed = threading.Event()
 
         def work() -> None:
             try:
-                while not failed.is_set():
+                while not self._stopped.is_set():
                     with self._lock:
                         item = next(queue, None)
                     if item is None:
@@ -49,15 +81,18 @@ class ShardFetch:
                     sink(item[0], self._sources.shard(item[1], deadline=self._deadline))
                     self._advance(item[1].size_bytes)
             except BaseException:
-                failed.set()
+                self._stopped.set()
                 raise
 
         with ThreadPoolExecutor(self._connections, thread_name_prefix="shards") as pool:
             for worker in [pool.submit(work) for _ in range(min(self._connections, len(missing)))]:
                 worker.result()
+        return not self._stopped.is_set()
 
     def _advance(self, size_bytes: int) -> None:
         with self._lock:
             self._progress.bytes_done += size_bytes
         if self._on_progress is not None:
             self._on_progress(self._progress)
+        if self._give_up is not None and self._give_up(self._progress):
+            self._stopped.set()

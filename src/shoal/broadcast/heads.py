@@ -1,7 +1,7 @@
-"""The newest head that anybody vouched for: signed, not expired, never older than one already seen.
+"""The newest signed head: not expired, never older than one already seen; and the manifests that heads name.
 
-The highest head is kept in a file, so a restart cannot be rolled back either. A long poll asks two relays at once, so one that
-withholds news delays nobody; answers that arrive late still count for the next call.
+The highest head is kept in a file, so that a restart cannot be rolled back either. A long poll asks two relays at once, so that
+one that withholds a new head delays nobody; answers that arrive late still count for the next call.
 """
 
 import threading
@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 
-from shoal.broadcast.manifest import MAX_HEAD_BYTES, Head, VersionEntry, open_head
-from shoal.broadcast.peers import Sources
+from shoal.broadcast.manifest import MAX_HEAD_BYTES, Head, Manifest, VersionEntry, open_head, open_manifest
+from shoal.broadcast.peers import ABSENT_AFTER_S, Sources
+from shoal.broadcast.store import ShardStore
 from shoal.errors import IntegrityError, ShoalError, UnavailableError
-from shoal.files import write_atomic
+from shoal.files import digest_bytes, write_atomic
 
 MAX_LONG_POLL_S = 20.0
-MOST_POLLS = 4
-PATIENCE_S = 5.0
+MAX_POLLS = 4
+ANSWER_GRACE_S = 5.0
+"""How much longer than the long poll an answer may take."""
 POLL_PAUSE_S = 0.5
 
 
@@ -33,8 +35,10 @@ class HeadWatch:
         run_id: str = "",
         always_ask: Sequence[str] = (),
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sources = sources
+        self._monotonic = monotonic
         self._run_key = run_key
         self._run_id = run_id
         # Relays that only asked each other could all miss what their parents know.
@@ -55,13 +59,13 @@ class HeadWatch:
 
     def get(self, *, newer_than: int | None, wait_s: float, deadline_s: float) -> Head:
         """The newest head; waits up to `wait_s` for one above `newer_than`, and answers with what there is after that."""
-        started = self._sources.clock()
+        started = self._monotonic()
         wait_until = started + min(wait_s, deadline_s)
         problems: dict[str, str] = {}
         while True:
-            long_poll_s = max(0.0, min(wait_until - self._sources.clock(), MAX_LONG_POLL_S))
+            long_poll_s = max(0.0, min(wait_until - self._monotonic(), MAX_LONG_POLL_S))
             self._ask_some(newer_than, long_poll_s, started + deadline_s, problems)
-            now = self._sources.clock()
+            now = self._monotonic()
             head = self._head
             fresh = head is not None and head.expires_at > self._clock()
             if head is not None and fresh and (newer_than is None or head.counter > newer_than or now >= wait_until):
@@ -70,8 +74,8 @@ class HeadWatch:
                 break
         if head is not None and not fresh:
             problems["the newest head known"] = f"expired {self._clock() - head.expires_at:.0f} s ago"
-        told = "; ".join(f"{url}: {problem}" for url, problem in problems.items()) or "no relay is known"
-        raise UnavailableError(f"No relay showed a valid head within {deadline_s:.0f} s ({told}).")
+        reasons = "; ".join(f"{url}: {problem}" for url, problem in problems.items()) or "no relay is known"
+        raise UnavailableError(f"No relay showed a valid head within {deadline_s:.0f} s ({reasons}).")
 
     def _ask_some(self, newer_than: int | None, wait_s: float, deadline: float, problems: dict[str, str]) -> None:
         """Start polls until some are under way and wait for the first news, or for all of them."""
@@ -80,9 +84,9 @@ class HeadWatch:
             return
         asked = self._start_polls(newer_than, wait_s, deadline)
         pending = set(asked.values())
-        until = min(deadline, self._sources.clock() + wait_s + PATIENCE_S)
+        until = min(deadline, self._monotonic() + wait_s + ANSWER_GRACE_S)
         while pending:
-            remaining = until - self._sources.clock()
+            remaining = until - self._monotonic()
             done, pending = wait(pending, timeout=max(0.0, remaining), return_when=FIRST_COMPLETED)
             for url, poll in asked.items():
                 error = poll.exception() if poll in done else None
@@ -102,10 +106,10 @@ class HeadWatch:
         with self._lock:
             under_way = {url: poll for url, poll in self._polls.items() if url in urls and not poll.done()}
             asked = under_way if wait_s > 0 else {}
-            if len(asked) >= min(len(urls), MOST_POLLS):
+            if len(asked) >= min(len(urls), MAX_POLLS):
                 return asked
             for choice in (self._always_ask or urls, urls):
-                url = self._sources.book.choose(choice, avoid=asked)
+                url = self._sources.choose(choice, avoid=asked)
                 if url is not None:
                     asked[url] = self._start_poll(url, newer_than, wait_s, deadline)
             self._polls = under_way | asked
@@ -127,22 +131,18 @@ class HeadWatch:
 
     def _poll(self, url: str, newer_than: int | None, wait_s: float, deadline: float) -> None:
         query = f"?newer_than={newer_than}&wait_s={wait_s:g}" if newer_than is not None and wait_s > 0 else ""
-        started = self._sources.clock()
-        until = min(deadline, started + wait_s + PATIENCE_S)
-        try:
-            data = self._sources.pool.fetch(url, f"/head.json{query}", max_bytes=MAX_HEAD_BYTES, deadline=until)
-            self._accept(data)
-        except ShoalError as error:
-            self._sources.blame(url, "head.json", error)
-            raise
-        self._sources.book.record_success(url, len(data), self._sources.clock() - started)
+
+        def attempt(url: str, until: float) -> None:
+            self._accept(self._sources.fetch(url, f"/head.json{query}", max_bytes=MAX_HEAD_BYTES, deadline=until))
+
+        self._sources.ask(url, "head.json", attempt, min(deadline, self._monotonic() + wait_s + ANSWER_GRACE_S))
 
     def _accept(self, data: bytes) -> None:
         head = open_head(data, self._run_key)
         if self._run_id and head.run_id != self._run_id:
             raise IntegrityError(f"a head of run {head.run_id} instead of {self._run_id}")
         if head.expires_at <= self._clock():
-            # Honest when its own parents are gone, so not a lie; but of no use either.
+            # A relay whose parents are gone is honest, so this is no lie.
             raise UnavailableError(f"a head that expired {self._clock() - head.expires_at:.0f} s ago")
         with self._lock:
             if self._head is None or head.counter > self._head.counter:
@@ -184,6 +184,38 @@ class HeadNews:
             try:
                 head = self._watch.get(newer_than=self._counter, wait_s=MAX_LONG_POLL_S, deadline_s=self._deadline_s)
             except ShoalError:
-                # Whoever fetches meets the same trouble and says so.
+                # The fetch meets the same trouble and reports it.
                 return
             self._counter = head.counter
+
+
+class ManifestCache:
+    """Manifests on disk, fetched when missing; signature and digest are checked every time one is opened."""
+
+    def __init__(
+        self, store: ShardStore, sources: Sources, run_key: str, *, among: Callable[[], Sequence[str]] | None = None
+    ) -> None:
+        """`among` names the relays to ask, if not all."""
+        self._among = among
+        self._store = store
+        self._sources = sources
+        self._run_key = run_key
+
+    def get(self, digest: str, *, deadline: float, absent_after_s: float = ABSENT_AFTER_S) -> Manifest:
+        kept = self._kept(digest)
+        if kept is not None:
+            return open_manifest(kept, self._run_key)
+        manifest, data = self._sources.manifest(
+            digest, self._run_key, deadline=deadline, absent_after_s=absent_after_s, among=self._among
+        )
+        self._store.put("manifests", data, digest)
+        return manifest
+
+    def _kept(self, digest: str) -> bytes | None:
+        if not self._store.has("manifests", digest):
+            return None
+        data = self._store.read("manifests", digest)
+        if digest_bytes(data) == digest:
+            return data
+        self._store.remove("manifests", [digest])
+        return None

@@ -1,8 +1,8 @@
 """What a policy version is on the wire: head, manifest, and the limits that every reader enforces before it allocates.
 
-A version is one manifest: its tensors in order, the digest of each, and one or two *forms* in which the bytes can be had
-(`full`, or `delta` against a named base). Head and manifest travel as signed envelopes; a manifest's digest is that of the
-served bytes. Nothing here trusts a number that it has not compared with another one.
+A version is one manifest: its tensors in order, the digest of each, and one or two *encodings* in which the bytes can be fetched
+(`full`, or `delta` against a named base). Head and manifest are signed envelopes; a manifest's digest is that of the served
+bytes. Every size is checked against another before it is used.
 """
 
 import json
@@ -15,19 +15,21 @@ from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shoal.broadcast.codec.pieces import ITEM_BYTES, block_bytes, partition
-from shoal.errors import IntegrityError, SignatureError
-from shoal.identity import Envelope, Keypair
+from shoal.errors import IntegrityError
+from shoal.files import Digest
+from shoal.identity import DESCRIPTOR_KIND, Envelope, Keypair
 
 MAX_SHARD_BYTES = 64 << 20
 MAX_TENSORS = 100_000
 MAX_SHARDS = 1_000_000
 MAX_BLOCKS = 1_000_000
 MAX_VERSIONS = 1_024
+MAX_CHAIN = 1_024
+"""Deltas between a version and the full one that it is rebuilt from."""
 MAX_FILES = 256
 MAX_TOTAL_BYTES = 1 << 43
 MAX_HEAD_BYTES = 1 << 20
 MAX_MANIFEST_BYTES = 128 << 20
-MAX_DESCRIPTOR_BYTES = 4 << 20
 MAX_SPAN_BYTES = 256 << 20
 
 HEAD_KIND = "head"
@@ -36,8 +38,7 @@ MANIFEST_KIND = "manifest"
 SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 Dtype = Literal["bfloat16", "float16", "float32"]
-FormKind = Literal["full", "delta"]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+EncodingKind = Literal["full", "delta"]
 # "__metadata__" would be read as a header field of the safetensors file that is made from the manifest.
 TensorName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-][A-Za-z0-9._/-]{0,254}$")]
 Dimension = Annotated[int, Field(ge=0, le=1 << 40)]
@@ -75,17 +76,17 @@ class ShardEntry(Record):
 
 
 class BaseRef(Record):
-    """The version that a delta applies to, and nothing else."""
+    """The version that a delta applies to."""
 
     version: Version
     manifest_digest: Digest
     weights_digest: Digest
 
 
-class Form(Record):
-    """One way to the bytes: all of them in order, or changes to a base, block by block (see `pieces`)."""
+class Encoding(Record):
+    """All bytes in order, or changes to a base, block by block (see `codec.pieces`)."""
 
-    kind: FormKind
+    kind: EncodingKind
     base: BaseRef | None = None
     shards: Annotated[tuple[ShardEntry, ...], Field(max_length=MAX_SHARDS)]
     span_bytes: Annotated[int, Field(ge=0, le=MAX_SPAN_BYTES)] = 0
@@ -102,7 +103,7 @@ class Manifest(Record):
     version: Version
     tensors: Annotated[tuple[TensorEntry, ...], Field(max_length=MAX_TENSORS)]
     weights_digest: Digest
-    forms: Annotated[tuple[Form, ...], Field(min_length=1, max_length=2)]
+    encodings: Annotated[tuple[Encoding, ...], Field(min_length=1, max_length=2)]
 
     @property
     def size_bytes(self) -> int:
@@ -110,10 +111,18 @@ class Manifest(Record):
 
     @property
     def shards(self) -> tuple[ShardEntry, ...]:
-        return tuple(shard for form in self.forms for shard in form.shards)
+        return tuple(shard for encoding in self.encodings for shard in encoding.shards)
 
-    def form(self, kind: FormKind) -> Form | None:
-        return next((form for form in self.forms if form.kind == kind), None)
+    def encoding(self, kind: EncodingKind) -> Encoding | None:
+        return next((encoding for encoding in self.encodings if encoding.kind == kind), None)
+
+    @property
+    def required_base(self) -> str | None:
+        """Digest of the manifest without which this version cannot be rebuilt."""
+        delta = self.encoding("delta")
+        if self.encoding("full") is not None or delta is None or delta.base is None:
+            return None
+        return delta.base.manifest_digest
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> "Manifest":
@@ -124,25 +133,25 @@ class Manifest(Record):
             raise ValueError(f"the tensors claim {self.size_bytes} bytes")
         if self.weights_digest != digest_weights(self.tensors):
             raise ValueError("the weights digest is not that of the tensors")
-        if len({form.kind for form in self.forms}) != len(self.forms):
-            raise ValueError("each kind of form may appear once")
-        for form in self.forms:
-            self._check_form(form)
+        if len({encoding.kind for encoding in self.encodings}) != len(self.encodings):
+            raise ValueError("each kind of encoding may appear once")
+        for encoding in self.encodings:
+            self._check_encoding(encoding)
         return self
 
-    def _check_form(self, form: Form) -> None:
-        if form.kind == "full":
-            if form.base is not None or form.block_bytes or form.size_bytes != self.size_bytes:
+    def _check_encoding(self, encoding: Encoding) -> None:
+        if encoding.kind == "full":
+            if encoding.base is not None or encoding.block_bytes or encoding.size_bytes != self.size_bytes:
                 raise ValueError("full shards must hold the bytes of all tensors and nothing else")
             return
-        if form.base is None or form.base.version >= self.version:
+        if encoding.base is None or encoding.base.version >= self.version:
             raise ValueError("a delta needs an older base")
-        if form.span_bytes * MAX_BLOCKS < self.size_bytes:
-            raise ValueError("a delta may not have so many blocks")
-        blocks = partition(self.tensors, form.span_bytes)
-        if len(form.block_bytes) != len(blocks) or sum(form.block_bytes) != form.size_bytes:
+        if encoding.span_bytes * MAX_BLOCKS < self.size_bytes:
+            raise ValueError("a delta has too many blocks")
+        blocks = partition(self.tensors, encoding.span_bytes)
+        if len(encoding.block_bytes) != len(blocks) or sum(encoding.block_bytes) != encoding.size_bytes:
             raise ValueError("delta shards must hold the blocks of all tensors and nothing else")
-        for size, block in zip(form.block_bytes, blocks, strict=True):
+        for size, block in zip(encoding.block_bytes, blocks, strict=True):
             if size > len(block) + block_bytes(block):
                 raise ValueError("a delta block may not be larger than what it describes")
 
@@ -202,20 +211,11 @@ def open_manifest(data: bytes, run_key: str) -> Manifest:
     return _open(data, MANIFEST_KIND, run_key, Manifest)
 
 
-def open_descriptor(data: bytes, run_key: str | None = None) -> tuple[str, str]:
-    """Run id and run key of a descriptor that is signed by the key it names, and by `run_key` if one is known."""
+def descriptor_key(data: bytes, run_key: str | None = None) -> str:
+    """The key that signed this run descriptor: `run_key`, if one is known; else the key it names, for the caller to pin."""
     envelope = Envelope.from_bytes(data)
-    if envelope.kind in (HEAD_KIND, MANIFEST_KIND):
-        raise SignatureError(f"Expected a signed run descriptor, got a signed {envelope.kind}.")
-    payload = envelope.open(envelope.kind, run_key or envelope.key)
-    try:
-        fields = json.loads(payload)
-        run_id, named_key = str(fields["run_id"]), str(fields["run_key"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise IntegrityError("The run descriptor does not name run_id and run_key.") from None
-    if named_key != envelope.key:
-        raise SignatureError("The run descriptor names another key than the one that signed it.")
-    return run_id, named_key
+    envelope.open(DESCRIPTOR_KIND, run_key or envelope.key)
+    return envelope.key
 
 
 def safetensors_header(tensors: Sequence[TensorEntry]) -> bytes:

@@ -1,9 +1,9 @@
-"""The publisher: turns tensors into signed, content-addressed files and moves the one pointer to them.
+"""The publisher: turns tensors into signed, content-addressed files and replaces the one pointer to them.
 
-`stage` writes shards and manifest of a version, as a delta against the one before and in full every few versions; nobody can
-see them until `announce` replaces head.json. A version number that was announced keeps its bytes for ever: staging it again
-with the same weights is free, with others it is refused. Any step may be killed and repeated; a restarted origin drops damaged
-files and goes on from the head it finds.
+`stage` writes shards and manifest of a version, as a delta against the one before and in full every few versions; they are
+invisible until `announce` replaces head.json. A version number that was announced keeps its bytes for ever: staging it again
+with the same weights is free, with others it is refused. Any step may be killed and repeated; a restarted origin removes damaged
+files and continues from the head it finds.
 """
 
 import math
@@ -13,18 +13,16 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from io import RawIOBase
 from pathlib import Path
 
 from shoal.broadcast.baseline import SPAN_BYTES, Baselines, write_delta
-from shoal.broadcast.codec.pieces import ITEM_BYTES
-from shoal.broadcast.codec.weights import Weights
-from shoal.broadcast.cutter import ShardCutter
+from shoal.broadcast.codec.pieces import ITEM_BYTES, TensorBits
 from shoal.broadcast.manifest import (
+    MAX_CHAIN,
     MAX_SHARD_BYTES,
     BaseRef,
-    Form,
-    FormKind,
+    Encoding,
+    EncodingKind,
     Head,
     Manifest,
     ShardEntry,
@@ -37,8 +35,7 @@ from shoal.broadcast.manifest import (
     seal_head,
     seal_manifest,
 )
-from shoal.broadcast.retention import needed_manifests, prune
-from shoal.broadcast.store import Store, map_file
+from shoal.broadcast.store import ShardCutter, ShardStore, map_file, needed_manifests, prune
 from shoal.errors import ConfigError, IntegrityError
 from shoal.files import digest_bytes
 from shoal.identity import Keypair
@@ -52,15 +49,15 @@ class Publication:
     version: int
     manifest_digest: str
     weights_digest: str
-    bytes_total: int
-    """What somebody who holds the version before downloads to follow: its delta where there is one."""
+    follow_bytes: int
+    """What a client that holds the version before downloads: the delta where there is one."""
     weights_bytes: int
-    kind: FormKind
+    kind: EncodingKind
 
     @property
     def ratio(self) -> float:
         """How many times less than the whole a follower downloads."""
-        return self.weights_bytes / self.bytes_total if self.bytes_total else 1.0
+        return self.weights_bytes / self.follow_bytes if self.follow_bytes else 1.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ class OriginSettings:
     grace_s: float = 60
     """How long files of versions that left the head are still served."""
     keyframe_every: int = 8
-    """Every so many versions one is published in full as well."""
+    """One version of this many is also published in full."""
     delta_from_bytes: int | None = 16 << 20
     """Smaller models are published in full only; None switches deltas off."""
     span_bytes: int = SPAN_BYTES
@@ -80,6 +77,8 @@ class OriginSettings:
     def __post_init__(self) -> None:
         if not 0 < self.shard_bytes <= MAX_SHARD_BYTES:
             raise ConfigError(f"A shard of {self.shard_bytes} bytes is outside 1 … {MAX_SHARD_BYTES}.")
+        if not 0 < self.keyframe_every <= MAX_CHAIN:
+            raise ConfigError(f"A keyframe every {self.keyframe_every} versions is outside 1 … {MAX_CHAIN}.")
 
 
 class Origin:
@@ -95,7 +94,7 @@ class Origin:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.root = root
-        self.store = Store(root, clock=monotonic)
+        self.store = ShardStore(root, clock=monotonic)
         self._run_key = run_key
         self._settings = settings = settings or OriginSettings()
         self._run_id = settings.run_id or run_key.public[:16]
@@ -103,7 +102,7 @@ class Origin:
         self._clock = clock
         self._lock = threading.RLock()
         self._staged: dict[int, Publication] = {}
-        self._dropped_at: dict[str, float] = {}
+        self._unneeded_since: dict[str, float] = {}
         self.files_collected = 0
         """Shards and manifests of old versions that were removed since the start."""
         self.store.verify()
@@ -131,25 +130,25 @@ class Origin:
                 return _same_weights(known, tensors)
             self._staged = {number: staged for number, staged in self._staged.items() if number < version}
             if self._settings.delta_from_bytes is None:
-                return self._stage_full(version, tensors, pool)
-            base = self._base()
+                # Without deltas nothing refers to a version, so no copy of it is kept.
+                entries, full = self._write_tensors(tensors, None, pool, cut=True)
+                return self._sign(version, entries, full, None)
             raw = self._baselines.temporary(version)
-            keyframe = base is None or self._keyframe_due(base[1])
-            entries, full = self._write_tensors(tensors, raw, pool, cut=keyframe)
-            delta = self._write_delta(entries, raw, base, pool)
-            if delta is None or delta.size_bytes > LARGEST_DELTA * full_bytes(entries):
-                forms: tuple[Form, ...] = (full or self._cut_file(raw, pool),)
-            else:
-                forms = (full, delta) if full else (delta,)
-            publication = self._sign(version, entries, forms)
+            publication = self._stage_with_delta(version, tensors, raw, pool)
             self._baselines.adopt(raw, publication.manifest_digest)
             return publication
 
-    def _stage_full(self, version: int, tensors: Iterable[WireTensor], pool: ThreadPoolExecutor) -> Publication:
-        """Without deltas nothing refers to a version, so no copy of it is kept."""
-        entries, full = self._write_tensors(tensors, None, pool, cut=True)
-        assert full is not None
-        return self._sign(version, entries, (full,))
+    def _stage_with_delta(
+        self, version: int, tensors: Iterable[WireTensor], raw: Path, pool: ThreadPoolExecutor
+    ) -> Publication:
+        base = self._base()
+        entries, full = self._write_tensors(tensors, raw, pool, cut=base is None or self._keyframe_due(base[1]))
+        delta = self._write_delta(entries, raw, *base, pool) if base is not None else None
+        if delta is not None and delta.size_bytes > LARGEST_DELTA * sum(entry.size_bytes for entry in entries):
+            delta = None
+        if full is None and delta is None:
+            full = self._cut_file(raw, pool)
+        return self._sign(version, entries, full, delta)
 
     def announce(self, *, ledger_head: str) -> Head:
         """Show all staged versions at once, then delete what nobody needs any more."""
@@ -172,46 +171,45 @@ class Origin:
 
     def _write_tensors(
         self, tensors: Iterable[WireTensor], raw: Path | None, pool: ThreadPoolExecutor, *, cut: bool
-    ) -> tuple[list[TensorEntry], Form | None]:
+    ) -> tuple[list[TensorEntry], Encoding | None]:
         """Copy all tensors into the next baseline, if one is kept, and, for a keyframe, into shards."""
         cutter = ShardCutter(self.store, self._settings.shard_bytes, pool)
         entries = []
-        with open(raw or os.devnull, "wb", buffering=0, opener=_open_to_overwrite) as file:
+        with open(raw or os.devnull, "wb", opener=_open_to_overwrite) as file:
             for tensor in tensors:
-                copied = pool.submit(write_fully, file, tensor.data)
+                copied = pool.submit(file.write, tensor.data)
                 if cut:
                     cutter.feed(tensor.data)
                 entries.append(tensor_entry(tensor))
                 copied.result()
-                cutter.settle()
+                cutter.join()
             if raw is not None:
                 file.truncate()
-        return entries, Form(kind="full", shards=cutter.finish()) if cut else None
+        return entries, Encoding(kind="full", shards=cutter.finish()) if cut else None
 
     def _write_delta(
-        self, entries: list[TensorEntry], raw: Path, base: tuple[str, Manifest] | None, pool: ThreadPoolExecutor
-    ) -> Form | None:
-        if base is None:
-            return None
-        digest, manifest = base
-        reference = BaseRef(version=manifest.version, manifest_digest=digest, weights_digest=manifest.weights_digest)
-        new = Weights(tuple(entries), map_file(raw))
-        old = self._baselines.weights(digest, manifest.tensors)
+        self, entries: list[TensorEntry], raw: Path, digest: str, base: Manifest, pool: ThreadPoolExecutor
+    ) -> Encoding:
+        reference = BaseRef(version=base.version, manifest_digest=digest, weights_digest=base.weights_digest)
+        new = TensorBits(tuple(entries), map_file(raw))
+        old = self._baselines.bits(digest, base.tensors)
         cutter = ShardCutter(self.store, self._settings.shard_bytes, pool)
         return write_delta(old, reference, new, cutter, pool, self._settings.span_bytes)
 
-    def _cut_file(self, raw: Path, pool: ThreadPoolExecutor) -> Form:
+    def _cut_file(self, raw: Path, pool: ThreadPoolExecutor) -> Encoding:
         cutter = ShardCutter(self.store, self._settings.shard_bytes, pool)
         cutter.feed(map_file(raw))
-        return Form(kind="full", shards=cutter.finish())
+        return Encoding(kind="full", shards=cutter.finish())
 
-    def _sign(self, version: int, entries: list[TensorEntry], forms: tuple[Form, ...]) -> Publication:
+    def _sign(
+        self, version: int, entries: list[TensorEntry], full: Encoding | None, delta: Encoding | None
+    ) -> Publication:
         manifest = Manifest(
             run_id=self._run_id,
             version=version,
             tensors=tuple(entries),
             weights_digest=digest_weights(entries),
-            forms=forms,
+            encodings=tuple(encoding for encoding in (full, delta) if encoding is not None),
         )
         digest = self.store.put("manifests", seal_manifest(manifest, self._run_key))
         self._staged[version] = _describe(manifest, digest)
@@ -226,17 +224,14 @@ class Origin:
         if digest is None:
             return None
         manifest = self._manifest(digest)
-        small = self._settings.delta_from_bytes is None or manifest.size_bytes < self._settings.delta_from_bytes
+        small = manifest.size_bytes < (self._settings.delta_from_bytes or 0)
         return None if small or not self._baselines.usable(digest, manifest) else (digest, manifest)
 
     def _keyframe_due(self, manifest: Manifest) -> bool:
         """Whether the chain of deltas back to the last full version is as long as it may become."""
         length = 1
-        while manifest.form("full") is None and length < self._settings.keyframe_every:
-            delta = manifest.form("delta")
-            assert delta is not None
-            assert delta.base is not None
-            manifest = self._manifest(delta.base.manifest_digest)
+        while (base := manifest.required_base) is not None and length < self._settings.keyframe_every:
+            manifest = self._manifest(base)
             length += 1
         return length >= self._settings.keyframe_every
 
@@ -266,17 +261,15 @@ class Origin:
         return head
 
     def _read_head(self) -> Head | None:
-        try:
-            return open_head((self.root / "head.json").read_bytes(), self._run_key.public)
-        except FileNotFoundError:
-            return None
+        data = self.store.head()
+        return open_head(data, self._run_key.public) if data is not None else None
 
     def _prune(self) -> None:
         assert self._head is not None
         manifests = needed_manifests((entry.manifest_digest for entry in self._head.versions), self._manifest)
         keep = set(self._files)
         self.files_collected += prune(
-            self.store, manifests, keep, self._dropped_at, grace_s=self._settings.grace_s, now=self._clock()
+            self.store, manifests, keep, self._unneeded_since, grace_s=self._settings.grace_s, now=self._clock()
         )
 
 
@@ -304,19 +297,9 @@ def _same_weights(known: Publication, tensors: Iterable[WireTensor]) -> Publicat
 
 
 def _describe(manifest: Manifest, digest: str) -> Publication:
-    kind: FormKind = "full" if manifest.form("full") else "delta"
-    smallest = min(form.size_bytes for form in manifest.forms)
+    kind: EncodingKind = "full" if manifest.encoding("full") else "delta"
+    smallest = min(encoding.size_bytes for encoding in manifest.encodings)
     return Publication(manifest.version, digest, manifest.weights_digest, smallest, manifest.size_bytes, kind)
-
-
-def full_bytes(entries: Iterable[TensorEntry]) -> int:
-    return sum(entry.size_bytes for entry in entries)
-
-
-def write_fully(file: RawIOBase, data: bytes | memoryview) -> None:
-    view = memoryview(data).cast("B") if len(data) else memoryview(b"")
-    while view:
-        view = view[file.write(view) :]
 
 
 def _open_to_overwrite(path: str, flags: int) -> int:

@@ -1,16 +1,14 @@
 """The cheapest way from what a client has to the version it wants: a pure decision over manifests.
 
-From the wanted version the chain of deltas is followed back; wherever it meets a version that is held, or that can be had in
-full, there is a candidate. The one with the fewest bytes wins.
+From the wanted version the chain of deltas is followed back; a version on it that is held, or that is published in full, is a
+candidate to start from. The candidate with the fewest bytes to fetch wins.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shoal.broadcast.manifest import Manifest
+from shoal.broadcast.manifest import MAX_CHAIN, Manifest
 from shoal.errors import IntegrityError, UnavailableError
-
-MAX_CHAIN = 1024
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Plan:
 def cheapest_plan(
     wanted: str, load: Callable[[str], Manifest], peek: Callable[[str], Manifest], held: Callable[[str], bool]
 ) -> Plan:
-    """`load` waits for a manifest that is needed, `peek` gives up at once on one that would only be cheaper."""
+    """`load` waits for a manifest that is needed, `peek` does not wait for one that would only be cheaper."""
     best: Plan | None = None
     digest, cost = wanted, 0
     steps: tuple[str, ...] = ()
@@ -35,7 +33,7 @@ def cheapest_plan(
         if held(digest):
             candidate = Plan(digest, False, steps, cost)
             return candidate if best is None or cost <= best.size_bytes else best
-        full, delta = manifest.form("full"), manifest.form("delta")
+        full, delta = manifest.encoding("full"), manifest.encoding("delta")
         if full is not None and (best is None or cost + full.size_bytes < best.size_bytes):
             best = Plan(digest, True, steps, cost + full.size_bytes)
         if delta is None or delta.base is None:
@@ -59,7 +57,7 @@ def cheapest_plan(
 
 def _load_base(load: Callable[[str], Manifest], manifest: Manifest, digest: str) -> Manifest:
     base = load(digest)
-    delta = manifest.form("delta")
+    delta = manifest.encoding("delta")
     assert delta is not None
     assert delta.base is not None
     if (base.version, base.weights_digest) != (delta.base.version, delta.base.weights_digest):

@@ -1,8 +1,8 @@
 """The shards that a relay still has to fetch, in order of use, shared by its fetchers.
 
-Each shard goes by one of two routes: `parents` (this relay brings it in) or `peers` (another relay does). `replace` sets a new goal
-without disturbing what is under way; `expects` tells the server which requests to hold. Nothing is forgotten until it arrives or
-is no longer wanted.
+Each shard has one of two routes: `parents` (this relay fetches it first) or `peers` (another relay does). `replace` sets a new goal
+without disturbing what is under way; `expects` says which requests the server should hold. A shard stays queued until it arrives
+or is no longer wanted.
 """
 
 import threading
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from shoal.broadcast.manifest import ShardEntry
+from shoal.broadcast.manifest import Encoding, Head, Manifest, ShardEntry
 
 Route = Literal["parents", "peers"]
 
@@ -19,7 +19,7 @@ Route = Literal["parents", "peers"]
 class WantedShard:
     shard: ShardEntry
     index: int
-    """Place in its form, the same for every relay."""
+    """Place in its encoding, the same for every relay."""
     failures: int = 0
 
     @property
@@ -27,7 +27,7 @@ class WantedShard:
         return self.shard.digest
 
 
-class Wanted:
+class DownloadQueue:
     """Safe to use from several threads."""
 
     def __init__(self, route: Callable[[WantedShard], Route] = lambda item: "parents") -> None:
@@ -57,7 +57,7 @@ class Wanted:
             self._announced.clear()
 
     def reroute(self) -> None:
-        """Ask again which way each shard goes: a relay came or went."""
+        """Decide again which route each shard takes: a relay came or went."""
         with self._condition:
             self._sort([item for queue in self._queues.values() for item in queue.values()])
 
@@ -97,3 +97,22 @@ class Wanted:
             queues[self._route(item)][item.digest] = item
         self._queues = queues
         self._condition.notify_all()
+
+
+def wanted_in_order(head: Head, manifests: dict[str, Manifest]) -> list[WantedShard]:
+    """What a relay fetches first: small files, then the newest versions, their deltas before their full encodings."""
+    newest_first = sorted(manifests.values(), key=lambda manifest: -manifest.version)
+
+    def encodings(kind: str) -> list[Encoding]:
+        return [encoding for manifest in newest_first for encoding in manifest.encodings if encoding.kind == kind]
+
+    rows = [
+        head.files,
+        *(encoding.shards for encoding in encodings("delta")),
+        *(encoding.shards for encoding in encodings("full")),
+    ]
+    wanted: dict[str, WantedShard] = {}
+    for row in rows:
+        for index, shard in enumerate(row):
+            wanted.setdefault(shard.digest, WantedShard(shard, index))
+    return list(wanted.values())

@@ -1,37 +1,38 @@
 """A relay: follows parents that it does not trust and serves only what it has verified.
 
-New heads come by long poll from parents and peers at once. A head is shown as soon as its manifests are here; the shards follow,
+New heads come by long poll from parents and peers at once. A head is served as soon as its manifests are here; the shards follow,
 newest version first, and a request for one that is still on its way is held until it arrives, so versions stream through a
-chain of relays. With peers, each relay brings in its share from the parents and takes the rest from the others. A restart keeps
-every shard that matches its name.
+chain of relays. With peers, each relay fetches its share from the parents and the rest from the others. A restart keeps every
+shard that matches its name.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.broadcast.heads import HeadWatch
+from shoal.broadcast.heads import HeadWatch, ManifestCache
 from shoal.broadcast.http.limits import ServerLimits
 from shoal.broadcast.http.listener import ServerThread
 from shoal.broadcast.http.pool import FetchError, check_url
 from shoal.broadcast.http.server import DirectoryServer
-from shoal.broadcast.library import Library
-from shoal.broadcast.manifest import MAX_DESCRIPTOR_BYTES, Form, Head, Manifest, open_descriptor
+from shoal.broadcast.manifest import Head, Manifest, descriptor_key
 from shoal.broadcast.mesh import Mesh, Neighbours
 from shoal.broadcast.peers import Sources
-from shoal.broadcast.queue import Route, Wanted, WantedShard
-from shoal.broadcast.retention import needed_manifests, prune
-from shoal.broadcast.store import NoRoomError, Store
+from shoal.broadcast.queue import DownloadQueue, Route, WantedShard, wanted_in_order
+from shoal.broadcast.store import DiskError, ShardStore, needed_manifests, prune
 from shoal.errors import ConfigError, ShoalError
 from shoal.files import write_atomic
+from shoal.identity import MAX_DESCRIPTOR_BYTES
 from shoal.metrics import EventLog
 
-LONG_POLL_S = 20.0
+HEAD_POLL_S = 20.0
 FIRST_HEAD_S = 3.0
-PATIENCE_S = 2.0
-RETRY_S = 1.0
+HEAD_GRACE_S = 2.0
+AFTER_TROUBLE_S = 1.0
+DESCRIPTOR_WITHIN_S = 1.0
 SHARD_DEADLINE_S = 120.0
 ANNOUNCE_EVERY_S = 10.0
 NOT_YET = (404, 503)
@@ -90,22 +91,22 @@ class Relay:
             neighbours = Neighbours(settings.upstreams, settings.peers)
         self._neighbours = neighbours
         self._announce = announce
-        self._clock = clock
-        self._store = Store(self._root)
-        self._wanted = Wanted(self._route)
-        self._dropped_at: dict[str, float] = {}
+        self._clock, self._monotonic = clock, monotonic
+        self._store = ShardStore(self._root)
+        self._queue = DownloadQueue(self._route)
+        self._unneeded_since: dict[str, float] = {}
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self.sources = Sources(
             self._known, metrics=self.metrics, clock=monotonic, max_bytes_s=settings.max_download_bytes_s
         )
         peers = neighbours.peers if neighbours is not None else list
-        self._mesh = Mesh(lambda: self.url, peers, self.sources.book.alive)
+        self._mesh = Mesh(lambda: self.url, peers, self.sources.alive)
         directory = DirectoryServer(
             self._store,
             metrics=self.metrics,
             limits=settings.limits,
-            expected=self._wanted.expects,
+            expected=self._queue.expects,
         )
         self._server = ServerThread(
             directory.application, settings.host, settings.port, name="relay", limits=settings.limits
@@ -118,7 +119,7 @@ class Relay:
     @property
     def complete(self) -> bool:
         """Whether everything that the newest head names is here."""
-        return self._wanted.empty
+        return self._queue.empty
 
     def start(self) -> None:
         self._trusted_key()
@@ -136,7 +137,7 @@ class Relay:
     def stop(self) -> None:
         self._stopping.set()
         self.sources.stop()
-        self._wanted.close()
+        self._queue.close()
         self._server.stop()
         for thread in self._threads:
             thread.join(timeout=10)
@@ -152,39 +153,46 @@ class Relay:
             return
         write_atomic(self._root / "run_key", run_key.encode())
         # Peers learn of a version at the same moment as we do: asked for its manifest, they could only wait like us.
-        library = Library(self._store, self.sources, run_key, among=self._parents)
+        manifests = ManifestCache(self._store, self.sources, run_key, among=self._parents)
         path = self._root / "seen_head.json"
-        watch = HeadWatch(self.sources, run_key, path, always_ask=self._upstreams, clock=self._clock)
+        watch = HeadWatch(
+            self.sources,
+            run_key,
+            path,
+            always_ask=self._upstreams,
+            clock=self._clock,
+            monotonic=self._monotonic,
+        )
         seen = 0
         while not self._stopping.is_set():
             try:
-                # As long as there is nothing to serve, the operator hears every few seconds why.
-                wait_s = LONG_POLL_S if seen else FIRST_HEAD_S
-                head = watch.get(newer_than=seen, wait_s=wait_s, deadline_s=wait_s + PATIENCE_S)
+                # As long as there is nothing to serve, the reason is reported every few seconds.
+                wait_s = HEAD_POLL_S if seen else FIRST_HEAD_S
+                head = watch.get(newer_than=seen, wait_s=wait_s, deadline_s=wait_s + HEAD_GRACE_S)
                 if head.counter > seen:
-                    self._mirror(head, watch.newest_bytes, library)
+                    self._mirror(head, watch.newest_bytes, manifests)
                     seen = head.counter
                 if not (self._root / "descriptor.json").exists():
                     self._mirror_descriptor(run_key)
             except (ShoalError, OSError) as error:  # OSError: a full disk, which the operator can cure
                 self._report_trouble(error)
 
-    def _mirror(self, head: Head, head_bytes: bytes, library: Library) -> None:
-        """Take in a new head: its manifests now, its shards by the fetchers, old files out."""
-        deadline = self.sources.clock() + SHARD_DEADLINE_S
+    def _mirror(self, head: Head, head_bytes: bytes, manifests: ManifestCache) -> None:
+        """Fetch the manifests of a new head, queue its shards, remove old files."""
+        deadline = self._monotonic() + SHARD_DEADLINE_S
 
         def load(digest: str) -> Manifest:
-            self._wanted.expect(digest)
-            return library.manifest(digest, deadline=deadline)
+            self._queue.expect(digest)
+            return manifests.get(digest, deadline=deadline)
 
         newest_first = [entry.manifest_digest for entry in reversed(head.versions)]
         needed = needed_manifests(newest_first, load)
         wanted = wanted_in_order(head, needed)
-        self._wanted.replace(item for item in wanted if not self._store.has("shards", item.digest))
+        self._queue.replace(item for item in wanted if not self._store.has("shards", item.digest))
         self._store.put_head(head_bytes)
         keep = {file.digest for file in head.files}
-        now = self.sources.clock()
-        prune(self._store, needed, keep, self._dropped_at, grace_s=self._settings.grace_s, now=now)
+        now = self._monotonic()
+        prune(self._store, needed, keep, self._unneeded_since, grace_s=self._settings.grace_s, now=now)
         self.metrics.event("head_mirrored", counter=head.counter, versions=len(head.versions))
 
     def _route(self, item: WantedShard) -> Route:
@@ -193,31 +201,31 @@ class Relay:
         return "parents" if self._mesh.owner(item.index) is None else "peers"
 
     def _fetch(self, route: Route) -> None:
-        while (item := self._wanted.take(route)) is not None:
+        while (item := self._queue.take(route)) is not None:
             try:
                 data = self._from_parents(item) if route == "parents" else self._from_peer(item)
                 self._store.put("shards", data, item.digest)
-                self._wanted.done(item)
+                self._queue.done(item)
             except ShoalError as error:
-                self._wanted.put_back(item)
-                if route == "parents" or isinstance(error, NoRoomError):
+                self._queue.put_back(item)
+                if route == "parents" or isinstance(error, DiskError):
                     self._report_trouble(error)
                 elif not (isinstance(error, FetchError) and error.status in NOT_YET):
-                    # A peer is gone or lied: what was to come from it has another owner now.
-                    self._wanted.reroute()
+                    # A peer is gone or lied: its shards have another owner now.
+                    self._queue.reroute()
 
     def _from_parents(self, item: WantedShard) -> memoryview:
-        return self.sources.shard(item.shard, deadline=self.sources.clock() + SHARD_DEADLINE_S, among=self._parents)
+        return self.sources.shard(item.shard, deadline=self._monotonic() + SHARD_DEADLINE_S, among=self._parents)
 
     def _parents(self) -> Sequence[str]:
-        """The parents that are believed to live, rather those that wait for no share of ours; else everybody we know."""
-        living = [url for url in self._upstreams if self.sources.book.alive(url)]
+        """The parents that are alive, preferably those that wait for no share of ours; else every relay we know."""
+        living = [url for url in self._upstreams if self.sources.alive(url)]
         peers = self._mesh.peers()
         return [url for url in living if url not in peers] or living or self.sources.urls()
 
     def _known(self) -> list[str]:
         known = [*self._upstreams, *self._mesh.peers()]
-        if self._neighbours is not None and not any(self.sources.book.alive(url) for url in self._upstreams):
+        if self._neighbours is not None and not any(self.sources.alive(url) for url in self._upstreams):
             known += [url for url in self._neighbours.spare_parents() if url != self.url]
         return known
 
@@ -235,36 +243,36 @@ class Relay:
         return run_key or pinned
 
     def _learn_run_key(self) -> str | None:
-        """Take the key from a parent's self-signed descriptor; None when stopped before anybody showed one."""
+        """The key of a parent's self-signed descriptor; None when stopped before any parent served one."""
 
         def attempt(url: str, until: float) -> str:
-            return open_descriptor(self._fetch_descriptor(url, until))[1]
+            return descriptor_key(self._fetch_descriptor(url, until))
 
         while not self._stopping.is_set():
             try:
-                return self.sources.try_each("descriptor.json", attempt, self.sources.clock() + FIRST_HEAD_S)
+                return self.sources.try_each("descriptor.json", attempt, self._monotonic() + FIRST_HEAD_S)
             except ShoalError as error:
                 self._report_trouble(error)
         return None
 
     def _mirror_descriptor(self, run_key: str) -> None:
-        for url in self.sources.urls():
-            try:
-                data = self._fetch_descriptor(url, self.sources.clock() + RETRY_S)
-                open_descriptor(data, run_key)
-            except ShoalError as error:
-                self.sources.blame(url, "descriptor.json", error)
-                continue
+        def attempt(url: str, until: float) -> None:
+            data = self._fetch_descriptor(url, until)
+            descriptor_key(data, run_key)
             write_atomic(self._root / "descriptor.json", data)
-            return
+
+        for url in self.sources.urls():
+            with contextlib.suppress(ShoalError):  # the relay was blamed for it
+                self.sources.ask(url, "descriptor.json", attempt, self._monotonic() + DESCRIPTOR_WITHIN_S)
+                break
 
     def _fetch_descriptor(self, url: str, deadline: float) -> bytes:
-        return self.sources.pool.fetch(url, "/descriptor.json", max_bytes=MAX_DESCRIPTOR_BYTES, deadline=deadline)
+        return self.sources.fetch(url, "/descriptor.json", max_bytes=MAX_DESCRIPTOR_BYTES, deadline=deadline)
 
     def _report_trouble(self, error: Exception) -> None:
         if not self._stopping.is_set():
             self.metrics.event("trouble", reason=str(error))
-            self._stopping.wait(RETRY_S)
+            self._stopping.wait(AFTER_TROUBLE_S)
 
     def _announce_often(self) -> None:
         assert self._announce is not None
@@ -274,18 +282,3 @@ class Relay:
             except ShoalError as error:
                 self._report_trouble(error)
             self._stopping.wait(ANNOUNCE_EVERY_S)
-
-
-def wanted_in_order(head: Head, manifests: dict[str, Manifest]) -> list[WantedShard]:
-    """What a relay fetches first: small files, then the newest versions, their deltas before their full forms."""
-    newest_first = sorted(manifests.values(), key=lambda manifest: -manifest.version)
-
-    def forms(kind: str) -> list[Form]:
-        return [form for manifest in newest_first for form in manifest.forms if form.kind == kind]
-
-    rows = [head.files, *(form.shards for form in forms("delta")), *(form.shards for form in forms("full"))]
-    wanted: dict[str, WantedShard] = {}
-    for row in rows:
-        for index, shard in enumerate(row):
-            wanted.setdefault(shard.digest, WantedShard(shard, index))
-    return list(wanted.values())

@@ -1,27 +1,26 @@
-"""Weights that are being put together beside the live ones.
+"""A version that is being put together, beside those that are in use.
 
 The file has its final size from the start, so a full disk shows before the first byte is fetched. Verified shards are written
-in place and noted in a journal, which is how a restarted process knows what it has. Every tensor is hashed once more, as soon as
+in place and listed in a journal, which is how a restarted process knows what it has. Every tensor is hashed once more, as soon as
 all its bytes are in the file, and only if all are right does `finish` give the file its name.
 """
 
 import os
 import shutil
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from bisect import bisect_right
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
-from queue import SimpleQueue
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shoal.broadcast.checking import TensorChecks
-from shoal.broadcast.codec.pieces import Block, block_bytes, offsets, partition
-from shoal.broadcast.codec.weights import Weights
-from shoal.broadcast.manifest import Form, Manifest, ShardEntry, safetensors_header
+from shoal.broadcast.codec.pieces import Block, TensorBits, block_bytes, offsets, partition
+from shoal.broadcast.manifest import Encoding, Manifest, ShardEntry, TensorEntry, safetensors_header
 from shoal.broadcast.store import disk_error, map_file
-from shoal.files import WEIGHTS_FILE
+from shoal.errors import IntegrityError
+from shoal.files import WEIGHTS_FILE, digest_bytes
 
 INDEX_BYTES = 4
 
@@ -29,24 +28,24 @@ INDEX_BYTES = 4
 class StagedWeights:
     """`directory` holds the journal and `weights/model.safetensors` until the latter moves to its final place.
 
-    Shards of a full form go straight into the weights, those of a delta into a file beside them.
+    Shards of a full encoding go straight into the weights, those of a delta into a file beside them.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest, form: Form) -> None:
+    def __init__(self, directory: Path, manifest: Manifest, encoding: Encoding) -> None:
         self._directory = directory
         self._manifest = manifest
-        self._form = form
+        self._encoding = encoding
         self._lock = threading.Lock()
         self._handles: list[int] = []
-        self._offsets = [0, *accumulate(shard.size_bytes for shard in form.shards)]
+        self._offsets = [0, *accumulate(shard.size_bytes for shard in encoding.shards)]
         self._path = directory / "weights" / WEIGHTS_FILE
         self._delta_path = directory / "delta"
         self._header = safetensors_header(manifest.tensors)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._weights = self._open(self._path, len(self._header) + manifest.size_bytes)
         self._shards, self._shards_offset = self._weights, len(self._header)
-        if form.kind == "delta":
-            self._shards, self._shards_offset = self._open(self._delta_path, form.size_bytes), 0
+        if encoding.kind == "delta":
+            self._shards, self._shards_offset = self._open(self._delta_path, encoding.size_bytes), 0
         self._journal = self._open(directory / "verified", None)
         write_at(self._weights, memoryview(self._header), 0, self._path)
         self._checks = TensorChecks(self._path, manifest)
@@ -57,7 +56,7 @@ class StagedWeights:
         whole = size - size % INDEX_BYTES
         verified = {int.from_bytes(journal[at : at + INDEX_BYTES], "little") for at in range(0, whole, INDEX_BYTES)}
         missing = []
-        for index, shard in enumerate(self._form.shards):
+        for index, shard in enumerate(self._encoding.shards):
             if index in verified:
                 self._wrote_shard(index)
             else:
@@ -76,30 +75,26 @@ class StagedWeights:
         """Make the weights from the base and the fetched delta, block by block on all cores."""
         from shoal.broadcast.codec.blocks import apply_block  # compiled code, needed for deltas only
 
-        tensors = self._manifest.tensors
-        old = Weights(base.tensors, map_file(base_path)[len(safetensors_header(base.tensors)) :])
+        tensors, encoding = self._manifest.tensors, self._encoding
+        old = TensorBits(base.tensors, map_file(base_path)[len(safetensors_header(base.tensors)) :])
         delta = map_file(self._delta_path)
-        ends = list(accumulate(self._form.block_bytes))
+        ends = list(accumulate(encoding.block_bytes))
         tensor_offsets = offsets(tensors)
-
-        blocks = partition(tensors, self._form.span_bytes)
+        blocks = partition(tensors, encoding.span_bytes)
         largest = max((block_bytes(block) for block in blocks), default=0)
-        rooms: SimpleQueue[NDArray[np.uint8]] = SimpleQueue()
-        threads = os.cpu_count() or 1
-        for _ in range(threads):
-            rooms.put(np.empty(largest, np.uint8))
+        own = threading.local()  # one buffer per thread; new pages for every block would cost more than applying it
 
         def apply_one(number: int, block: Block) -> None:
-            room = rooms.get()
-            payload = delta[ends[number] - self._form.block_bytes[number] : ends[number]]
+            if not hasattr(own, "buffer"):
+                own.buffer = np.empty(largest, np.uint8)
+            payload = delta[ends[number] - encoding.block_bytes[number] : ends[number]]
             at = len(self._header) + tensor_offsets[block[0].tensor] + block[0].start * block[0].item_bytes
             size = block_bytes(block)
-            apply_block(payload, block, old, tensors, room)
-            write_at(self._weights, room[:size].data, at, self._path)
-            rooms.put(room)
+            apply_block(payload, block, old, tensors, own.buffer)
+            write_at(self._weights, own.buffer[:size].data, at, self._path)
             self._checks.wrote(at, at + size)
 
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             for _ in pool.map(apply_one, range(len(blocks)), blocks):
                 pass
 
@@ -116,9 +111,9 @@ class StagedWeights:
             os.close(self._handles.pop())
 
     def _wrote_shard(self, index: int) -> None:
-        if self._form.kind == "full":
+        if self._encoding.kind == "full":
             start = self._shards_offset + self._offsets[index]
-            self._checks.wrote(start, start + self._form.shards[index].size_bytes)
+            self._checks.wrote(start, start + self._encoding.shards[index].size_bytes)
 
     def _open(self, path: Path, size_bytes: int | None) -> int:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -130,6 +125,77 @@ class StagedWeights:
             os.close(self._handles.pop())
             raise
         return handle
+
+
+class TensorChecks:
+    """Hashes each tensor as soon as its last byte was written, so that little is left to do when the last shard arrives.
+
+    Safe to use from several threads; the file has its final size before the first byte is reported.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._view = map_file(path)
+        self._slices = tensor_slices(manifest.tensors, len(safetensors_header(manifest.tensors)))
+        self._starts = [start for _, start, _ in self._slices]
+        self._missing = [end - start for _, start, end in self._slices]
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="checks")
+        self._found: list[Future[str]] = []
+
+    def wrote(self, start: int, end: int) -> None:
+        """Bytes of the file that are final now; no byte is reported twice."""
+        with self._lock:
+            number = bisect_right(self._starts, start) - 1
+            while number < len(self._slices) and self._slices[number][1] < end:
+                tensor, first, last = self._slices[number]
+                covered = min(end, last) - max(start, first)
+                if covered > 0:
+                    self._missing[number] -= covered
+                    if self._missing[number] == 0:
+                        self._found.append(self._pool.submit(_wrong_tensor, self._view, tensor, first, last))
+                number += 1
+
+    def finish(self) -> None:
+        """Raise unless every tensor is there and has its digest."""
+        if any(self._missing):
+            raise IntegrityError(f"Some bytes of version {self._manifest.version} never arrived.")
+        _refuse(self._manifest, [wrong for future in self._found if (wrong := future.result())])
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+def check_weights(path: Path, manifest: Manifest) -> None:
+    """Raise unless the file is the safetensors file of this manifest, byte for byte."""
+    header = safetensors_header(manifest.tensors)
+    if path.stat().st_size != len(header) + manifest.size_bytes:
+        raise IntegrityError(f"{path} does not have the size of version {manifest.version}.")
+    view = map_file(path)
+    if view[: len(header)] != header:
+        raise IntegrityError(f"{path} does not have the header of version {manifest.version}.")
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        slices = tensor_slices(manifest.tensors, len(header))
+        _refuse(manifest, [wrong for wrong in pool.map(lambda item: _wrong_tensor(view, *item), slices) if wrong])
+
+
+def tensor_slices(tensors: Sequence[TensorEntry], start: int) -> list[tuple[TensorEntry, int, int]]:
+    """Where each tensor lies in a file whose first tensor begins at `start`."""
+    slices = []
+    for tensor in tensors:
+        end = start + tensor.size_bytes
+        slices.append((tensor, start, end))
+        start = end
+    return slices
+
+
+def _wrong_tensor(view: memoryview, tensor: TensorEntry, start: int, end: int) -> str:
+    return "" if digest_bytes(view[start:end]) == tensor.digest else tensor.name
+
+
+def _refuse(manifest: Manifest, wrong: list[str]) -> None:
+    if wrong:
+        raise IntegrityError(f"Tensor {wrong[0]} of version {manifest.version} has another digest than promised.")
 
 
 def reserve(file: int, size_bytes: int, path: Path) -> None:

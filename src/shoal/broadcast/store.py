@@ -1,35 +1,44 @@
-"""Content-addressed files in one directory, and who has read them lately.
+"""Content-addressed files in one directory: kept, cut from streams, and pruned when no version needs them.
 
-`Store` holds `manifests/<digest>` and `shards/<digest>`; a file under its final name is whole. Files are not synced one by
-one (a model has thousands); instead a restarted owner calls `verify`, which drops whatever does not match its name.
+`ShardStore` holds `manifests/<digest>`, `shards/<digest>` and the head; a file under its final name is whole. Files are not synced
+one by one (a model has thousands); instead a restarted owner calls `verify`, which removes what does not match its name. A delta
+version needs its base, and that base's base, back to a full one: `needed_manifests` walks there, `prune` deletes the rest, but
+nothing that somebody read within the grace period.
 """
 
 import contextlib
 import errno
 import mmap
 import os
-import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, MutableMapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
+from shoal.broadcast.manifest import MAX_CHAIN, Manifest, ShardEntry
 from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import TEMPORARY_PREFIX, digest_bytes, digest_file, is_digest, write_atomic
 
 Folder = Literal["shards", "manifests"]
-HEAD_FILE = "head.json"
 FOLDERS: tuple[Folder, ...] = ("shards", "manifests")
+HEAD_FILE = "head.json"
+# A reader that never finishes must not fill the disk.
+MAX_HOLD_S = 1800
+SHARDS_AHEAD = 4
+
+Bytes = bytes | bytearray | memoryview
 
 
-class NoRoomError(UnavailableError):
+class DiskError(UnavailableError):
     """The disk takes no more bytes."""
 
-    code = "no_room"
+    code = "disk"
 
 
-class Store:
+class ShardStore:
     """Safe to use from several threads; listeners are called from the writing thread with a digest or HEAD_FILE."""
 
     def __init__(self, root: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,11 +63,11 @@ class Store:
         with self._lock:
             return set(self._held[folder])
 
-    def put(self, folder: Folder, data: bytes | bytearray | memoryview, digest: str | None = None) -> str:
+    def put(self, folder: Folder, data: Bytes, digest: str | None = None) -> str:
         """Store bytes under their digest; a `digest` that is given has been checked by the caller."""
         digest = digest or digest_bytes(memoryview(data))
         if not self.has(folder, digest):
-            write_whole(self.path(folder, digest), data)
+            self._write(self.path(folder, digest), data, sync=False)
             with self._lock:
                 self._held[folder].add(digest)
         self._notify(digest)
@@ -66,10 +75,7 @@ class Store:
 
     def put_head(self, data: bytes, *, sync: bool = False) -> None:
         """Replace the head. A publisher syncs it, because its counter must never fall; a relay can fetch it again."""
-        if sync:
-            write_atomic(self.root / HEAD_FILE, data)
-        else:
-            write_whole(self.root / HEAD_FILE, data)
+        self._write(self.root / HEAD_FILE, data, sync=sync)
         self._notify(HEAD_FILE)
 
     def head(self) -> bytes | None:
@@ -93,14 +99,20 @@ class Store:
         return count
 
     def verify(self) -> int:
-        """Drop every file that does not match its name, and what an interrupted write left; returns how many."""
-        dropped = 0
+        """Remove every file that does not match its name, and what an interrupted write left; returns how many."""
+        removed = 0
         for folder in FOLDERS:
             for leftover in (self.root / folder).glob(f"{TEMPORARY_PREFIX}*"):
                 leftover.unlink(missing_ok=True)
             wrong = [digest for digest in self.held(folder) if not self._matches(folder, digest)]
-            dropped += self.remove(folder, wrong)
-        return dropped
+            removed += self.remove(folder, wrong)
+        return removed
+
+    def _write(self, path: Path, data: Bytes, *, sync: bool) -> None:
+        try:
+            write_atomic(path, data, sync=sync)
+        except OSError as error:
+            raise disk_error(error, path) from error
 
     def _notify(self, name: str) -> None:
         for listener in list(self.listeners):
@@ -114,7 +126,7 @@ class Store:
 
 
 class AccessTimes:
-    """When each file was last asked for, so that nothing is pruned under somebody who is still fetching it."""
+    """When each file was last asked for, so that nothing is pruned while somebody is still fetching it."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -132,6 +144,100 @@ class AccessTimes:
             self._last.pop(digest, None)
 
 
+class ShardCutter:
+    """Cuts a stream of bytes into shards, hashed and written on a few threads with bounded memory.
+
+    Shards have one size except the last. Few of them are in flight, so a model of any size needs a few megabytes; an error of
+    a writer surfaces at the next call.
+    """
+
+    def __init__(self, store: ShardStore, shard_bytes: int, pool: ThreadPoolExecutor) -> None:
+        self._store = store
+        self._shard_bytes = shard_bytes
+        self._pool = pool
+        self._rest = bytearray()
+        self._pending: deque[Future[ShardEntry]] = deque()
+        self._shards: list[ShardEntry] = []
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take the next bytes of the stream; they must not change until `join` or `finish` returns."""
+        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        if self._rest:
+            free = self._shard_bytes - len(self._rest)
+            self._rest += view[:free]
+            view = view[free:]
+            if len(self._rest) == self._shard_bytes:
+                self._submit(self._rest)
+                self._rest = bytearray()
+        while len(view) >= self._shard_bytes:
+            self._submit(view[: self._shard_bytes])
+            view = view[self._shard_bytes :]
+        self._rest += view
+
+    def join(self) -> None:
+        """Wait until no shard refers to bytes that were fed."""
+        while self._pending:
+            self._shards.append(self._pending.popleft().result())
+
+    def finish(self) -> tuple[ShardEntry, ...]:
+        if self._rest:
+            self._submit(self._rest)
+            self._rest = bytearray()
+        self.join()
+        return tuple(self._shards)
+
+    def _submit(self, data: bytearray | memoryview) -> None:
+        if len(self._pending) >= SHARDS_AHEAD:
+            self._shards.append(self._pending.popleft().result())
+        self._pending.append(self._pool.submit(self._write, data))
+
+    def _write(self, data: bytearray | memoryview) -> ShardEntry:
+        digest = digest_bytes(memoryview(data))
+        self._store.put("shards", data, digest)
+        return ShardEntry(digest=digest, size_bytes=len(data))
+
+
+def needed_manifests(roots: Iterable[str], load: Callable[[str], Manifest]) -> dict[str, Manifest]:
+    """The manifests of these digests and of every base that is needed to rebuild them."""
+    needed: dict[str, Manifest] = {}
+    for root in roots:
+        digest: str | None = root
+        for _ in range(MAX_CHAIN + 1):
+            if digest is None or digest in needed:
+                break
+            needed[digest] = load(digest)
+            digest = needed[digest].required_base
+        else:
+            raise IntegrityError(f"Manifest {root[:12]}… needs more than {MAX_CHAIN} others.")
+    return needed
+
+
+def prune(
+    store: ShardStore,
+    needed: dict[str, Manifest],
+    keep_shards: set[str],
+    unneeded_since: MutableMapping[str, float],
+    *,
+    grace_s: float,
+    now: float,
+) -> int:
+    """Delete files that no needed version uses, once they have been unneeded and unread for the grace period."""
+    keep = keep_shards | {shard.digest for manifest in needed.values() for shard in manifest.shards}
+    loose_shards = store.held("shards") - keep
+    loose_manifests = store.held("manifests") - needed.keys()
+    loose = loose_shards | loose_manifests
+    for digest in loose:
+        unneeded_since.setdefault(digest, now)
+    for digest in unneeded_since.keys() - loose:
+        del unneeded_since[digest]
+    wait_s = MAX_HOLD_S if store.access.active(loose, grace_s) else grace_s
+    due = {digest for digest in loose if now - unneeded_since[digest] >= wait_s}
+    for digest in due:
+        del unneeded_since[digest]
+    store.access.forget(due)
+    return store.remove("shards", loose_shards & due) + store.remove("manifests", loose_manifests & due)
+
+
 def map_file(path: Path) -> memoryview:
     """The bytes of a file, read from disk as they are used; unmapped when the last view of them is gone."""
     if path.stat().st_size == 0:
@@ -140,22 +246,8 @@ def map_file(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def write_whole(path: Path, data: bytes | bytearray | memoryview) -> None:
-    """Temporary file and rename, without the sync of `write_atomic`: verification, not the disk, vouches for the bytes."""
-    temporary = path.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
-    try:
-        with open(temporary, "wb", buffering=0) as file:
-            view = memoryview(data).cast("B")
-            while view:
-                view = view[file.write(view) :]
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise disk_error(error, path) from error
-
-
-def disk_error(error: OSError, path: Path) -> "NoRoomError":
+def disk_error(error: OSError, path: Path) -> DiskError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "Free some space, or name another directory."
-        return NoRoomError(f"There is no room on the disk for {path}.", hint=hint)
-    return NoRoomError(f"{path} cannot be written: {error.strerror}.")
+        return DiskError(f"There is no space on the disk for {path}.", hint=hint)
+    return DiskError(f"{path} cannot be written: {error.strerror}.")

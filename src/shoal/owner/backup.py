@@ -14,15 +14,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from shoal.broadcast.manifest import Head, Manifest, open_head, open_manifest
-from shoal.broadcast.retention import needed_manifests
+from shoal.broadcast.store import needed_manifests
 from shoal.coordinator import ledger, steps
 from shoal.errors import ShoalError, UnavailableError
-from shoal.files import TEMPORARY_PREFIX, digest_file, write_atomic
+from shoal.files import TEMPORARY_PREFIX, Digest, atomic_file, digest_file, write_atomic
 from shoal.locks import hold
 from shoal.metrics import Report
 from shoal.owner.bucket import BucketRollouts, StoredRollout
@@ -57,9 +57,9 @@ class Index(BaseModel):
     checkpoint: int | None
     ledger_entries: int
     ledger_head: str
-    files: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
+    files: dict[str, Digest]
     """Path in the run directory → digest, of the files inside."""
-    left_out: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = {}
+    left_out: dict[str, Digest] = {}
 
 
 def write_backup(
@@ -231,19 +231,10 @@ def _index(copy: RunDirectory, made_at: float, references_only: bool) -> Index:
 
 
 def _write_tar(root: Path, names: Iterable[str], output: Path) -> None:
-    output.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=output.parent)  # for the owner's eyes only
-    try:
-        with os.fdopen(handle, "wb") as file:
-            with tarfile.open(fileobj=file, mode="w") as archive:
-                for name in names:
-                    archive.add(root / name, name, recursive=False)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, output)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    """An archive that only its owner may read: it holds the run's keys."""
+    with atomic_file(output, mode=0o600) as file, tarfile.open(fileobj=file, mode="w") as archive:
+        for name in names:
+            archive.add(root / name, name, recursive=False)
 
 
 @contextlib.contextmanager

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shoal.files import Digest
 from shoal.protocol.verdicts import Reason
 
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 PublicKey = Digest
 ClientId = Annotated[str, Field(pattern=r"^[0-9a-zA-Z_-]{8,64}$")]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]

@@ -18,7 +18,7 @@ from shoal.errors import ConfigError, IntegrityError, RefusedError, UnavailableE
 from shoal.files import digest_bytes
 from shoal.identity import Keypair
 from shoal.protocol import api
-from shoal.protocol.descriptor import MAX_DESCRIPTOR_BYTES, RunDescriptor, open_descriptor
+from shoal.protocol.descriptor import RunDescriptor, open_descriptor
 from shoal.protocol.signing import TIME_HEADER, TIME_PATTERN, RequestTarget, stamp_request, submission_message
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
@@ -42,8 +42,6 @@ def fetch_descriptor(
     """The signed descriptor served at this address, its signature checked."""
     with CoordinatorClient(url, None, deadline_s=deadline_s, http=http) as client:
         data = client.raw("GET", "/v1/descriptor").content
-    if len(data) > MAX_DESCRIPTOR_BYTES:
-        raise IntegrityError("The run descriptor is larger than 1 MiB.")
     return data, open_descriptor(data, run_key)
 
 

@@ -10,12 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shoal.config import RewardConfig, RolloutConfig, TasksConfig
 from shoal.errors import IntegrityError, ShoalError, SignatureError
-from shoal.identity import Envelope, Keypair
-from shoal.protocol.api import Digest
+from shoal.files import Digest
+from shoal.identity import DESCRIPTOR_KIND, MAX_DESCRIPTOR_BYTES, Envelope, Keypair
 from shoal.protocol.signing import PROTOCOL_VERSION
-
-DESCRIPTOR_KIND = "descriptor"
-MAX_DESCRIPTOR_BYTES = 1 << 20
 
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 """New workers write files of these names, so they can name no directory."""

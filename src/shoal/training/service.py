@@ -193,7 +193,7 @@ class TrainerService:
                 version=publication.version,
                 manifest_digest=publication.manifest_digest,
                 weights_digest=publication.weights_digest,
-                bytes_total=publication.bytes_total,
+                bytes_total=publication.follow_bytes,
                 report=report,
                 oldest_checkpoint=min(self.trainer.checkpoint_steps(), default=0),
             )
@@ -211,14 +211,14 @@ class TrainerService:
             "published",
             version=publication.version,
             kind=publication.kind,
-            bytes_total=publication.bytes_total,
+            bytes_total=publication.follow_bytes,
             weights_bytes=publication.weights_bytes,
             files_collected=self.origin.files_collected,
         )
         reward = figures.get("task_reward_mean")
         detail = f", task reward {reward:.3f}" if isinstance(reward, float) else ""
-        size = f"{publication.bytes_total / 1e6:.1f} MB"
-        if publication.bytes_total < publication.weights_bytes:
+        size = f"{publication.follow_bytes / 1e6:.1f} MB"
+        if publication.follow_bytes < publication.weights_bytes:
             size += f" instead of {publication.weights_bytes / 1e6:.1f}, {publication.ratio:.0f}x less"
         self.report(f"published version {publication.version} ({size}){detail}")
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.broadcast import Head, Progress, WeightClient
-from shoal.broadcast.progress import OnProgress
+from shoal.broadcast import DownloadProgress, Head, WeightClient
+from shoal.broadcast.download import OnProgress
 from shoal.errors import ShoalError, UnavailableError
 from shoal.metrics import EventLog, Report, silent
 
@@ -121,7 +121,7 @@ class WeightFollower:
         """Tells how far a fetch is, and measures the link on the way."""
         line = ProgressLine(self._report)
 
-        def note(progress: Progress) -> None:
+        def note(progress: DownloadProgress) -> None:
             if progress.bytes_done:
                 self.link_bytes_per_s = progress.bytes_s
             line(progress)
@@ -155,7 +155,7 @@ class ProgressLine:
         self._report, self._clock = report, clock
         self._next_at = clock() + PROGRESS_EVERY_S
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: DownloadProgress) -> None:
         if self._clock() >= self._next_at:
             self._next_at = self._clock() + PROGRESS_EVERY_S
             self._report(f"fetching {progress.line()}")

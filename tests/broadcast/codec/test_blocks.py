@@ -4,20 +4,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.broadcast.codec.blocks import RAW, apply_block, encode_block
-from shoal.broadcast.codec.pieces import ITEM_BYTES, partition
-from shoal.broadcast.codec.weights import Weights
+from shoal.broadcast.codec.pieces import ITEM_BYTES, TensorBits, partition
 from shoal.broadcast.manifest import TensorEntry
 from shoal.errors import IntegrityError
 
 Model = dict[str, tuple[str, tuple[int, ...], bytes]]
 
 
-def weights_of(model: Model) -> Weights:
+def weights_of(model: Model) -> TensorBits:
     entries = [
         TensorEntry.model_validate({"name": name, "dtype": dtype, "shape": shape, "digest": "a" * 64})
         for name, (dtype, shape, _) in model.items()
     ]
-    return Weights(entries, memoryview(b"".join(data for _, _, data in model.values())))
+    return TensorBits(entries, memoryview(b"".join(data for _, _, data in model.values())))
 
 
 def rebuild(base: Model, new: Model, span_bytes: int) -> bytes:
@@ -84,7 +83,7 @@ def test_new_tensor_is_packed_when_that_helps() -> None:
     assert len(payload) < 0.85 * len(data)
 
 
-def sparse_case() -> tuple[Weights, Weights]:
+def sparse_case() -> tuple[TensorBits, TensorBits]:
     data = noise(4000)
     changed = bytearray(data)
     changed[100] ^= 1

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from shoal.broadcast.codec.changes import apply_changes, encode_changes
 from shoal.broadcast.codec.entropy import Reader
-from shoal.broadcast.codec.pieces import LAYOUTS, Layout
-from shoal.broadcast.codec.weights import Bits
+from shoal.broadcast.codec.pieces import LAYOUTS, Bits, Layout
 from shoal.errors import IntegrityError
 
 SPECIAL = {

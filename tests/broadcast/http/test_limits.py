@@ -1,4 +1,4 @@
-from shoal.broadcast.http.limits import Bucket, Places
+from shoal.broadcast.http.limits import ClientCount, TokenBucket
 
 
 class Clock:
@@ -10,7 +10,7 @@ class Clock:
 
 def test_bucket_spreads_bytes_over_time() -> None:
     clock = Clock()
-    bucket = Bucket(1000, clock=clock)
+    bucket = TokenBucket(1000, clock=clock)
     assert bucket.delay(250) == 0
     assert bucket.delay(500) == 0.5
     assert bucket.delay(500) == 1.0
@@ -19,11 +19,11 @@ def test_bucket_spreads_bytes_over_time() -> None:
 
 
 def test_no_rate_means_no_delay() -> None:
-    assert Bucket(0).delay(1 << 40) == 0
+    assert TokenBucket(0).delay(1 << 40) == 0
 
 
 def test_places_are_limited_per_client_and_in_all() -> None:
-    places = Places(per_client=2, total=3)
+    places = ClientCount(per_client=2, total=3)
     assert places.enter("a")
     assert places.enter("a")
     assert not places.enter("a")

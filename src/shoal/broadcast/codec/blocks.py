@@ -1,6 +1,6 @@
 """One block of a model as bytes, relative to the same block of its base.
 
-Each piece takes its cheapest form: nothing (unchanged), changes, packed, or raw, so a dense update never grows and tensors that
+Each piece takes its cheapest encoding: nothing (unchanged), changes, packed, or raw, so a dense update never grows and tensors that
 are new or have changed their type need no base. Applying needs the base and gives every bit back, or refuses.
 """
 
@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from shoal.broadcast.codec import kernels
 from shoal.broadcast.codec.changes import apply_changes, encode_changes
 from shoal.broadcast.codec.entropy import Reader, corrupt, varint
-from shoal.broadcast.codec.pieces import LAYOUTS, Block, Layout, Piece, block_bytes
-from shoal.broadcast.codec.weights import Bits, Weights
-from shoal.broadcast.manifest import TensorEntry
+from shoal.broadcast.codec.pieces import LAYOUTS, Bits, Block, Layout, Piece, Tensor, TensorBits, block_bytes
 
 SAME, CHANGED, PACKED, RAW = range(4)
 # Below this rate changes are cheaper than anything else, so the others are not even tried.
@@ -23,7 +21,7 @@ SPARSE_RATE = 0.5
 PACK_LEVEL = 3
 
 
-def encode_block(block: Block, base: Weights, new: Weights) -> bytes:
+def encode_block(block: Block, base: TensorBits, new: TensorBits) -> bytes:
     pairs = [(base.same_piece(new.tensors[piece.tensor], piece), new.bits(piece)) for piece in block]
     layouts = [LAYOUTS[new.tensors[piece.tensor].dtype] for piece in block]
     modes, bodies = [], []
@@ -47,13 +45,13 @@ def encode_block(block: Block, base: Weights, new: Weights) -> bytes:
 def apply_block(
     payload: memoryview,
     block: Block,
-    base: Weights,
-    tensors: Sequence[TensorEntry],
-    room: NDArray[np.uint8] | None = None,
+    base: TensorBits,
+    tensors: Sequence[Tensor],
+    buffer: NDArray[np.uint8] | None = None,
 ) -> list[Bits]:
-    """The numbers of every piece of the block, one after the other in `room`, if given; the base is only read."""
+    """The numbers of every piece of the block, one after the other in `buffer`, if given; the base is only read."""
     reader = Reader(payload)
-    room = np.empty(block_bytes(block), np.uint8) if room is None else room
+    buffer = np.empty(block_bytes(block), np.uint8) if buffer is None else buffer
     at = 0
     modes = bytes(reader.take(len(block)))
     results: list[Bits] = []
@@ -61,7 +59,7 @@ def apply_block(
     for piece, mode in zip(block, modes, strict=True):
         tensor = tensors[piece.tensor]
         layout = LAYOUTS[tensor.dtype]
-        numbers: Bits = room[at : at + piece.size_bytes].view(layout.storage)
+        numbers: Bits = buffer[at : at + piece.size_bytes].view(layout.storage)
         at += piece.size_bytes
         np.copyto(numbers, _read_piece(reader, mode, piece, layout, base.same_piece(tensor, piece)))
         results.append(numbers)

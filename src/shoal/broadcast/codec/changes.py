@@ -1,6 +1,6 @@
 """Bit-exact differences between two versions of the same numbers.
 
-Weights are compared as bit patterns, ordered like the numbers they stand for. An update smaller than half a unit in the last
+TensorBits are compared as bit patterns, ordered like the numbers they stand for. An update smaller than half a unit in the last
 place vanishes in the cast, so whether a weight changed, and by how many units, follows mostly from its exponent, which both
 sides know: numbers are coded in four bands of magnitude, the one nearest to zero densely with the exponent as context, the
 others as the gaps between changes. Any bits survive: NaN payloads, −0.0, denormals.
@@ -13,8 +13,7 @@ import numpy as np
 from shoal.broadcast.codec import kernels
 from shoal.broadcast.codec.entropy import Reader, corrupt, read_stream, varint, write_stream
 from shoal.broadcast.codec.kernels import CONTEXTS
-from shoal.broadcast.codec.pieces import Layout
-from shoal.broadcast.codec.weights import Bits
+from shoal.broadcast.codec.pieces import Bits, Layout
 
 # Where nearly every number changes, a step for each is cheaper than gaps.
 DENSE_RATE = 0.25

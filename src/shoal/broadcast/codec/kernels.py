@@ -11,7 +11,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.broadcast.codec.weights import Bits
+from shoal.broadcast.codec.pieces import Bits
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 U8 = NDArray[np.uint8]

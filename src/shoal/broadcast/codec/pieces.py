@@ -1,13 +1,19 @@
-"""How a model is cut into blocks that are encoded, sent and applied one by one.
+"""How a model is cut into blocks that are encoded, sent and applied one by one, and views of its numbers as bit patterns.
 
 A piece is a run of numbers of one tensor; a block is a list of pieces of bounded size. The cut follows from the list of tensors
-and the span alone, so both sides make the same one and nothing about it travels.
+and the span alone, so both sides make the same one and nothing about it is sent. Nothing here needs compiled code, so that a
+manifest can be checked without it.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bits = NDArray[np.uint16] | NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,9 @@ LAYOUTS = {"bfloat16": Layout(16, 7), "float16": Layout(16, 10), "float32": Layo
 ITEM_BYTES = {dtype: layout.width // 8 for dtype, layout in LAYOUTS.items()}
 
 
-class Shaped(Protocol):
+class Tensor(Protocol):
+    @property
+    def name(self) -> str: ...
     @property
     def dtype(self) -> str: ...
     @property
@@ -61,28 +69,54 @@ def block_bytes(block: Block) -> int:
     return sum(piece.size_bytes for piece in block)
 
 
-def partition(tensors: Sequence[Shaped], span_bytes: int) -> list[Block]:
+def partition(tensors: Sequence[Tensor], span_bytes: int) -> list[Block]:
     """Blocks of at most `span_bytes` (more only if a single number is larger), in the order of the tensors."""
     blocks: list[Block] = []
-    room = 0
+    free = 0
     for number, tensor in enumerate(tensors):
         item_bytes = ITEM_BYTES[tensor.dtype]
         start, end = 0, math.prod(tensor.shape)
         while start < end:
-            if room < item_bytes:
+            if free < item_bytes:
                 blocks.append([])
-                room = max(span_bytes, item_bytes)
-            count = min(end - start, room // item_bytes)
+                free = max(span_bytes, item_bytes)
+            count = min(end - start, free // item_bytes)
             blocks[-1].append(Piece(number, start, count, item_bytes))
             start += count
-            room -= count * item_bytes
+            free -= count * item_bytes
     return blocks
 
 
-def offsets(tensors: Sequence[Shaped]) -> list[int]:
+def offsets(tensors: Sequence[Tensor]) -> list[int]:
     """Where each tensor begins when all lie one after the other."""
     starts, at = [], 0
     for tensor in tensors:
         starts.append(at)
         at += math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
     return starts
+
+
+class TensorBits:
+    """Tensors one after the other in memory (usually a mapped file), as bit patterns."""
+
+    def __init__(self, tensors: Sequence[Tensor], data: memoryview) -> None:
+        self.tensors = tensors
+        self._data = data
+        self._offsets = offsets(tensors)
+        self._by_name = {tensor.name: number for number, tensor in enumerate(tensors)}
+
+    def bits(self, piece: Piece) -> Bits:
+        tensor = self.tensors[piece.tensor]
+        start = self._offsets[piece.tensor] + piece.start * piece.item_bytes
+        window = self._data[start : start + piece.size_bytes]
+        return np.frombuffer(window, LAYOUTS[tensor.dtype].storage)
+
+    def same_piece(self, tensor: Tensor, piece: Piece) -> Bits | None:
+        """The numbers at the same place of the tensor with the same name, if it has the same type and shape."""
+        number = self._by_name.get(tensor.name)
+        if number is None:
+            return None
+        mine = self.tensors[number]
+        if (mine.dtype, mine.shape) != (tensor.dtype, tensor.shape):
+            return None
+        return self.bits(Piece(number, piece.start, piece.count, piece.item_bytes))

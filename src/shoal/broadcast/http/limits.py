@@ -1,7 +1,6 @@
 """How much one client, and all together, may take: connections, requests under way, bytes per second.
 
-`Bucket` is the usual token bucket; taking waits until the bytes are there. All numbers are per process; what is not limited
-costs nothing.
+All numbers are per process; what is not limited costs nothing.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ class ServerLimits:
     """A client that takes no byte for this long is cut off."""
 
 
-class Bucket:
+class TokenBucket:
     """Bytes that may be sent: refilled at a steady rate, up to a quarter of a second of it."""
 
     def __init__(self, bytes_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,8 +62,8 @@ class Throttle:
     def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits
         self._turns = asyncio.Semaphore(BODIES_AT_ONCE if limits.bytes_s_total > 0 else limits.requests_total + 1)
-        self._all = Bucket(limits.bytes_s_total)
-        self._clients: dict[str, Bucket] = {}
+        self._all = TokenBucket(limits.bytes_s_total)
+        self._clients: dict[str, TokenBucket] = {}
 
     @property
     def active(self) -> bool:
@@ -79,14 +78,14 @@ class Throttle:
             if delay_s > 0:
                 await asyncio.sleep(delay_s)
 
-    def _bucket(self, client: str) -> Bucket:
+    def _bucket(self, client: str) -> TokenBucket:
         if len(self._clients) > MAX_KNOWN_CLIENTS:
             self._clients = {name: bucket for name, bucket in self._clients.items() if not bucket.full}
-        return self._clients.setdefault(client, Bucket(self._limits.bytes_s_per_client))
+        return self._clients.setdefault(client, TokenBucket(self._limits.bytes_s_per_client))
 
 
-class Places:
-    """Counts who is here, and says whether one more may come."""
+class ClientCount:
+    """Counts connections or requests per client and in total, and says whether one more may come."""
 
     def __init__(self, per_client: int, total: int) -> None:
         self._per_client = per_client

@@ -1,4 +1,4 @@
-"""An aiohttp application on an event loop of its own thread, behind a guard that bounds connections.
+"""An aiohttp application on an event loop of its own thread, behind a limit on connections.
 
 `start` returns when it listens or raises one clear sentence; `stop` returns when the port is free again.
 """
@@ -10,19 +10,19 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from shoal.broadcast.http.limits import Places, ServerLimits
+from shoal.broadcast.http.limits import ClientCount, ServerLimits
 from shoal.errors import UnavailableError
 
 START_TIMEOUT_S = 30.0
 
 
-class Guard(asyncio.Protocol):
+class ConnectionLimit(asyncio.Protocol):
     """One connection: refused when there are too many, closed when it never asks for anything."""
 
-    def __init__(self, inner: asyncio.Protocol, places: Places, limits: ServerLimits) -> None:
+    def __init__(self, inner: asyncio.Protocol, connections: ClientCount, limits: ServerLimits) -> None:
         self.asked = False
         self._inner = inner
-        self._places = places
+        self._connections = connections
         self._limits = limits
         self._client: str | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -31,7 +31,7 @@ class Guard(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         peer = transport.get_extra_info("peername")
         client = str(peer[0]) if peer else ""
-        if not self._places.enter(client):
+        if not self._connections.enter(client):
             transport.abort()
             return
         self._client = client
@@ -43,7 +43,7 @@ class Guard(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         if self._client is not None:
-            self._places.leave(self._client)
+            self._connections.leave(self._client)
             self._inner.connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
@@ -114,11 +114,11 @@ class ServerThread:
             self._build(), access_log=None, keepalive_timeout=60, shutdown_timeout=1, handler_cancellation=True
         )
         await self._runner.setup()
-        places = Places(self._limits.connections_per_client, self._limits.connections_total)
+        connections = ClientCount(self._limits.connections_per_client, self._limits.connections_total)
         handlers = self._runner.server
         assert handlers is not None
         self._server = await self._loop.create_server(
-            lambda: Guard(handlers(), places, self._limits), self._host, self.port, backlog=1024
+            lambda: ConnectionLimit(handlers(), connections, self._limits), self._host, self.port, backlog=1024
         )
         self.port = self._server.sockets[0].getsockname()[1]
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from shoal.broadcast.http.limits import Bucket
+from shoal.broadcast.http.limits import TokenBucket
 from shoal.errors import ConfigError, UnavailableError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -43,7 +43,7 @@ class HttpPool:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, max_bytes_s: float = 0) -> None:
         self.clock = clock
-        self._bucket = Bucket(max_bytes_s, clock=clock)
+        self._bucket = TokenBucket(max_bytes_s, clock=clock)
         self._limited = max_bytes_s > 0
         self._idle: defaultdict[str, deque[http.client.HTTPConnection]] = defaultdict(deque)
         self._open: set[_DeadlineSocket] = set()

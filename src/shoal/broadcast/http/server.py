@@ -1,25 +1,27 @@
 """Serve a published directory: immutable files with ranges, and one pointer that can be waited for.
 
 GET /head.json?newer_than=COUNTER&wait_s=S answers as soon as the head's counter passes COUNTER. GET /shards/DIGEST?wait_s=S
-holds the request for a file that is on its way. Everything else is a plain static file, so any web server can stand in.
+holds the request for a file that is on its way. Everything else is a plain static file, so any web server can replace it.
 Connections, requests and bytes per second are limited; refusals are JSON `{code, message, hint}`.
 """
 
 import asyncio
 import contextlib
+import json
 import os
 import threading
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from io import FileIO
 from pathlib import Path
 
 from aiohttp import web
 
-from shoal.broadcast.http.limits import Places, ServerLimits, Throttle
-from shoal.broadcast.http.listener import Guard, ServerThread
-from shoal.broadcast.http.waiting import FileWaiters, HeadPointer
-from shoal.broadcast.store import HEAD_FILE, Folder, Store
+from shoal.broadcast.http.limits import ClientCount, ServerLimits, Throttle
+from shoal.broadcast.http.listener import ConnectionLimit, ServerThread
+from shoal.broadcast.store import HEAD_FILE, Folder, ShardStore
 from shoal.files import is_digest
+from shoal.identity import Envelope
 from shoal.metrics import EventLog
 
 MAX_WAIT_S = 30.0
@@ -39,7 +41,7 @@ class DirectoryServer:
 
     def __init__(
         self,
-        store: Store,
+        store: ShardStore,
         *,
         metrics: EventLog | None = None,
         limits: ServerLimits | None = None,
@@ -51,7 +53,7 @@ class DirectoryServer:
         self._limits = limits or ServerLimits()
         self._expected = expected
         self._throttle = Throttle(self._limits)
-        self._places = Places(self._limits.requests_per_client, self._limits.requests_total)
+        self._requests = ClientCount(self._limits.requests_per_client, self._limits.requests_total)
         self._pointer = HeadPointer()
         self._waiters = FileWaiters()
 
@@ -109,7 +111,7 @@ class DirectoryServer:
         path = self._store.path(folder, digest)
         expected = self._expected
         if not path.exists() and expected is not None:
-            # Even for an unknown name: whoever asks may have heard of a new version a moment before we do.
+            # Even for an unknown name: the client may know of a new version a moment before we do.
             await self._waiters.wait(digest, min(_number(request, "wait_s", 0), MAX_WAIT_S))
         if not path.exists():
             if expected is not None and expected(digest):
@@ -126,14 +128,69 @@ class DirectoryServer:
     ) -> web.StreamResponse:
         client = request.remote or ""
         protocol = request.transport.get_protocol() if request.transport is not None else None
-        if isinstance(protocol, Guard):
+        if isinstance(protocol, ConnectionLimit):
             protocol.asked = True
-        if not self._places.enter(client):
+        if not self._requests.enter(client):
             return refusal(429, "too_many_requests", "Too many requests at once.", "Use fewer connections.")
         try:
             return await handler(request)
         finally:
-            self._places.leave(client)
+            self._requests.leave(client)
+
+
+class HeadPointer:
+    """The head, and those who wait for a newer one; lives on one event loop."""
+
+    def __init__(self) -> None:
+        self._data: bytes | None = None
+        self._counter = 0
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    async def get(self, newer_than: float, wait_s: float) -> bytes | None:
+        """The head as soon as its counter passes `newer_than`, or what there is when the wait is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while not self._closed and self._counter <= newer_than:
+                    await self._changed.wait()
+        return self._data
+
+    def replace(self, data: bytes) -> None:
+        self._counter = int(json.loads(Envelope.from_bytes(data).payload)["counter"])
+        self._data = data
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def close(self) -> None:
+        self._closed = True
+        self._changed.set()
+
+
+class FileWaiters:
+    """Requests for files that are on their way; lives on one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+
+    async def wait(self, digest: str, wait_s: float) -> None:
+        arrived = asyncio.Event()
+        self._waiting[digest].add(arrived)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await arrived.wait()
+        finally:
+            self._waiting[digest].discard(arrived)
+            if not self._waiting[digest]:
+                del self._waiting[digest]
+
+    def notify(self, digest: str) -> None:
+        for arrived in self._waiting.get(digest, ()):
+            arrived.set()
+
+    def close(self) -> None:
+        for digest in list(self._waiting):
+            self.notify(digest)
 
 
 class FileBody(web.StreamResponse):
@@ -193,7 +250,7 @@ class OriginServer:
 
     def __init__(
         self,
-        store: Store,
+        store: ShardStore,
         host: str,
         port: int,
         *,

@@ -4,8 +4,6 @@ A file is memory-mapped, so that opening it costs neither time nor memory by its
 rows in order and on nothing else: not on how rows are cut into batches, nor on the release of Arrow.
 """
 
-import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -16,7 +14,7 @@ import pyarrow.compute as pc
 from blake3 import blake3
 
 from shoal.errors import IntegrityError
-from shoal.files import TEMPORARY_PREFIX
+from shoal.files import atomic_file
 
 TEXT_COLUMNS = ("problem_id", "source", "task_type", "prompt", "verification_info", "metadata")
 RATE_COLUMN = "solve_rate"
@@ -41,19 +39,9 @@ def make_table(rows: Iterable[Row]) -> pa.Table:
 
 def write_table(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
     """Whole or absent, without ever holding more than one batch in memory."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            with pa.ipc.new_file(file, SCHEMA) as writer:
-                for batch in batches:
-                    writer.write_batch(batch)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with atomic_file(path) as file, pa.ipc.new_file(file, SCHEMA) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
 
 
 def open_table(path: Path) -> pa.Table:

@@ -4,7 +4,6 @@ The owner packs a set when the run is made; workers and validators fetch the pie
 Packing and unpacking hold one piece in memory, however large the set is.
 """
 
-import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import zstandard
 
 from shoal.errors import IntegrityError
-from shoal.files import TEMPORARY_PREFIX
+from shoal.files import atomic_file
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.tasks.sources import load_tasks
 from shoal.tasks.task import TaskSet, TaskSets
@@ -51,19 +50,10 @@ def _cut(blocks: Iterable[bytes], piece_bytes: int) -> Iterator[bytes]:
 
 def unpack(pieces: Iterable[bytes], path: Path) -> TaskSet:
     """Writes the set to this path, whole or not at all, and opens it there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            for block in _decompressed(pieces):
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
-        TaskSet.open(Path(temporary))
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with atomic_file(path) as file:
+        file.writelines(_decompressed(pieces))
+        file.flush()
+        TaskSet.open(Path(file.name))
     return TaskSet.open(path)
 
 

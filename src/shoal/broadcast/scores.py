@@ -1,8 +1,8 @@
-"""What we know about each relay, and whom to ask next.
+"""How well each relay has served, and which one to ask next.
 
-A relay is drawn at random with weight success × bandwidth (moving averages). Random beats greedy, which sends everyone to
-the same relay. Every record heals all success rates a little, so a relay that recovered is tried again; one that lied is
-left alone for a long time.
+A relay is sampled with weight success × bandwidth (moving averages). Sampling beats greedy choice, which sends every client to
+the same relay. Every record raises all success rates a little, so that a relay that recovered is tried again; one that sent
+wrong bytes is avoided for a long time.
 """
 
 import random
@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 SMOOTHING = 0.3
-HEALING = 0.01
-LEAST_SUCCESS = 0.001
+RECOVERY = 0.01
+MIN_SUCCESS = 0.001
 # Smaller answers measure latency, not bandwidth.
 BANDWIDTH_SAMPLE_BYTES = 64 << 10
-SHUN_LIAR_S = 600.0
-# One that does not answer is left alone for a moment, longer each time.
+AVOID_LIAR_S = 600.0
+# One that does not answer is not asked for a moment, longer each time.
 REST_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
 
@@ -26,17 +26,16 @@ class RelayReport:
     url: str
     success: float = 1.0
     bandwidth_bytes_s: float | None = None
-    fetches: int = 0
     failures: int = 0
     lies: int = 0
     bytes_received: int = 0
     failures_in_a_row: int = 0
     last_error: str = ""
-    shunned_until: float = float("-inf")
+    avoided_until: float = float("-inf")
     resting_until: float = float("-inf")
 
 
-class RelayBook:
+class PeerScores:
     """Safe to use from several threads."""
 
     def __init__(self, *, rng: random.Random | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,27 +45,26 @@ class RelayBook:
         self._reports: dict[str, RelayReport] = {}
 
     def choose(self, urls: Sequence[str], avoid: Collection[str] = ()) -> str | None:
-        """One of the relays, or None when all of them are to be avoided or have lied lately."""
+        """One of the relays, or None when all of them are in `avoid` or sent wrong bytes lately."""
         with self._lock:
             now = self._clock()
             known = [self._report(url) for url in dict.fromkeys(urls) if url not in avoid]
-            open_to_us = [report for report in known if report.shunned_until <= now]
-            open_to_us = [report for report in open_to_us if report.resting_until <= now] or open_to_us
-            if not open_to_us:
+            usable = [report for report in known if report.avoided_until <= now]
+            usable = [report for report in usable if report.resting_until <= now] or usable
+            if not usable:
                 return None
-            weights = [report.success * self._bandwidth(report) for report in open_to_us]
-            return self._rng.choices(open_to_us, weights)[0].url
+            weights = [report.success * self._bandwidth(report) for report in usable]
+            return self._rng.choices(usable, weights)[0].url
 
     def alive(self, url: str) -> bool:
-        """Neither shunned for a lie nor resting after a failure."""
+        """Neither avoided for wrong bytes nor resting after a failure."""
         with self._lock:
             report = self._reports.get(url)
-            return report is None or max(report.shunned_until, report.resting_until) <= self._clock()
+            return report is None or max(report.avoided_until, report.resting_until) <= self._clock()
 
     def record_success(self, url: str, size_bytes: int, seconds: float) -> None:
         with self._lock:
             report = self._update(url, 1.0)
-            report.fetches += 1
             report.failures_in_a_row = 0
             report.resting_until = float("-inf")
             report.bytes_received += size_bytes
@@ -89,7 +87,7 @@ class RelayBook:
             report = self._update(url, 0.0)
             report.lies += 1
             report.last_error = what
-            report.shunned_until = self._clock() + SHUN_LIAR_S
+            report.avoided_until = self._clock() + AVOID_LIAR_S
 
     def reports(self) -> list[RelayReport]:
         with self._lock:
@@ -97,9 +95,9 @@ class RelayBook:
 
     def _update(self, url: str, outcome: float) -> RelayReport:
         for report in self._reports.values():
-            report.success = min(1.0, report.success + HEALING)
+            report.success = min(1.0, report.success + RECOVERY)
         report = self._report(url)
-        report.success = max(LEAST_SUCCESS, report.success + SMOOTHING * (outcome - report.success))
+        report.success = max(MIN_SUCCESS, report.success + SMOOTHING * (outcome - report.success))
         return report
 
     def _report(self, url: str) -> RelayReport:
