@@ -38,7 +38,7 @@ PUBLIC = {
     """,
     "shoal.observe": """
         Happening LiveView Summary ViewExtra draws_pictures failures headline progress_line render
-        render_report summarise write_picture write_summary
+        render_report startup_notice summarise write_picture write_summary
     """,
     "shoal.policy": """
         ArchitectureError Completion Engine GenerationRequest MemoryPlanError ModelError RequestError

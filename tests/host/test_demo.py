@@ -108,6 +108,9 @@ class Host:
     def note(self, text: str, tone: str) -> None:
         self.notes.append((text, tone))
 
+    def ended(self, worker: str, reason: str) -> None:
+        self.notes.append((f"{worker} ended: {reason}", "bad"))
+
     def wait(self, notice: str) -> None:
         self.waits.append(notice)
 
@@ -151,11 +154,31 @@ def test_while_the_swarm_starts_it_says_what_is_being_waited_for() -> None:
     nobody = status.model_copy(update={"workers": []})
     unpublished = nobody.model_copy(update={"newest_version": -1})
     host = Host((unpublished, history), (nobody, history), look("finished", STEPS))
-    host.watch().run()
+    watch = host.watch()
+    watch.local_workers = ["local-1"]
+    watch.run()
     assert host.waits[1:] == [
         "the trainer loads the policy and publishes version 0",
         "workers load the policy and measure this machine",
     ]
+
+
+def test_a_worker_that_ended_for_good_is_shown_with_its_reason_and_not_waited_for(tmp_path: Path) -> None:
+    status, history = look("running")
+    nobody = status.model_copy(update={"workers": []})
+    host = Host((nobody, history), look("finished", STEPS))
+    host.events = [RoleEvent(1.0, "local-1", "given_up", "exit code 78", 78)]
+    watch = host.watch()
+    watch.local_workers = ["local-1"]
+    watch.config = demo.demo_config(["--run.dir", str(tmp_path)], steps=STEPS)
+    log = tmp_path / "logs" / "local-1.log"
+    log.parent.mkdir()
+    log.write_text("joining\nshoal: The owner's verifier my_checks runs its own code. Allow it with --allow-code.\n")
+    watch.run()
+    assert host.notes == [
+        ("local-1 ended: The owner's verifier my_checks runs its own code. Allow it with --allow-code.", "bad")
+    ]
+    assert host.waits[1:] == ["no worker of this host is left"]
 
 
 def test_restarts_are_counted_and_told_and_quiet_endings_are_not() -> None:
@@ -174,7 +197,7 @@ def test_restarts_are_counted_and_told_and_quiet_endings_are_not() -> None:
     assert host.notes == [
         ("trainer exited: killed by SIGKILL", "warn"),
         ("trainer restarted: pid 2", "warn"),
-        ("cheater-stale has ended for good, see logs/cheater-stale.log", "bad"),
+        ("cheater-stale ended: exit code 78", "bad"),
     ]
 
 

@@ -113,3 +113,9 @@ def test_importing_the_package_loads_neither_torch_nor_matplotlib() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "torch" not in ended.stdout
     assert "matplotlib" not in ended.stdout
+
+
+def test_cheaters_are_a_metric_only_where_there_are_any() -> None:
+    assert "Cheaters banned" in page(make_status(), make_history())
+    honest = [make_worker(0, "ann")]
+    assert "Cheaters banned" not in page(make_status(workers=honest), make_history())

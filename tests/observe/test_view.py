@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from shoal.observe.view import Happening, ViewExtra, happenings, plan_rows, render
+from shoal.observe.view import Happening, ViewExtra, happenings, plan_rows, render, startup_notice
 
 from .runs import STEPS, make_history, make_status, make_worker
 
@@ -96,3 +96,53 @@ def test_old_ages_share_the_last_bar() -> None:
     lines = show(render(status, make_history()))
     bars = [line.split()[1:3] for line in lines if "█" in line]
     assert bars == [["0", "10"], ["1", "10"], ["2", "10"], ["3+", "60"]]
+
+
+def test_the_run_id_is_shown_once() -> None:
+    status = make_status()
+    for title in ("shoal", status.run_id):
+        text = "\n".join(show(render(status, make_history(), ViewExtra(title))))
+        assert text.count(status.run_id) == 1
+
+
+@pytest.mark.parametrize("state", ["finished", "drained"])
+def test_nobody_generates_in_a_run_that_is_over(state: str) -> None:
+    running = make_status(12)
+    assert "generating" in "\n".join(show(render(running, make_history(12))))
+    over = running.model_copy(update={"run_state": state})
+    assert "generating" not in "\n".join(show(render(over, make_history(12))))
+
+
+def test_workers_that_ended_for_good_are_rows_with_their_reason() -> None:
+    status = make_status(3, workers=[make_worker(0, "local-1"), make_worker(1, "local-2")])
+    extra = ViewExtra(ended={"local-2": "no space left on device", "local-3": "\x1b[2Jthe key is banned"})
+    lines = show(render(status, make_history(3), extra))
+    rows = {line.split()[1]: line for line in lines if "local-" in line}
+    assert "generating" in rows["local-1"]
+    assert "ended" in rows["local-2"]
+    assert "no space left on device" in rows["local-2"]
+    assert "\ufffd[2Jthe key is banned" in rows["local-3"]
+    assert any("1 active · 2 ended" in line for line in lines)
+
+
+def test_ended_workers_never_outgrow_a_small_terminal() -> None:
+    ended = {f"local-{number}": "why " * 40 for number in range(50)}
+    lines = show(render(make_status(0, workers=[]), make_history(0), ViewExtra(ended=ended)), 60, 14)
+    assert len(lines) < 14
+
+
+@pytest.mark.parametrize(
+    ("version", "workers", "here", "ended", "notice"),
+    [
+        (-1, 0, ["a"], [], "the trainer loads the policy and publishes version 0"),
+        (0, 0, ["a", "b"], ["a"], "workers load the policy and measure this machine"),
+        (0, 0, ["a", "b"], ["a", "b"], "no worker of this host is left"),
+        (0, 0, [], [], "no worker has joined yet"),
+        (0, 1, ["a"], ["a"], ""),
+    ],
+)
+def test_the_notice_says_what_a_run_without_workers_waits_for(
+    version: int, workers: int, here: list[str], ended: list[str], notice: str
+) -> None:
+    status = make_status(0, workers=[make_worker(number, "w") for number in range(workers)])
+    assert startup_notice(status.model_copy(update={"newest_version": version}), here, ended) == notice

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from shoal.coordinator.ledger import LedgerError, verify_export
 from shoal.coordinator.server import bind
 from shoal.errors import ShoalError, UnavailableError
 from shoal.files import write_atomic
-from shoal.host.supervisor import HOPELESS_EXIT_CODES, Role, RoleEvent, Supervisor, interrupt_on_termination
+from shoal.host.supervisor import HOPELESS_EXIT_CODES, Role, RoleEvent, Supervisor, interrupt_on_termination, log_tail
 from shoal.locks import hold
 from shoal.metrics import Report
 from shoal.observe import (
@@ -30,6 +30,7 @@ from shoal.observe import (
     failures,
     headline,
     render_report,
+    startup_notice,
     summarise,
     write_picture,
     write_summary,
@@ -110,14 +111,14 @@ def run_owner_roles(directory: RunDirectory, report: Report, *, workers: int = 0
         report(f"contributors join with: shoal work {config.coordinator_url} --run-key {descriptor.run_key}")
         client = CoordinatorClient(config.coordinator_url, None, deadline_s=LOOK_DEADLINE_S)
         with client, Supervisor(roles) as supervisor:
-            with LiveView(descriptor.run_id) as view:
+            with LiveView() as view:
                 # Strangers may come to a run whose own workers all ended.
-                watch = Watch(config, supervisor, view, client, finish_deadline_s=None)
+                watch = Watch(config, supervisor, view, client, local_workers=own, finish_deadline_s=None)
                 status, history = watch.run()
             if status.run_state != "drained":
                 ledger_ok = _ledger_ok(config, directory)
                 summary = summarise(status, history, ledger_ok=ledger_ok, role_restarts=watch.restarts)
-                _write_outcome(directory, config, summary, status, history, descriptor.run_id)
+                _write_outcome(directory, config, summary, status, history, "shoal run")
                 report(headline(summary))
             report(f"telling the workers that the run is over, for {FAREWELL_S:.0f} s")
             time.sleep(FAREWELL_S)
@@ -184,7 +185,7 @@ def _run_demo(config: ShoalConfig, console: Console, honest_workers: int, fresh:
     client = CoordinatorClient(config.coordinator_url, None, deadline_s=LOOK_DEADLINE_S)
     with client, Supervisor(roles) as supervisor:
         with LiveView("shoal demo") as view:
-            watch = Watch(config, supervisor, view, client, honest)
+            watch = Watch(config, supervisor, view, client, honest, [*honest, *cheaters])
             status, history = watch.run()
         ledger_ok = _ledger_ok(config, directory)
     summary = summarise(
@@ -236,12 +237,14 @@ class Watch:
     client: CoordinatorClient
     workers: Sequence[str] = ()
     """Roles of which one must live; none where strangers do the work."""
+    local_workers: Sequence[str] = ()
     finish_deadline_s: float | None = FINISH_DEADLINE_S
     """None waits for the last evaluation as long as its evaluator lives: that of a large model takes its time."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     restarts: int = 0
     _finished_at: float | None = None
+    _ended: list[str] = field(default_factory=list)
 
     def run(self) -> tuple[StatusView, HistoryView]:
         self.view.wait("the coordinator is starting")
@@ -253,7 +256,7 @@ class Watch:
                 self.view.wait(f"the coordinator at {self.config.coordinator_url} does not answer yet")
                 continue  # the client has waited
             self.view.update(status, history)
-            if notice := _beginning(status):
+            if notice := startup_notice(status, self.local_workers, self._ended):
                 self.view.wait(notice)
             if any(evaluation.version >= self.config.run.steps for evaluation in history.evaluations):
                 return status, history
@@ -266,9 +269,16 @@ class Watch:
         for event in self.supervisor.poll():
             self.restarts += event.kind == "restarted"
             if event.kind == "given_up":
-                self.view.note(f"{event.role} has ended for good, see logs/{event.role}.log", "bad")
+                self._ended.append(event.role)
+                self.view.ended(event.role, self._reason(event))
             elif _noteworthy(event):
                 self.view.note(event.text, "warn")
+
+    def _reason(self, event: RoleEvent) -> str:
+        """The last line of the role's log, which says why it ended; how it ended where there is none."""
+        log = self.config.run.dir / "logs" / f"{event.role}.log"
+        last = log_tail(log, lines=1).strip() if log.exists() else ""
+        return last.removeprefix("shoal: ") or event.detail
 
     def _check_hope(self, status: StatusView) -> None:
         logs = self.config.run.dir / "logs"
@@ -289,13 +299,6 @@ def _noteworthy(event: RoleEvent) -> bool:
     """Restarts and the exits that lead to them."""
     final = event.exit_code in (0, None, *HOPELESS_EXIT_CODES)
     return event.kind == "restarted" or (event.kind == "exited" and not final)
-
-
-def _beginning(status: StatusView) -> str:
-    """What a swarm that does not work yet is doing."""
-    if status.newest_version < 0:
-        return "the trainer loads the policy and publishes version 0"
-    return "" if status.workers else "workers load the policy and measure this machine"
 
 
 def _ledger_ok(config: ShoalConfig, directory: RunDirectory) -> bool:

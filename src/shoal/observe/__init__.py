@@ -3,7 +3,7 @@
 from shoal.observe.live import LiveView, draws_pictures, progress_line, write_picture
 from shoal.observe.report import render_report
 from shoal.observe.summary import Summary, failures, headline, summarise, write_summary
-from shoal.observe.view import Happening, ViewExtra, render
+from shoal.observe.view import Happening, ViewExtra, render, startup_notice
 
 __all__ = [
     "Happening",
@@ -16,6 +16,7 @@ __all__ = [
     "progress_line",
     "render",
     "render_report",
+    "startup_notice",
     "summarise",
     "write_picture",
     "write_summary",

@@ -42,6 +42,7 @@ class LiveView:
         self._status_at = self._opened_at
         self._notice = ""
         self._notes: list[Happening] = []
+        self._ended: dict[str, str] = {}
         self._lines = _Lines(self._console)
         self._live = Live(console=self._console, auto_refresh=False) if draws_pictures(self._console) else None
 
@@ -73,12 +74,17 @@ class LiveView:
         self._notes = [*self._notes, Happening(self._run_time_s(), text, tone)][-KEPT_NOTES:]
         self._show()
 
+    def ended(self, worker: str, reason: str) -> None:
+        """A worker of this host ended for good; it stays in the table, with the reason."""
+        self._ended[worker] = reason
+        self.note(f"{worker} ended for good: {reason}", "bad")
+
     def _run_time_s(self) -> float:
         known_s = self._status.uptime_s if self._status else 0.0
         return known_s + self._clock() - self._status_at
 
     def _show(self) -> None:
-        extra = ViewExtra(self._title, self._notice, self._notes)
+        extra = ViewExtra(self._title, self._notice, self._notes, self._ended)
         if self._live is not None:
             self._live.update(render(self._status, self._history, extra), refresh=True)
             return

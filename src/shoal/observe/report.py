@@ -67,6 +67,7 @@ def render_report(
 def key_metrics(summary: Summary, history: HistoryView) -> list[tuple[str, str, str]]:
     """Name, value and remark of the metrics that a reader looks for first."""
     problems = history.evaluations[-1].problems if history.evaluations else 0
+    cheaters = summary["cheaters"]
     return [
         (
             "Held-out accuracy",
@@ -74,7 +75,7 @@ def key_metrics(summary: Summary, history: HistoryView) -> list[tuple[str, str, 
             f"{problems} tasks",
         ),
         ("Steps", f"{summary['steps']}", f"in {duration(summary['wall_s'])}"),
-        ("Cheaters banned", f"{summary['cheaters_banned']} of {summary['cheaters']}", ""),
+        *([("Cheaters banned", f"{summary['cheaters_banned']} of {cheaters}", "")] if cheaters else []),
         ("Honest rejections", f"{summary['honest_rejected']}", plural(summary["honest_workers"], "honest worker")),
         ("Oldest group", plural(summary["max_staleness"], "version"), f"limit {summary['async_level']}"),
         (

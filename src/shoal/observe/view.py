@@ -4,8 +4,8 @@
 (made for 100×40, whole at 80 columns). Words of untrusted machines are shown as plain text, never as markup or escapes.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rich import box
@@ -17,24 +17,15 @@ from rich.text import Text
 from shoal.observe import series
 from shoal.observe.charts import bar, curve, value_range
 from shoal.observe.series import Point
-from shoal.observe.words import count, duration, plural, printable, size
-from shoal.protocol.api import HistoryView, RelayView, StatusView, WorkerView
+from shoal.observe.words import duration, plural, printable, size
+from shoal.observe.worker_table import state_counts, table, worker_rows
+from shoal.protocol.api import HistoryView, RelayView, StatusView
 
 Tone = Literal["good", "bad", "warn", "info"]
 
 TONES: dict[Tone, str] = {"good": "green", "bad": "bold red", "warn": "yellow", "info": "default"}
-STATES = {
-    "active": "green",
-    "registered": "cyan",
-    "probation": "cyan",
-    "suspect": "yellow",
-    "quarantined": "magenta",
-    "gone": "dim",
-    "banned": "bold red",
-}
 FRAME = "bright_black"
 AXIS_COLUMNS = 6
-NARROW_COLUMNS = 72
 HEADER_ROWS = 3
 PANEL_ROWS = 2
 TABLE_HEADER_ROWS = 1
@@ -61,6 +52,8 @@ class ViewExtra:
     notice: str = ""
     """What is being waited for, if anything."""
     happenings: Sequence[Happening] = ()
+    ended: Mapping[str, str] = field(default_factory=dict)
+    """Workers of this host that ended for good, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +115,17 @@ def happenings(status: StatusView, history: HistoryView, extra: ViewExtra) -> li
     return sorted([*banned, *rejected, *extra.happenings], key=lambda happening: happening.at_s)
 
 
+def startup_notice(status: StatusView, workers_here: Collection[str], ended: Collection[str]) -> str:
+    """What a run without workers is waiting for; empty once there are some."""
+    if status.newest_version < 0:
+        return "the trainer loads the policy and publishes version 0"
+    if status.workers:
+        return ""
+    if set(workers_here) - set(ended):
+        return "workers load the policy and measure this machine"
+    return "no worker of this host is left" if workers_here else "no worker has joined yet"
+
+
 class _Waiting:
     def __init__(self, extra: ViewExtra) -> None:
         self._extra = extra
@@ -140,14 +144,17 @@ class _Picture:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         status, history = self._status, self._history
-        plan = plan_rows(options.max_height - 1, len(status.workers))
+        rows = worker_rows(status, self._extra.ended)
+        plan = plan_rows(options.max_height - 1, len(rows))
         yield _header(status, history, self._extra)
         yield _progress(status, options.max_width)
         yield _batch_line(status, self._extra.notice)
         if plan.chart_rows:
             yield _charts(status, history, options.max_width, plan.chart_rows)
         if plan.worker_rows:
-            yield _workers(status.workers, options.max_width, plan.worker_rows)
+            yield _panel(
+                table(rows, options.max_width, plan.worker_rows), f"workers {state_counts(rows)}", options.max_width
+            )
         if plan.fact_rows:
             yield _facts(status, options.max_width, plan.fact_rows)
         if plan.event_rows:
@@ -155,8 +162,9 @@ class _Picture:
 
 
 def _header(status: StatusView, history: HistoryView, extra: ViewExtra) -> Text:
+    title = [(extra.title, "bold")] if extra.title != status.run_id else []
     parts = [
-        (extra.title, "bold"),
+        *title,
         (printable(status.run_id, 40), "cyan"),
         (status.run_state, "green" if status.run_state in ("running", "finished") else "yellow"),
         (f"step {min(status.step, status.steps)}/{status.steps}", "bold"),
@@ -214,44 +222,6 @@ def _chart(name: str, points: Sequence[Point], steps: int, width: int, rows: int
         text.append(f"{label:>{AXIS_COLUMNS - 2}} ┤", "dim").append(line + "\n", colour)
     text.append(f"{'0':>{AXIS_COLUMNS - 1}}└{'─' * max(0, columns - len(str(steps)))}{steps}", "dim")
     return _panel(text, f"{name} {points[-1][1]:.3f}" if points else f"{name} –", width)
-
-
-def _workers(workers: Sequence[WorkerView], width: int, rows: int) -> Panel:
-    shown = list(workers) if len(workers) <= rows else list(workers)[: rows - 1]
-    wide = width >= NARROW_COLUMNS
-    table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="dim", show_edge=False)
-    table.add_column("worker", no_wrap=True, overflow="ellipsis", min_width=8, max_width=22)
-    table.add_column("state", no_wrap=True, min_width=9)
-    if wide:
-        table.add_column("doing", no_wrap=True, overflow="ellipsis", ratio=1)
-    for name in ("ok", "bad", "credit", "tok/s", "audits") if wide else ("ok", "bad", "credit"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for worker in shown:
-        table.add_row(*_worker_cells(worker, wide))
-    if len(shown) < len(workers):
-        table.add_row(Text(f"and {len(workers) - len(shown)} more", "dim"))
-    return _panel(table, f"workers {_state_counts(workers)}", width)
-
-
-def _worker_cells(worker: WorkerView, wide: bool) -> list[Text]:
-    colour = STATES.get(worker.state, "default")
-    rejected = worker.submissions_rejected
-    cells = [Text(printable(worker.name, 40), "bold" if worker.state != "gone" else "dim"), Text(worker.state, colour)]
-    numbers = [
-        Text(str(worker.submissions_accepted), "green" if worker.submissions_accepted else "dim"),
-        Text(str(rejected), "bold red" if rejected else "dim"),
-        Text(count(worker.credit_held + worker.credit_released)),
-    ]
-    if not wide:
-        return [*cells, *numbers]
-    activity = worker.reason if worker.state == "banned" else worker.activity
-    doing = Text(printable(activity), "red" if worker.state == "banned" else "dim")
-    return [*cells, doing, *numbers, Text(count(worker.tokens_per_s)), Text(f"{worker.audit_rate:.0%}")]
-
-
-def _state_counts(workers: Sequence[WorkerView]) -> str:
-    counted = {state: sum(worker.state == state for worker in workers) for state in STATES}
-    return " · ".join(f"{number} {state}" for state, number in counted.items() if number) or "none yet"
 
 
 def _facts(status: StatusView, width: int, rows: int) -> Table:
