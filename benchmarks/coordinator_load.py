@@ -33,6 +33,7 @@ from shoal.coordinator.store.writer import Store
 from shoal.files import digest_bytes, digest_file, write_atomic
 from shoal.identity import Keypair
 from shoal.protocol import api
+from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.client import SUBMISSION_SIGNATURE_HEADER, CoordinatorClient
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.protocol.signing import PROTOCOL_VERSION, RequestTarget, stamp_request, submission_message
@@ -117,7 +118,7 @@ def make_run(root: Path, store: str, port: int, leases: int) -> RunDirectory:
     directory = RunDirectory(root)
     for role in (*ROLES, "run"):
         directory.key(role)
-    secret = directory.create_secret(seed=1)
+    secret = directory.create_secret()
     config = build_config(
         {
             "run": {"name": "load", "dir": str(root)},
@@ -153,7 +154,7 @@ def make_run(root: Path, store: str, port: int, leases: int) -> RunDirectory:
         chunk_tokens=32,
         top_k=128,
         numerics_classes=(NUMERICS,),
-        secret_commitment=digest_bytes(secret),
+        secret_commitment=secret_commitment(secret),
     )
     write_atomic(directory.descriptor_file, descriptor.seal(directory.key("run")).to_bytes())
     return directory

@@ -4,7 +4,7 @@ import pytest
 
 from shoal.config import ShoalConfig, to_toml
 from shoal.errors import ConfigError, KeyFileError, SignatureError
-from shoal.protocol.assignment import SECRET_BYTES
+from shoal.protocol.assignment import SECRET_BYTES, secret_commitment
 from shoal.rundir import ROLES, RunDirectory, load_run, located
 from support.samples import descriptor, keypair
 
@@ -42,25 +42,31 @@ def test_a_role_key_that_should_be_there_is_not_made_anew(directory: RunDirector
         directory.existing_key("trainer")
 
 
-def test_the_secret_is_drawn_once_and_kept_private(directory: RunDirectory) -> None:
-    secret = directory.create_secret(seed=0)
+def test_the_secret_is_random_and_kept_private(directory: RunDirectory) -> None:
+    secret = directory.create_secret()
     assert len(secret) == SECRET_BYTES
-    assert directory.create_secret(seed=5) == directory.secret() == secret
+    assert directory.secret() == secret
     assert (directory.root / "keys" / "run.secret").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_seed_makes_the_secret_repeatable_and_zero_does_not(tmp_path: Path) -> None:
-    def secret(name: str, seed: int) -> bytes:
-        return RunDirectory(tmp_path / name).create_secret(seed)
+def test_a_secret_that_lay_there_before_is_never_used(directory: RunDirectory) -> None:
+    known = directory.create_secret()
+    assert directory.create_secret() != known
 
-    assert secret("a", 7) == secret("b", 7) != secret("c", 8)
-    assert secret("d", 0) != secret("e", 0)
+
+def test_a_secret_that_the_descriptor_does_not_commit_to_is_refused(directory: RunDirectory) -> None:
+    commitment = secret_commitment(directory.create_secret())
+    directory.descriptor_file.write_bytes(descriptor(secret_commitment=commitment).seal(keypair("run")).to_bytes())
+    assert len(directory.secret()) == SECRET_BYTES
+    (directory.root / "keys" / "run.secret").write_text(bytes(SECRET_BYTES).hex())
+    with pytest.raises(KeyFileError, match="not the one that the run's descriptor commits to"):
+        directory.secret()
 
 
 def test_a_lost_secret_is_one_sentence(directory: RunDirectory) -> None:
     with pytest.raises(KeyFileError, match="Restore it from a backup"):
         directory.secret()
-    directory.create_secret(seed=0)
+    directory.create_secret()
     (directory.root / "keys" / "run.secret").write_text("garbled")
     with pytest.raises(KeyFileError):
         directory.secret()

@@ -9,13 +9,11 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from blake3 import blake3
-
 from shoal.config import ShoalConfig, load_config
-from shoal.errors import ConfigError, KeyFileError
+from shoal.errors import ConfigError, KeyFileError, ShoalError
 from shoal.files import write_atomic
 from shoal.identity import Keypair
-from shoal.protocol.assignment import SECRET_BYTES
+from shoal.protocol.assignment import SECRET_BYTES, secret_commitment
 from shoal.protocol.descriptor import RunDescriptor, open_descriptor
 
 DESCRIPTOR_NAME = "descriptor.json"
@@ -56,21 +54,39 @@ class RunDirectory:
         """Public key of each of the owner's roles → role."""
         return {self.existing_key(role).public: role for role in ROLES}
 
-    def create_secret(self, seed: int) -> bytes:
-        """A new run secret. A seed other than 0 makes it repeatable, and slots foreseeable to whoever guesses the seed."""
-        if not self._secret.exists():
-            secret = blake3(f"run seed {seed}".encode()).digest() if seed else secrets.token_bytes(SECRET_BYTES)
+    def create_secret(self) -> bytes:
+        """A secret from the system's randomness alone: slots and audits follow from it. One that was there before, whose bytes
+        somebody may know, is replaced unless a descriptor that this run published commits to it."""
+        secret = self._read_secret()
+        if not self._has_published(secret):
+            secret = secrets.token_bytes(SECRET_BYTES)
             write_atomic(self._secret, secret.hex().encode(), mode=0o600)
-        return self.secret()
+        return secret
+
+    def _has_published(self, secret: bytes) -> bool:
+        try:
+            published = open_descriptor((self.origin / DESCRIPTOR_NAME).read_bytes(), self.existing_key("run").public)
+        except (OSError, ShoalError):
+            return False
+        return published.secret_commitment == secret_commitment(secret)
 
     def secret(self) -> bytes:
-        try:
-            secret = bytes.fromhex(self._secret.read_text())
-        except (OSError, ValueError):
-            secret = b""
+        """The run secret; one that the signed descriptor does not commit to is refused."""
+        secret = self._read_secret()
         if len(secret) != SECRET_BYTES:
             raise KeyFileError(f"The run secret {self._secret} cannot be read.", hint="Restore it from a backup.")
+        if self.is_initialised and secret_commitment(secret) != self.descriptor().secret_commitment:
+            raise KeyFileError(
+                f"The run secret {self._secret} is not the one that the run's descriptor commits to.",
+                hint="Restore it from a backup.",
+            )
         return secret
+
+    def _read_secret(self) -> bytes:
+        try:
+            return bytes.fromhex(self._secret.read_text())
+        except (OSError, ValueError):
+            return b""
 
     def descriptor(self) -> RunDescriptor:
         try:

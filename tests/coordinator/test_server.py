@@ -7,8 +7,9 @@ from shoal.config import ShoalConfig, to_toml
 from shoal.coordinator.server import PortTakenError, bind, build_context
 from shoal.errors import ConfigError, KeyFileError
 from shoal.files import write_atomic
+from shoal.protocol.assignment import secret_commitment
 from shoal.rundir import RunDirectory, located
-from support.samples import descriptor, keypair
+from support.samples import RUN_SECRET, descriptor, keypair
 from support.swarm import ROLES, Swarm, running, small_config
 
 
@@ -16,9 +17,10 @@ def run_directory(root: Path, config: ShoalConfig) -> RunDirectory:
     directory = RunDirectory(root)
     for role in ROLES:
         write_atomic(root / "keys" / f"{role}.key", keypair(role)._private.private_bytes_raw().hex().encode())
-    directory.create_secret(seed=1)
+    commitment = secret_commitment(directory.create_secret())
     directory.run_file.write_text(to_toml(config))
-    directory.descriptor_file.write_bytes(descriptor(rollouts=config.rollouts).seal(keypair("run")).to_bytes())
+    described = descriptor(rollouts=config.rollouts, secret_commitment=commitment)
+    directory.descriptor_file.write_bytes(described.seal(keypair("run")).to_bytes())
     return directory
 
 
@@ -37,6 +39,13 @@ def test_settings_under_which_cheating_pays_are_refused_with_the_stake_that_help
         build_context(directory)
     stake = int(caught.value.hint.split("trust.stake_tokens to ")[1].split()[0])
     assert build_context(run_directory(tmp_path, small_config(trust={"stake_tokens": stake})))
+
+
+def test_an_injected_secret_is_refused_by_the_signed_descriptor(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path, small_config())
+    (tmp_path / "keys" / "run.secret").write_text(RUN_SECRET.hex())
+    with pytest.raises(KeyFileError, match="not the one that the run's descriptor commits to"):
+        build_context(directory)
 
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:

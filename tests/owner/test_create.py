@@ -172,12 +172,21 @@ def test_a_run_that_moves_to_another_port_signs_its_addresses_again(model: Path,
     assert (directory.origin / "descriptor.json").read_bytes() == directory.descriptor_file.read_bytes()
 
 
-def test_a_seed_makes_the_secret_repeatable_and_no_seed_does_not(model: Path, tmp_path: Path) -> None:
-    def secret(name: str, seed: int) -> bytes:
+@pytest.mark.parametrize("seed", [0, 5])
+def test_no_seed_that_an_owner_can_type_decides_slots_or_audits(model: Path, tmp_path: Path, seed: int) -> None:
+    def secret(name: str) -> bytes:
         return initialise(config(model, tmp_path / name, run={"seed": seed})).secret()
 
-    assert secret("a", 5) == secret("b", 5) != secret("c", 6)
-    assert secret("d", 0) != secret("e", 0)
+    assert len({secret(name) for name in ("a", "b", "c")}) == 3
+
+
+def test_a_secret_that_was_placed_before_the_run_is_made_does_not_enter_it(model: Path, tmp_path: Path) -> None:
+    known = bytes(range(32))
+    (tmp_path / "run" / "keys").mkdir(parents=True)
+    (tmp_path / "run" / "keys" / "run.secret").write_text(known.hex())
+    directory = initialise(config(model, tmp_path / "run"))
+    assert directory.secret() != known
+    assert directory.descriptor().secret_commitment == secret_commitment(directory.secret())
 
 
 @pytest.mark.parametrize("bad", ["model", "weights", "tokenizer", "template", "calibration", "tasks", "prompts"])

@@ -28,7 +28,7 @@ class RunConfig(Section):
     steps: Positive = 1000
     """Training steps until the run is finished."""
     seed: Annotated[int, FIXED] = 0
-    """Seeds the run secret of a new run, and so every task draw and every sample."""
+    """Seeds the trainer's own randomness. The secret that decides slots and audits never depends on it."""
     threads: Annotated[int, Field(ge=0)] = 0
     """Compute threads of each role that `shoal up` starts; 0 shares what the machine has: half for the trainer."""
 

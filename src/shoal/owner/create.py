@@ -124,7 +124,7 @@ def _write(
     run_id = f"{config.run.name}-{run_key.public[:12]}"
     for role in ROLES:
         directory.key(role)
-    secret = directory.create_secret(config.run.seed)
+    secret = directory.create_secret()
     origin = Origin(directory.origin, run_key, OriginSettings(run_id=run_id))
     descriptor = RunDescriptor(
         run_id=run_id,
