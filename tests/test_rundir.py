@@ -95,3 +95,14 @@ def test_a_directory_that_moved_is_where_it_is_found(tmp_path: Path, monkeypatch
 def test_a_run_file_elsewhere_means_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('[run]\ndir = "runs/mine"\n')
     assert load_run(tmp_path / "mine.toml").run.dir == Path("runs/mine")
+
+
+def test_only_what_a_run_wrote_is_removed(tmp_path: Path) -> None:
+    kept = {"my-notes.txt": b"important", "data/table.csv": b"1,2", "supervisor.lock": b""}
+    written = {"run.toml": b"", "keys/run.key": b"", "relay-2/head.json": b"", "workers/honest-1/lock": b""}
+    for name, data in (kept | written).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    RunDirectory(tmp_path).remove_run()
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == set(kept)
+    RunDirectory(tmp_path / "nowhere").remove_run()

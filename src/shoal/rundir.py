@@ -6,6 +6,7 @@ where it is found: it may be used from any working directory, moved, and restore
 """
 
 import secrets
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from shoal.protocol.descriptor import RunDescriptor, open_descriptor
 
 DESCRIPTOR_NAME = "descriptor.json"
 ROLES = ("coordinator", "trainer", "validator", "evaluator")
+SEVERAL = ("validator", "evaluator", "relay-")
+"""Beginnings of the directories of roles that a host may run several of."""
 _CHECKPOINT = "step-"
 
 
@@ -34,12 +37,31 @@ class RunDirectory:
         self.checkpoints = checkpoints_of(self.trainer)
         self.logs = root / "logs"
         self.events = root / "events"
+        self.summary_file = root / "summary.json"
+        self.report_file = root / "report.html"
+        self.view_file = root / "view.svg"
+        self.ledger_file = root / "ledger.jsonl"
+        self.create_lock = root / "create.lock"
+        self.supervisor_lock = root / "supervisor.lock"
         self._keys = root / "keys"
         self._secret = root / "keys" / "run.secret"
 
     @property
     def is_initialised(self) -> bool:
         return self.descriptor_file.exists()
+
+    def log_file(self, role: str) -> Path:
+        return self.logs / f"{role}.log"
+
+    def remove_run(self) -> None:
+        """Removes what a run has written, and nothing else that may lie in its directory."""
+        own = [path for path in vars(self).values() if path.parent == self.root and path != self.supervisor_lock]
+        several = [path for kind in SEVERAL for path in self.root.glob(f"{kind}*")]
+        for path in {*own, *several, self.store.parent, self.root / "workers"}:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
     def key_file(self, role: str) -> Path:
         return self._keys / f"{role}.key"

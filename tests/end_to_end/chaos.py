@@ -256,7 +256,7 @@ class Storm:
 
 
 def _unexpected(event: RoleEvent) -> bool:
-    return event.kind == "given_up" or (event.kind == "exited" and event.exit_code not in (0, -signal.SIGKILL))
+    return event.kind == "failed" or (event.kind == "exited" and event.exit_code not in (0, -signal.SIGKILL))
 
 
 def owned_processes(supervisor_pid: int) -> Iterator[tuple[str, int]]:

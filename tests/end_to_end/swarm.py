@@ -14,8 +14,9 @@ from shoal.config import ShoalConfig, build_config
 from shoal.coordinator import verify_export
 from shoal.coordinator.ledger import Entry
 from shoal.errors import UnavailableError
-from shoal.host import demo
+from shoal.host import swarm as host
 from shoal.host.supervisor import RoleEvent, Supervisor, log_tail
+from shoal.host.threads import Threads
 from shoal.owner.create import initialise
 from shoal.protocol.api import HistoryView, StatusView, WorkerView
 from shoal.protocol.client import CoordinatorClient
@@ -74,13 +75,17 @@ class Swarm:
     client: CoordinatorClient
     events: list[RoleEvent]
 
+    @property
+    def processes(self) -> host.Swarm:
+        return host.Swarm(self.directory, self.config, threads=Threads(each=1))
+
     def add_owner_roles(self, *names: str) -> None:
-        for role in demo.owner_roles(self.directory, self.config):
+        for role in self.processes.owner_roles():
             if role.name in names:
                 self.supervisor.add(role)
 
     def add_worker(self, name: str, cheat: str = "", engine: str = "torch") -> None:
-        self.supervisor.add(demo.worker_role(self.directory, self.config, name, cheat, engine))
+        self.supervisor.add(self.processes.worker_role(name, cheat, engine))
 
     def until(self, what: str, holds: Callable[[StatusView], bool], deadline_s: float = DEADLINE_S) -> StatusView:
         """Looks after the roles until the run is as wanted; says what everybody last said if that does not happen."""

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from end_to_end.swarm import Swarm, small_config, swarm, worker_named
-from shoal.host import demo
 from shoal.protocol.api import StatusView
 
 pytestmark = [
@@ -21,7 +20,7 @@ STEPS = 60
 
 def add_vllm_validator(run: Swarm) -> None:
     arguments = ("validate", str(run.directory.run_file), "--threads", "1", "--engine", "vllm")
-    run.supervisor.add(demo._role(run.directory, "validator-vllm", *arguments))
+    run.supervisor.add(run.processes.role("validator-vllm", *arguments))
 
 
 def has_accepted_work(status: StatusView, *names: str) -> bool:

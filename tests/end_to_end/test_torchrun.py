@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from end_to_end.swarm import small_config, swarm
-from shoal.host import demo
 from shoal.host.supervisor import Role
+from shoal.host.swarm import Swarm
 from shoal.owner.control import find_run
 from shoal.rundir import RunDirectory
 from shoal.training import Checkpoints, World
@@ -36,7 +36,7 @@ def test_two_ranks_train_a_run_publish_every_version_and_are_drained(tmp_path: P
 
 
 def under_torchrun(directory: RunDirectory) -> Role:
-    plain = next(role for role in demo.owner_roles(directory, directory.config()) if role.name == "trainer")
+    plain = next(role for role in Swarm(directory, directory.config()).owner_roles() if role.name == "trainer")
     shoal = plain.command[plain.command.index("train") :]
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "shoal")
     return Role("trainer", (sys.executable, *launcher, *shoal), plain.log, plain.env)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from end_to_end.swarm import Swarm, small_config, swarm
-from shoal.host import demo
 from shoal.host.supervisor import Role
 from shoal.protocol.api import StatusView
 
@@ -15,7 +14,7 @@ CLAIM_S = 10.0
 
 
 def validator_role(run: Swarm, name: str) -> Role:
-    return demo._role(run.directory, name, "validate", str(run.directory.run_file), "--threads", "1")
+    return run.processes.role(name, "validate", str(run.directory.run_file), "--threads", "1")
 
 
 def ask(run: Swarm, question: str) -> list[tuple[object, ...]]:

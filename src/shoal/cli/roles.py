@@ -125,7 +125,10 @@ def work(
     threads: Threads = 0,
     engine: Annotated[str, typer.Option(help="`torch`, or `vllm` where it is installed.")] = "torch",
     verifier: Annotated[
-        list[str] | None, typer.Option(help="Code of the run's owner that may be imported here, as module:function.")
+        list[str] | None,
+        typer.Option(
+            help="Code of the run's owner that may be imported here, as module:function; `all` trusts the owner."
+        ),
     ] = None,
     ca: Authority = None,
     cheat: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -142,7 +145,7 @@ def work(
         name=name,
         threads=threads,
         engine=engine,
-        own_verifiers=verifier or (),
+        own_verifiers=None if verifier == ["all"] else verifier or (),
         authority=ca,
         cheat=cheat,
     )
@@ -152,12 +155,23 @@ def up(
     context: typer.Context,
     run_file: RunFile = None,
     workers: Annotated[int, typer.Option(min=0, help="Workers to start beside the owner's roles.")] = 0,
+    relays: Annotated[int, typer.Option(min=0, help="Relays to start, on the ports after the origin's.")] = 2,
+    threads: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Compute threads: 8 for each role, or trainer=8; also validator, evaluator, workers."
+            " Default: `run.threads`, or what the machine has."
+        ),
+    ] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Start and supervise the owner's roles of a run on this host, with workers of its own if you like."""
-    from shoal.host.demo import run_owner_roles
+    from shoal.host.swarm import run_swarm
+    from shoal.host.threads import parse_threads
 
-    run_owner_roles(run_directory(context, run_file, dry_run), report, workers=workers)
+    config = run_config(context, run_file, dry_run)
+    chosen = parse_threads(threads or [], each=config.run.threads)
+    run_swarm(run_directory(context, run_file), report, workers=workers, relays=relays, threads=chosen)
 
 
 def demo(

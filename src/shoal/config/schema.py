@@ -6,6 +6,7 @@ a run keeps them from its first start to its last. All others may change between
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -150,26 +151,50 @@ class TrainingConfig(Section):
     """Where step metrics go besides the JSON lines that are always written."""
 
 
-class BroadcastConfig(Section):
+def http_url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class ListenConfig(Section):
+    """Where a server listens, and how others reach it."""
+
+    host: str
+    port: int
+    public_url: str
+
+    @property
+    def url_here(self) -> str:
+        """How processes of this host reach it."""
+        return self.url_here_at(self.port)
+
+    def url_here_at(self, port: int) -> str:
+        return http_url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), port)
+
+    def public_url_at(self, port: int) -> str:
+        """How others reach a neighbour of the server that listens on another port."""
+        return http_url(urlsplit(self.public_url).hostname or self.host, port)
+
+
+class BroadcastConfig(ListenConfig):
     host: str = "127.0.0.1"
-    """Address the origin listens on."""
+    """Address the origin listens on; 0.0.0.0 or :: for all of this machine."""
     port: Annotated[int, Field(ge=0, le=65535)] = 7301
-    """Port of the origin."""
+    """Port of the origin; the relays of `shoal up` take the ports after it."""
     public_url: Url = ""
-    """How others reach the origin; derived from host and port if empty."""
+    """How others reach the origin; needed if host is 0.0.0.0 or ::, derived from host and port if empty."""
     shard_bytes: Annotated[int, Field(ge=4096, le=64 << 20)] = 2 << 20
     """Small shards pipeline well through relays."""
     keep_versions: Positive = 8
     """Versions that stay downloadable beyond the asynchrony window."""
 
 
-class CoordinatorConfig(Section):
+class CoordinatorConfig(ListenConfig):
     host: str = "127.0.0.1"
-    """Address the coordinator listens on."""
+    """Address the coordinator listens on; 0.0.0.0 or :: for all of this machine."""
     port: Annotated[int, Field(ge=0, le=65535)] = 7300
     """Port of the coordinator."""
     public_url: Url = ""
-    """How others reach it; derived from host and port if empty."""
+    """How others reach it; needed if host is 0.0.0.0 or ::, derived from host and port if empty."""
     store: Annotated[str, Field(pattern=r"^(sqlite|postgres(ql)?://.+)$"), FIXED] = "sqlite"
     """`sqlite` (a file of the run directory), or the `postgresql://` URL that several coordinator processes share."""
     lease_s: Positive = 120
@@ -254,8 +279,10 @@ class ShoalConfig(Section):
 
     @property
     def coordinator_url(self) -> str:
-        return self.coordinator.public_url or f"http://{self.coordinator.host}:{self.coordinator.port}"
+        """How everybody reaches the coordinator."""
+        return self.coordinator.public_url or http_url(self.coordinator.host, self.coordinator.port)
 
     @property
     def origin_url(self) -> str:
-        return self.broadcast.public_url or f"http://{self.broadcast.host}:{self.broadcast.port}"
+        """How everybody reaches the origin."""
+        return self.broadcast.public_url or http_url(self.broadcast.host, self.broadcast.port)

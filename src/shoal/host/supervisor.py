@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 from shoal import tether
 from shoal.errors import ShoalError
 
-HOPELESS_EXIT_CODES = (2, os.EX_CONFIG)
+PERMANENT_EXIT_CODES = (2, os.EX_CONFIG)
 """Wrong usage and wrong configuration: the next try would end the same way."""
 STOP_DEADLINE_S = 5.0
 KILL_DEADLINE_S = 5.0
@@ -67,7 +67,7 @@ class RestartPolicy:
         return min(self.first_pause_s * 2.0 ** max(0, fast_failures - 1), self.last_pause_s)
 
 
-EventKind = Literal["started", "exited", "restarted", "given_up"]
+EventKind = Literal["started", "exited", "restarted", "failed"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ class RoleEvent:
     kind: EventKind
     detail: str = ""
     exit_code: int | None = None
+    last_line: str = ""
+    """Of the log, where a role has failed: usually its reason."""
 
     @property
     def text(self) -> str:
@@ -161,7 +163,7 @@ class Supervisor:
         Raises SupervisorError once when an essential role has failed for good; the events up to then come with the next call.
         """
         for watched in self._watched.values():
-            self._look_after(watched)
+            self._check(watched)
         events, self._unread = self._unread, []
         return events
 
@@ -176,11 +178,11 @@ class Supervisor:
         if survivors:
             raise SupervisorError(f"{', '.join(survivors)} could not be stopped.", hint="Look at them with `ps -ef`.")
 
-    def _look_after(self, watched: _Watched) -> None:
+    def _check(self, watched: _Watched) -> None:
         if watched.process is not None:
             exit_code = watched.process.poll()
             if exit_code is not None:
-                self._bury(watched, exit_code)
+                self._handle_exit(watched, exit_code)
         elif watched.restart_at is not None and self._clock() >= watched.restart_at:
             self._start(watched)
 
@@ -191,7 +193,7 @@ class Supervisor:
         kind: EventKind = "started" if watched.starts == 1 else "restarted"
         self._note(watched, kind, f"pid {watched.process.pid}")
 
-    def _bury(self, watched: _Watched, exit_code: int) -> None:
+    def _handle_exit(self, watched: _Watched, exit_code: int) -> None:
         """Decide what follows an exit: nothing, a restart after a pause, or the end of the run."""
         assert watched.process is not None
         watched.process.signal_group(signal.SIGKILL)  # what the role itself had started
@@ -207,28 +209,31 @@ class Supervisor:
         elif self._may_restart(watched, exit_code):
             watched.restart_at = self._clock() + self._policy.pause_s(watched.fast_failures)
         else:
-            self._give_up(watched, exit_code)
+            self._fail(watched, exit_code)
 
     def _may_restart(self, watched: _Watched, exit_code: int) -> bool:
-        hopeless = exit_code in HOPELESS_EXIT_CODES
-        return watched.role.restart and not hopeless and watched.fast_failures < self._policy.max_fast_failures
+        permanent = exit_code in PERMANENT_EXIT_CODES
+        return watched.role.restart and not permanent and watched.fast_failures < self._policy.max_fast_failures
 
-    def _give_up(self, watched: _Watched, exit_code: int) -> None:
+    def _fail(self, watched: _Watched, exit_code: int) -> None:
         watched.finished = True
         role, times = watched.role, watched.fast_failures
         how = describe_exit(exit_code) + (f", {times} times in a row" if times > 1 else "")
-        self._note(watched, "given_up", how, exit_code)
+        last_line = log_tail(role.log, lines=1).strip().removeprefix("shoal: ")
+        self._note(watched, "failed", how, exit_code, last_line)
         if not role.essential:
             return
-        if exit_code in HOPELESS_EXIT_CODES:
-            raise SupervisorError(f"The {role.name} cannot run: {log_tail(role.log, lines=1).strip()}")
+        if exit_code in PERMANENT_EXIT_CODES:
+            raise SupervisorError(f"The {role.name} cannot run: {last_line}")
         raise SupervisorError(
             f"The {role.name} failed ({how}). The last lines of {role.log}:\n{log_tail(role.log)}",
             hint="\nStart the run again when the cause is gone; it resumes where it was.",
         )
 
-    def _note(self, watched: _Watched, kind: EventKind, detail: str, exit_code: int | None = None) -> None:
-        event = RoleEvent(self._clock() - self._born_at, watched.role.name, kind, detail, exit_code)
+    def _note(
+        self, watched: _Watched, kind: EventKind, detail: str, exit_code: int | None = None, last_line: str = ""
+    ) -> None:
+        event = RoleEvent(self._clock() - self._born_at, watched.role.name, kind, detail, exit_code, last_line)
         self._unread.append(event)
 
     def _signal_all(self, number: signal.Signals) -> None:

@@ -68,7 +68,7 @@ def _create(directory: RunDirectory, config: ShoalConfig) -> None:
     _check_reward_models(tasks.train, config, model_directory)
     numerics_classes = _numerics_classes(config.validation, model_directory)
     busy = f"Another process has been making the run in {directory.root} for {CREATE_DEADLINE_S:.0f} s."
-    with hold(directory.root / "create.lock", busy, wait_s=CREATE_DEADLINE_S):
+    with hold(directory.create_lock, busy, wait_s=CREATE_DEADLINE_S):
         if not directory.is_initialised:
             _compile_proofs()
             _write(directory, config, model_directory, tasks, config_tasks, numerics_classes)

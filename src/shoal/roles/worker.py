@@ -30,7 +30,7 @@ def work(
     name: str,
     threads: int,
     engine: str = "torch",
-    own_verifiers: Collection[str] = (),
+    own_verifiers: Collection[str] | None = (),
     authority: Path | None = None,
     cheat: str | None = None,
 ) -> None:
