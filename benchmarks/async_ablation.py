@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,9 +28,12 @@ from shoal.config import ShoalConfig, load_config
 from shoal.evaluation import mean_error
 from shoal.files import write_atomic
 from shoal.training import CORRECTIONS
-from shoal.training.simulation import Simulation
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support.local_run import LocalRun  # noqa: E402
+
 EVALUATE_EVERY = 4
 """Batches between two evaluations."""
 LAST_EVALUATIONS = 3
@@ -60,19 +64,19 @@ def run(config: ShoalConfig, level: int, seed: int, batches: int, heldout: int) 
     per_batch = config.training.groups_per_step * per_group
     marks = [number * per_batch for number in range(0, batches + 1, EVALUATE_EVERY)]
     with tempfile.TemporaryDirectory() as scratch:
-        simulation = Simulation(config, seed, Path(scratch))
-        curve.heldout.append((marks.pop(0), simulation.heldout_reward(heldout)))
+        local = LocalRun(config, seed, Path(scratch))
+        curve.heldout.append((marks.pop(0), local.heldout_reward(heldout)))
         while marks:
             curve.steps += 1
             if curve.steps > STEPS_PER_BATCH * batches:
                 raise SystemExit(f"async {level}, seed {seed}: too few useful groups to train {batches} batches.")
-            report = simulation.step(level, at_most=(marks[-1] - curve.trained_samples) // per_group)
+            report = local.step(level, at_most=(marks[-1] - curve.trained_samples) // per_group)
             if report is not None:
                 curve.trained_samples += report.samples
                 curve.kl_update_max = max(curve.kl_update_max, report.kl_update)
                 curve.ratio_max = max(curve.ratio_max, report.ratio_max)
             if curve.trained_samples >= marks[0]:
-                curve.heldout.append((marks.pop(0), simulation.heldout_reward(heldout)))
+                curve.heldout.append((marks.pop(0), local.heldout_reward(heldout)))
     return curve
 
 

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,9 +25,12 @@ import torch
 
 from shoal.config import ShoalConfig, load_config
 from shoal.training import DivergedError
-from shoal.training.simulation import Simulation
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support.local_run import LocalRun  # noqa: E402
+
 LAG = 4
 STRESS = {
     "learning_rate": 3e-4,
@@ -58,17 +62,17 @@ def run(config: ShoalConfig, side: str, seed: int, steps: int) -> Trace:
     training = config.training.model_copy(update=STRESS | {"loss": SIDES[side]})
     trace = Trace(side, seed)
     with tempfile.TemporaryDirectory() as scratch:
-        simulation = Simulation(config.model_copy(update={"training": training}), seed, Path(scratch))
+        local = LocalRun(config.model_copy(update={"training": training}), seed, Path(scratch))
         try:
             for _ in range(steps):
-                report = simulation.step(LAG)
+                report = local.step(LAG)
                 if report is not None:
                     trace.grad_norms.append(report.grad_norm_max)
                     trace.ratios.append(report.ratio_max)
                     trace.losses.append(abs(report.policy_loss))
         except DivergedError:
             trace.diverged = True
-        trace.heldout = simulation.heldout_reward(128)
+        trace.heldout = local.heldout_reward(128)
     return trace
 
 

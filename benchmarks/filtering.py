@@ -15,6 +15,7 @@ import os
 import platform
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -30,9 +31,12 @@ from shoal.evaluation import AnswerGenerator, SamplingSettings, mean_error
 from shoal.files import write_atomic
 from shoal.tasks import THINK_CLOSE, Task, TaskSet, TaskSets, load_tasks, verifier
 from shoal.training.packing.samples import Group
-from shoal.training.simulation import Simulation
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support.local_run import LocalRun  # noqa: E402
+
 ARMS = {"both": (True, True), "none": (False, False), "offline": (True, False), "online": (False, True)}
 """Offline filter, online filter."""
 CURATION_SAMPLES = 8
@@ -71,7 +75,7 @@ def _disguised(task: Task, kind: int) -> Task:
     )
 
 
-class CountedSimulation(Simulation):
+class CountedRun(LocalRun):
     """Counts every generated sample, and trains on groups without signal too where the online filter is off."""
 
     generated = 0
@@ -88,9 +92,9 @@ class CountedSimulation(Simulation):
         return self.generate(version, self.config.training.groups_per_step)
 
 
-def curated(simulation: Simulation, tasks: TaskSet, count: int) -> TaskSet:
+def curated(local: LocalRun, tasks: TaskSet, count: int) -> TaskSet:
     """The tasks among the first `count` that the untrained policy solves sometimes."""
-    config = simulation.config
+    config = local.config
     settings = SamplingSettings(
         samples=CURATION_SAMPLES,
         temperature=config.rollouts.temperature,
@@ -99,7 +103,7 @@ def curated(simulation: Simulation, tasks: TaskSet, count: int) -> TaskSet:
         seed="curation",
     )
     candidates = [tasks[index] for index in range(count)]
-    rates = solve_rates(AnswerGenerator(simulation.engine, simulation.codec, settings).answer(candidates))
+    rates = solve_rates(AnswerGenerator(local.engine, local.codec, settings).answer(candidates))
     return TaskSet(task for task in candidates if not Band().refusal(rates[task.problem_id]))
 
 
@@ -107,12 +111,12 @@ def run(config: ShoalConfig, arm: str, seed: int, arguments: argparse.Namespace)
     offline, online = ARMS[arm]
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        simulation = CountedSimulation(config, seed, Path(scratch))
-        simulation.online = online
+        local = CountedRun(config, seed, Path(scratch))
+        local.online = online
         mixed = mixed_tasks(load_tasks(config.tasks).train, seed)
-        train = curated(simulation, mixed, arguments.candidates) if offline else mixed
-        simulation.tasks = TaskSets(train=train, heldout=simulation.tasks.heldout)
-        curve = list(learn(simulation, arguments))
+        train = curated(local, mixed, arguments.candidates) if offline else mixed
+        local.tasks = TaskSets(train=train, heldout=local.tasks.heldout)
+        curve = list(learn(local, arguments))
     charged = CURATION_SAMPLES * arguments.candidates if offline else 0
     return {
         "arm": arm,
@@ -120,24 +124,24 @@ def run(config: ShoalConfig, arm: str, seed: int, arguments: argparse.Namespace)
         "tasks": len(train),
         "charged": charged,
         "curve": curve,
-        "steps": simulation.trainer.step,
+        "steps": local.trainer.step,
         "seconds": time.monotonic() - started,
     }
 
 
-def learn(simulation: CountedSimulation, arguments: argparse.Namespace) -> Iterator[tuple[int, float]]:
+def learn(local: CountedRun, arguments: argparse.Namespace) -> Iterator[tuple[int, float]]:
     """(generated samples, held-out task reward) every so often; stops before a step could exceed the budget."""
-    training = simulation.config.training
-    groups = training.groups_per_step * (training.oversampling if simulation.online else 1)
-    step_samples = int(groups) * simulation.config.rollouts.group_size
-    yield 0, simulation.heldout_reward(arguments.heldout)
+    training = local.config.training
+    groups = training.groups_per_step * (training.oversampling if local.online else 1)
+    step_samples = int(groups) * local.config.rollouts.group_size
+    yield 0, local.heldout_reward(arguments.heldout)
     due = EVALUATE_EVERY
-    while simulation.generated + step_samples <= arguments.samples:
-        simulation.step(0)
-        last = simulation.generated + step_samples > arguments.samples
-        if simulation.generated >= due or last:
-            due = simulation.generated + EVALUATE_EVERY
-            yield simulation.generated, simulation.heldout_reward(arguments.heldout)
+    while local.generated + step_samples <= arguments.samples:
+        local.step(0)
+        last = local.generated + step_samples > arguments.samples
+        if local.generated >= due or last:
+            due = local.generated + EVALUATE_EVERY
+            yield local.generated, local.heldout_reward(arguments.heldout)
 
 
 def all_runs(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:

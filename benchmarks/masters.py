@@ -13,15 +13,19 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 
 import torch
 
 from shoal.config import ShoalConfig, load_config
-from shoal.training.simulation import Simulation
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support.local_run import LocalRun  # noqa: E402
+
 SIDES = {"exact": False, "spread": True}
 
 
@@ -29,13 +33,13 @@ def run(config: ShoalConfig, seed: int, steps: int, heldout: int) -> tuple[float
     """Divergence in the second half, and what the published policy gained."""
     divergences = []
     with tempfile.TemporaryDirectory() as scratch:
-        simulation = Simulation(config, seed, Path(scratch))
-        before = simulation.heldout_reward(heldout)
+        local = LocalRun(config, seed, Path(scratch))
+        before = local.heldout_reward(heldout)
         for _ in range(steps):
-            report = simulation.step(0)
+            report = local.step(0)
             if report is not None:
                 divergences.append(report.kl_behaviour)
-        gained = simulation.heldout_reward(heldout) - before
+        gained = local.heldout_reward(heldout) - before
     return statistics.fmean(divergences[len(divergences) // 2 :]), gained
 
 

@@ -7,6 +7,7 @@ two ever differed, honest work would be refused, so there is one implementation.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from shoal.config import RewardConfig
 from shoal.errors import ConfigError
 from shoal.protocol.assignment import assign
 from shoal.protocol.descriptor import RunDescriptor
@@ -92,14 +93,7 @@ class Workload:
 
     def rewards(self, outputs: Sequence[tuple[Task, int, Sequence[int]]]) -> list[Reward]:
         """What each (task, target length, output tokens) is worth; slow verifiers run side by side."""
-        settings = self.descriptor.reward
-        answers = [(task, self.codec.answer_text(tokens, self.style)) for task, _, tokens in outputs]
-        scores = score_all(answers, settings.parts)
-        penalties = [length_penalty(target, len(tokens), settings.length_alpha) for _, target, tokens in outputs]
-        return [
-            Reward(found.reward, penalty, found.reward - penalty, found.why, found.exact, found.limited)
-            for found, penalty in zip(scores, penalties, strict=True)
-        ]
+        return rewards_of(outputs, self.codec, self.style, self.descriptor.reward)
 
     def chunk_count(self, output_tokens: int) -> int:
         return -(-output_tokens // self.descriptor.chunk_tokens)
@@ -107,3 +101,16 @@ class Workload:
     @property
     def limits(self) -> RolloutLimits:
         return RolloutLimits.of(self.descriptor)
+
+
+def rewards_of(
+    outputs: Sequence[tuple[Task, int, Sequence[int]]], codec: TextCodec, style: PromptStyle, settings: RewardConfig
+) -> list[Reward]:
+    """As `Workload.rewards`, without a run."""
+    answers = [(task, codec.answer_text(tokens, style)) for task, _, tokens in outputs]
+    scores = score_all(answers, settings.parts)
+    penalties = [length_penalty(target, len(tokens), settings.length_alpha) for _, target, tokens in outputs]
+    return [
+        Reward(found.reward, penalty, found.reward - penalty, found.why, found.exact, found.limited)
+        for found, penalty in zip(scores, penalties, strict=True)
+    ]

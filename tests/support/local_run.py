@@ -1,7 +1,7 @@
-"""A swarm in one process: rollouts from a policy that may lag behind the trainer, without network, roles or proofs.
+"""A run in one process: rollouts from a policy that may lag behind the trainer, without network, roles or proofs.
 
-What it shares with the real run is what matters for learning: task draw, engine, rewards, online filter with its cap, bf16
-weights by version, trainer. For ablations and quick trials of a recipe. Everything depends on the seed alone.
+What it shares with the real run is what matters for learning: engine, rewards, online filter with its cap, bf16 weights by
+version, trainer. For the ablations in benchmarks/. Everything depends on the seed alone.
 """
 
 import random
@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 from shoal.config import ShoalConfig
 from shoal.policy import Completion, GenerationRequest, TorchEngine, resolve_model
-from shoal.tasks import PromptStyle, Task, TextCodec, length_penalty, load_tasks, score
+from shoal.tasks import PromptStyle, Task, TextCodec, load_tasks
+from shoal.tasks.workload import Reward, rewards_of
 from shoal.training.packing.samples import Group, Sample
 from shoal.training.replay import useful
 from shoal.training.reports import StepReport
@@ -26,7 +27,7 @@ Answer = tuple[tuple[int, ...], Completion]
 """Prompt and what was sampled for it."""
 
 
-class Simulation:
+class LocalRun:
     def __init__(self, config: ShoalConfig, seed: int, scratch: Path) -> None:
         """`scratch` takes the published versions; the caller removes it."""
         model_dir = resolve_model(config.model.path)
@@ -42,7 +43,7 @@ class Simulation:
             seed=seed,
             max_new_tokens=config.rollouts.max_new_tokens,
         )
-        self._draw = random.Random(f"rollouts/{seed}")
+        self._random = random.Random(f"rollouts/{seed}")
         self._weights = scratch / "weights"
         self.publish()
 
@@ -79,47 +80,45 @@ class Simulation:
     def generate(self, version: int, count: int) -> list[Group]:
         targets = self.config.reward.target_lengths or (0,)
         chosen = [
-            (self.tasks.train[self._draw.randrange(len(self.tasks.train))], self._draw.choice(targets))
+            (self.tasks.train[self._random.randrange(len(self.tasks.train))], self._random.choice(targets))
             for _ in range(count)
         ]
         size = self.config.rollouts.group_size
-        completions = self._sample([(task, target) for task, target in chosen for _ in range(size)])
-        return [
-            Group(
-                f"{version}/0/{number}",
-                [self._judge(chosen[number], made, version) for made in completions[number * size :][:size]],
-            )
-            for number in range(count)
-        ]
+        asked = [question for question in chosen for _ in range(size)]
+        answers = self._sample(asked)
+        rewards = self._rewards(asked, answers)
+        samples = [_as_sample(answer, reward, version) for answer, reward in zip(answers, rewards, strict=True)]
+        return [Group(f"{version}/0/{number}", samples[number * size :][:size]) for number in range(count)]
 
     def heldout_reward(self, count: int) -> float:
-        """Mean task reward of the newest version on problems that training never draws."""
+        """Mean task reward of the newest version on problems that training never uses."""
         self.engine.load(self._weights / str(self.trainer.step))
         targets = self.config.reward.target_lengths or (0,)
         asked = [(self.tasks.heldout[index], targets[index % len(targets)]) for index in range(count)]
-        completions = self._sample(asked)
-        judged = [self._judge(question, made, 0) for question, made in zip(asked, completions, strict=True)]
-        return statistics.fmean(sample.task_reward for sample in judged)
+        return statistics.fmean(reward.task_reward for reward in self._rewards(asked, self._sample(asked)))
 
     def _sample(self, asked: Sequence[Question]) -> list[Answer]:
         rollouts = self.config.rollouts
         prompts = [tuple(self.codec.prompt_tokens(task, target, self.style)) for task, target in asked]
         requests = [
-            GenerationRequest(prompt, self._draw.getrandbits(64), rollouts.max_new_tokens) for prompt in prompts
+            GenerationRequest(prompt, self._random.getrandbits(64), rollouts.max_new_tokens) for prompt in prompts
         ]
         made = self.engine.generate(requests, temperature=rollouts.temperature)
         return list(zip(prompts, made, strict=True))
 
-    def _judge(self, asked: Question, made: Answer, version: int) -> Sample:
-        (task, target), (prompt, done) = asked, made
-        task_reward = score(task, self.codec.answer_text(done.tokens, self.style)).reward
-        penalty = length_penalty(target, len(done.tokens), self.config.reward.length_alpha)
-        return Sample(
-            prompt,
-            done.tokens,
-            task_reward - penalty,
-            task_reward,
-            done.logprobs,  # as if every submission had been audited
-            version,
-            done.finish_reason == "length",
-        )
+    def _rewards(self, asked: Sequence[Question], answers: Sequence[Answer]) -> list[Reward]:
+        outputs = [(task, target, done.tokens) for (task, target), (_, done) in zip(asked, answers, strict=True)]
+        return rewards_of(outputs, self.codec, self.style, self.config.reward)
+
+
+def _as_sample(answer: Answer, reward: Reward, version: int) -> Sample:
+    prompt, done = answer
+    return Sample(
+        prompt_tokens=prompt,
+        output_tokens=done.tokens,
+        reward=reward.total,
+        task_reward=reward.task_reward,
+        behaviour_logprobs=done.logprobs,  # as if every submission had been audited
+        policy_version=version,
+        truncated=done.finish_reason == "length",
+    )
