@@ -3,7 +3,7 @@
     python benchmarks/delta.py [--model DIR] [--versions 6] [--updates DIR] [--repeats 5]
 
 For each learning rate the model is trained by GRPO (sampled answers to sums, group-normalised rewards, AdamW, gradient clip 0.1, 8
-optimiser steps per version). Its fp32 masters are first spread uniformly inside their bf16 rounding cells, as after long training;
+optimiser steps per version). Its fp32 master weights are first dithered uniformly inside their bf16 rounding intervals, as after long training;
 without that fewer weights flip and the figure flatters us. The first version, in which AdamW warms up, is not counted. The bound is
 H(p) + p·H(step) bits per weight with the measured rate p and the measured histogram of steps; a coder that knows nothing else
 cannot pass it. Ours knows the exponent of each weight, so the fraction bound ÷ payload may exceed 1. Versions are kept in
@@ -49,7 +49,7 @@ def train_versions(model_directory: Path, directory: Path, learning_rate: float,
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from shoal.training.model.masters import spread_masters
+    from shoal.training.model.dithering import dither_masters
 
     torch.manual_seed(0)
     rng = random.Random(0)
@@ -57,7 +57,7 @@ def train_versions(model_directory: Path, directory: Path, learning_rate: float,
     model: Any = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
     named = list(model.named_parameters())
     parameters = [parameter for _, parameter in named]
-    spread_masters(named, seed=0)
+    dither_masters(named, seed=0)
     optimiser = torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
     directory.mkdir(parents=True, exist_ok=True)
     for version in range(versions + 1):

@@ -1,11 +1,11 @@
-"""How far the published bf16 policy lags behind the fp32 masters: masters in the middle of their cells against spread ones.
+"""How far the published bf16 policy lags behind the fp32 master weights: in the middle of their rounding intervals or dithered.
 
     python benchmarks/masters.py [--learning-rates 3e-6 1e-5] [--steps 20] [--seeds 2]
 
 GRPO on the demo task without any lag: the groups of a step come from the version that the trainer has just published, so the
 divergence between trainer and behaviour policy is rounding alone. Both sides see the same tasks and seeds and take turns. `hidden`
 is that divergence per token, averaged over the second half of the run; `rise` the held-out task reward that the published
-policy gained. The ratio says how many times closer spread masters keep the two policies.
+policy gained. The ratio says how many times closer dithering keeps the two policies.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> None:
         found: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
         for seed in range(options.seeds):
             for side, spread in SIDES.items():
-                settings = ["--training.learning_rate", str(rate), "--training.spread_masters", str(spread).lower()]
+                settings = ["--training.learning_rate", str(rate), "--training.dither_masters", str(spread).lower()]
                 config = load_config(ROOT / "configs" / "demo.toml", settings)
                 found[side].append(run(config, seed, options.steps, options.heldout))
         hidden = {side: statistics.fmean(one for one, _ in values) for side, values in found.items()}

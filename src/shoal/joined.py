@@ -13,7 +13,7 @@ from shoal.broadcast import WeightClient, WeightClientSettings
 from shoal.files import digest_bytes, write_atomic
 from shoal.metrics import EventLog
 from shoal.policy.engine import Engine
-from shoal.policy.engines import Arithmetic, make_engine
+from shoal.policy.engines import Numerics, make_engine
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.tasks import CODEC_FILES, TaskSet, TaskSets, check_requirements
 from shoal.tasks.datasets.transfer import unpack
@@ -47,11 +47,11 @@ class JoinedRun:
     model_files: Path
     """config.json and tokenizer of the base model; no weights."""
 
-    def make_engine(self, kind: str = "torch", arithmetic: Arithmetic | None = None) -> Engine:
+    def make_engine(self, kind: str = "torch", numerics: Numerics | None = None) -> Engine:
         rollouts = self.descriptor.rollouts
         longest = rollouts.max_prompt_tokens + rollouts.max_new_tokens
         eos_token_ids = self.workload.codec.eos_token_ids
-        return make_engine(kind, self.model_files, eos_token_ids, arithmetic=arithmetic, max_tokens=longest)
+        return make_engine(kind, self.model_files, eos_token_ids, numerics=numerics, max_tokens=longest)
 
 
 def join_run(

@@ -1,28 +1,30 @@
 import pytest
 import torch
 
-from shoal.policy.memory import MemoryPlan, MemoryPlanError, available_bytes, cache_rows, check_weights
+from shoal.policy.memory import CachePlan, NotEnoughMemoryError, available_bytes, cache_rows, check_weights
 
 GIB = 1 << 30
 
 
 def test_rows_are_limited_by_what_is_left() -> None:
-    plan = MemoryPlan(weights_bytes=GIB, row_bytes=GIB, available_bytes=10 * GIB)
+    plan = CachePlan(weights_bytes=GIB, row_bytes=GIB, available_bytes=10 * GIB)
     assert cache_rows(plan, wanted=4) == 4
     assert cache_rows(plan, wanted=64) == 7
 
 
 def test_not_one_row_is_refused_with_the_plan() -> None:
-    plan = MemoryPlan(weights_bytes=GIB, row_bytes=2 * GIB, available_bytes=2 * GIB)
-    with pytest.raises(MemoryPlanError, match=r"weights 1,024 MiB, cache 2,048 MiB per sequence, available 2,048 MiB"):
+    plan = CachePlan(weights_bytes=GIB, row_bytes=2 * GIB, available_bytes=2 * GIB)
+    with pytest.raises(
+        NotEnoughMemoryError, match=r"weights 1,024 MiB, cache 2,048 MiB per sequence, available 2,048 MiB"
+    ):
         cache_rows(plan, wanted=1)
 
 
 def test_weights_that_fit_pass() -> None:
     check_weights(weights_bytes=GIB, staging_bytes=GIB, available_bytes=2 * GIB, what="it")
-    with pytest.raises(MemoryPlanError, match="for it"):
+    with pytest.raises(NotEnoughMemoryError, match="for it"):
         check_weights(weights_bytes=GIB, staging_bytes=GIB, available_bytes=2 * GIB - 1, what="it")
-    with pytest.raises(MemoryPlanError, match=r"staging 1,024 MiB, cache 1,024 MiB, available 2,048 MiB"):
+    with pytest.raises(NotEnoughMemoryError, match=r"staging 1,024 MiB, cache 1,024 MiB, available 2,048 MiB"):
         check_weights(weights_bytes=GIB, staging_bytes=GIB, available_bytes=2 * GIB, what="it", cache_bytes=GIB)
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from shoal.policy import (
     ArchitectureError,
-    MemoryPlanError,
     ModelError,
+    NotEnoughMemoryError,
     build_empty_model,
     build_model,
     load_weights,
@@ -103,7 +103,7 @@ def test_a_model_larger_than_memory_is_refused_with_the_plan(
     model_directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models, "available_bytes", lambda device: 1 << 16)
-    with pytest.raises(MemoryPlanError, match=r"weights .* MiB, staging .* MiB.*available 0 MiB"):
+    with pytest.raises(NotEnoughMemoryError, match=r"weights .* MiB, staging .* MiB.*available 0 MiB"):
         build_empty_model(model_directory("llama"))
 
 

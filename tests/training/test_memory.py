@@ -11,7 +11,7 @@ from shoal.training.memory import KNOWN_MODELS, ModelShape, model_shape, plan_me
 from shoal.training.model.distributed import World
 from shoal.training.model.model import load_policy
 from shoal.training.packing.bins import build_packed
-from shoal.training.packing.packing import form_families
+from shoal.training.packing.packing import group_by_prompt
 
 
 def test_known_models_have_their_published_sizes() -> None:
@@ -31,7 +31,7 @@ def test_planned_activations_are_what_autograd_saves(checkpointing: bool) -> Non
     shape = model_shape("bundled")
     policy = load_policy(bundled_directory(), temperature=1.0, world=World(), activation_checkpointing=checkpointing)
     tokens = 400
-    batch = build_packed(form_families([[2] * 20], [tokens - 19], 1000), [[2] * 20], [[3] * (tokens - 19)])
+    batch = build_packed(group_by_prompt([[2] * 20], [tokens - 19], 1000), [[2] * 20], [[3] * (tokens - 19)])
     known = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
     saved: dict[int, tuple[int, torch.Tensor]] = {}
 

@@ -23,7 +23,7 @@ def main(model_dir: Path, work_dir: Path, result: Path, steps: int) -> None:
         micro_batch_tokens=24,
         device="cpu",
         activation_checkpointing=True,
-        spread_masters=True,
+        dither_masters=True,
     )
     trainer = Trainer(config, model_dir, work_dir=work_dir, temperature=0.9, seed=3)
     resumed_at = trainer.step if trainer.resume() else None

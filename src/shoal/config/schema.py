@@ -138,9 +138,9 @@ class TrainingConfig(Section):
     """Where the trainer computes; `auto` takes a GPU if there is one."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Matrix products; parameters and optimiser are fp32 always. `auto` is bfloat16 on GPU, float32 on CPU."""
-    spread_masters: bool = False
-    """Start each fp32 master at a random place of its bf16 cell instead of the middle, where a bf16 checkpoint puts it: published
-    weights then follow steps that are small against the cell from the first one on. Version 0 stays the same bit for bit."""
+    dither_masters: bool = False
+    """Start each fp32 master weight at a random place of its bf16 rounding interval instead of the middle, where a bf16 checkpoint
+    puts it: published weights then follow steps that are small against the interval at once. Version 0 stays the same bit for bit."""
     activation_checkpointing: bool = False
     """Recomputes layers in the backward pass: about a third more compute for a fraction of the activation memory."""
     checkpoint_every: Positive = 1

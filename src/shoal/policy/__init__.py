@@ -11,7 +11,7 @@ from shoal.policy.engine import (
     ScoreRequest,
     WeightsNotLoadedError,
 )
-from shoal.policy.memory import MemoryPlanError
+from shoal.policy.memory import NotEnoughMemoryError
 from shoal.policy.models import build_empty_model, build_model
 from shoal.policy.weights import load_weights, wire_tensors
 
@@ -20,8 +20,8 @@ __all__ = [
     "Completion",
     "Engine",
     "GenerationRequest",
-    "MemoryPlanError",
     "ModelError",
+    "NotEnoughMemoryError",
     "RequestError",
     "ScoreRequest",
     "Scored",

@@ -109,7 +109,10 @@ def check_scoring(requests: Sequence[ScoreRequest], *, vocab_size: int, max_toke
         _check_length(index, len(request.prompt_tokens) + len(request.output_tokens), max_tokens)
 
 
-def check_temperature(temperature: float) -> None:
+def check_ready(loaded: bool, temperature: float) -> None:
+    """Refuse work before there are weights, and a temperature that nothing can be sampled at."""
+    if not loaded:
+        raise WeightsNotLoadedError("The engine has no weights yet.", hint="Call load() with a policy version first.")
     if not 0 < temperature < float("inf"):
         raise RequestError(f"Temperature {temperature} is not a positive number.")
 

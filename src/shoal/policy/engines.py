@@ -1,7 +1,7 @@
-"""Which engine a role computes with, on which device and in which arithmetic.
+"""Which engine a role computes with, on which device and in which dtype.
 
 A worker takes the first numerics class of the run that its machine can compute, in the order in which the owner admits them;
-without one it is refused before anything is downloaded. Judges and evaluators compute in float32 on the best device there is.
+without one it is refused before anything is downloaded. Validators and evaluators compute in float32 on the best device there is.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,33 +16,31 @@ from shoal.policy.engine import Engine
 
 
 class NumericsError(ConfigError):
-    """No arithmetic of this machine can be judged in the run."""
+    """The run admits no numerics class of this machine."""
 
     code = "numerics_class"
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class Numerics:
     device: str
     dtype: str = "float32"
 
 
 def _torch_engine(
-    model_files: Path, eos_token_ids: Sequence[int], arithmetic: Arithmetic, max_tokens: int | None
+    model_files: Path, eos_token_ids: Sequence[int], numerics: Numerics, max_tokens: int | None
 ) -> Engine:
     # Its cache grows with what is asked, so it needs no bound.
-    return TorchEngine(model_files, eos_token_ids=eos_token_ids, dtype=arithmetic.dtype, device=arithmetic.device)
+    return TorchEngine(model_files, eos_token_ids=eos_token_ids, dtype=numerics.dtype, device=numerics.device)
 
 
-def _vllm_engine(
-    model_files: Path, eos_token_ids: Sequence[int], arithmetic: Arithmetic, max_tokens: int | None
-) -> Engine:
+def _vllm_engine(model_files: Path, eos_token_ids: Sequence[int], numerics: Numerics, max_tokens: int | None) -> Engine:
     from shoal.policy.vllm.engine import VllmEngine
 
-    return VllmEngine(model_files, eos_token_ids=eos_token_ids, dtype=arithmetic.dtype, max_tokens=max_tokens)
+    return VllmEngine(model_files, eos_token_ids=eos_token_ids, dtype=numerics.dtype, max_tokens=max_tokens)
 
 
-ENGINES: dict[str, Callable[[Path, Sequence[int], Arithmetic, int | None], Engine]] = {
+ENGINES: dict[str, Callable[[Path, Sequence[int], Numerics, int | None], Engine]] = {
     "torch": _torch_engine,
     "vllm": _vllm_engine,
 }
@@ -53,7 +51,7 @@ def make_engine(
     model_files: Path,
     eos_token_ids: Sequence[int],
     *,
-    arithmetic: Arithmetic | None = None,
+    numerics: Numerics | None = None,
     max_tokens: int | None = None,
 ) -> Engine:
     """The engine of that name on a model directory; it has weights if the directory has them.
@@ -61,7 +59,7 @@ def make_engine(
     `max_tokens` bounds prompt + output for engines that reserve memory ahead; by default, what the model can do.
     """
     _check_kind(kind)
-    return ENGINES[kind](model_files, eos_token_ids, arithmetic or Arithmetic(devices_here()[0]), max_tokens)
+    return ENGINES[kind](model_files, eos_token_ids, numerics or Numerics(devices_here()[0]), max_tokens)
 
 
 def devices_here() -> tuple[str, ...]:
@@ -69,17 +67,17 @@ def devices_here() -> tuple[str, ...]:
     return ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
 
 
-def choose_arithmetic(kind: str, admitted: Sequence[str], devices: Sequence[str]) -> Arithmetic:
-    """What an engine of that name should compute in, so that the run can judge it."""
+def choose_numerics(kind: str, admitted: Sequence[str], devices: Sequence[str]) -> Numerics:
+    """What an engine of that name should compute in, so that the run can verify it."""
     _check_kind(kind)
     possible = devices[:1] if kind == "vllm" else devices  # vLLM is built for one kind of device
     for device in possible:
         for name in admitted:
             engine, dtype, where = name.split("/")
             if (engine, where) == (kind, device):
-                return Arithmetic(device, dtype)
+                return Numerics(device, dtype)
     raise NumericsError(
-        f"This run cannot judge work of the {kind} engine on {' or '.join(possible)}: it admits {', '.join(admitted)}.",
+        f"This run cannot verify work of the {kind} engine on {' or '.join(possible)}: it admits {', '.join(admitted)}.",
         hint="Choose another engine with --engine, or ask the run's owner to admit it (`shoal calibrate --extend`).",
     )
 

@@ -16,7 +16,7 @@ from shoal.errors import ShoalError
 _CACHE_SHARE = 0.7
 
 
-class MemoryPlanError(ShoalError):
+class NotEnoughMemoryError(ShoalError):
     """Weights and cache do not fit."""
 
     code = "memory"
@@ -24,7 +24,7 @@ class MemoryPlanError(ShoalError):
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
+class CachePlan:
     weights_bytes: int
     row_bytes: int
     """Cache of one sequence of the longest length."""
@@ -37,11 +37,11 @@ class MemoryPlan:
         )
 
 
-def cache_rows(plan: MemoryPlan, wanted: int) -> int:
+def cache_rows(plan: CachePlan, wanted: int) -> int:
     """How many sequences fit beside the weights, which are already there; at least one must."""
     fitting = int(plan.available_bytes * _CACHE_SHARE) // plan.row_bytes
     if fitting < 1:
-        raise MemoryPlanError(
+        raise NotEnoughMemoryError(
             f"Not enough memory to generate ({plan}).", hint="Lower max_new_tokens or use a smaller model or dtype."
         )
     return min(wanted, fitting)
@@ -53,7 +53,7 @@ def check_weights(
     """`cache_bytes` is None where the cache takes what the weights leave over."""
     if weights_bytes + staging_bytes + (cache_bytes or 0) > available_bytes:
         cache = "cache on top of that" if cache_bytes is None else f"cache {_mib(cache_bytes)}"
-        raise MemoryPlanError(
+        raise NotEnoughMemoryError(
             f"Not enough memory for {what} (weights {_mib(weights_bytes)}, staging {_mib(staging_bytes)}, "
             f"{cache}, available {_mib(available_bytes)}).",
             hint="Use a smaller model or dtype, or another machine.",

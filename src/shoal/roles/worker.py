@@ -49,9 +49,9 @@ def work(
         explain_run(descriptor, report)
         use_threads(threads)
         from shoal.joined import join_run
-        from shoal.policy.engines import choose_arithmetic, devices_here
+        from shoal.policy.engines import choose_numerics, devices_here
 
-        arithmetic = choose_arithmetic(engine, descriptor.numerics_classes, devices_here())
+        numerics = choose_numerics(engine, descriptor.numerics_classes, devices_here())
         metrics = ReportingEventLog(root / "events.jsonl", report, reported=("relay_lied",))
         client = CoordinatorClient.for_run(descriptor, keypair, url)
         client.relays()  # any answer brings the server's time, by which a head has expired or not
@@ -62,7 +62,7 @@ def work(
         report(f"judging: {describe_judging(run.workload.tasks.train, descriptor.reward)}")
         explain_weights(run.weights, descriptor.async_level + 2, root, report)
         name = name or platform.node()[:60] or "worker"
-        kind, ready_engine = _worker_kind(cheat), run.make_engine(engine, arithmetic)
+        kind, ready_engine = _worker_kind(cheat), run.make_engine(engine, numerics)
         kind(run, client, ready_engine, name=name, metrics=metrics, report=report).run()
 
 

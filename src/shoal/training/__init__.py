@@ -2,7 +2,7 @@
 
 from shoal.training.checkpoints import CheckpointError, Checkpoints
 from shoal.training.export import ExportError, RunFacts, export_policy, latest_checkpoint
-from shoal.training.memory import MemoryPlan, ModelShape, model_shape, plan_memory
+from shoal.training.memory import ModelShape, TrainerMemory, model_shape, plan_memory
 from shoal.training.model.distributed import World
 from shoal.training.model.model import UnsupportedModelError
 from shoal.training.objective.advantages import ADVANTAGES
@@ -24,7 +24,6 @@ __all__ = [
     "DivergedError",
     "ExportError",
     "Group",
-    "MemoryPlan",
     "ModelShape",
     "ReplayError",
     "RunFacts",
@@ -34,6 +33,7 @@ __all__ = [
     "TokenLoss",
     "Trackers",
     "Trainer",
+    "TrainerMemory",
     "UnsupportedModelError",
     "World",
     "export_policy",

@@ -55,7 +55,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
+class TrainerMemory:
     """Bytes on the training device of one rank, by purpose, and bytes of host memory for the checkpoint copy."""
 
     ranks: int
@@ -98,7 +98,7 @@ def model_shape(model: str) -> ModelShape:
     )
 
 
-def plan_memory(shape: ModelShape, config: TrainingConfig, *, ranks: int, on_gpu: bool = True) -> MemoryPlan:
+def plan_memory(shape: ModelShape, config: TrainingConfig, *, ranks: int, on_gpu: bool = True) -> TrainerMemory:
     """What one of `ranks` trainer processes will hold at its peak."""
     bf16 = config.compute_dtype == "bfloat16" or (config.compute_dtype == "auto" and on_gpu)
     compute_bytes = 2 if bf16 else 4
@@ -113,7 +113,7 @@ def plan_memory(shape: ModelShape, config: TrainingConfig, *, ranks: int, on_gpu
         "logits of one chunk": 3 * 4 * max(CHUNK_ELEMENTS, shape.vocabulary),
         "tensor being published": 2 * 2 * shape.largest_tensor,
     }
-    return MemoryPlan(ranks, parts, host_bytes=12 * share)
+    return TrainerMemory(ranks, parts, host_bytes=12 * share)
 
 
 def _working_copies(shape: ModelShape, ranks: int, compute_bytes: int, bf16: bool) -> int:

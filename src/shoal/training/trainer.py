@@ -25,7 +25,7 @@ from shoal.policy.weights import unique_tensors, wire_tensors
 from shoal.rundir import checkpoints_of
 from shoal.training.checkpoints import Checkpoints
 from shoal.training.model.distributed import World
-from shoal.training.model.masters import spread_masters
+from shoal.training.model.dithering import dither_masters
 from shoal.training.model.model import PolicyModel, load_policy
 from shoal.training.objective.advantages import ADVANTAGES
 from shoal.training.objective.corrections import CORRECTIONS
@@ -81,8 +81,8 @@ class Trainer:
         self._loss = find_function("loss", config.loss, LOSSES)
         self._correction = find_function("correction", config.correction, CORRECTIONS)
         self.policy = self._load(model_dir, temperature, trained=True)
-        if config.spread_masters:
-            spread_masters(unique_tensors(self.policy.model).items(), seed)
+        if config.dither_masters:
+            dither_masters(unique_tensors(self.policy.model).items(), seed)
         self._reference = self._load(model_dir, temperature, trained=False) if config.kl_beta else None
         self._optimiser = torch.optim.AdamW(
             self.policy.parameters(),

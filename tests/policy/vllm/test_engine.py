@@ -16,8 +16,8 @@ from shoal.policy import (
     ArchitectureError,
     Completion,
     GenerationRequest,
-    MemoryPlanError,
     ModelError,
+    NotEnoughMemoryError,
     RequestError,
     ScoreRequest,
     TorchEngine,
@@ -200,7 +200,9 @@ def test_too_little_memory_is_refused_with_the_plan_before_vllm_starts(
 ) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
     monkeypatch.setattr(models, "available_bytes", lambda device: 2 << 30)
-    with pytest.raises(MemoryPlanError, match=r"weights 0 MiB, staging 0 MiB, cache 3,072 MiB, available 2,048 MiB"):
+    with pytest.raises(
+        NotEnoughMemoryError, match=r"weights 0 MiB, staging 0 MiB, cache 3,072 MiB, available 2,048 MiB"
+    ):
         VllmEngine(model_directory(MODEL), eos_token_ids=EOS)
 
 

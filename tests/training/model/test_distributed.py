@@ -28,7 +28,7 @@ def train(ranks: int, model_dir: Path, work_dir: Path, result: Path, steps: int)
 
 @pytest.fixture
 def bf16_model_dir(model_dir: Path, tmp_path: Path) -> Path:
-    """In bf16, so that its masters have cells to be spread over."""
+    """In bf16, so that its master weights have intervals to be dithered over."""
     copy = tmp_path / "bf16"
     shutil.copytree(model_dir, copy)
     for file in copy.glob("*.safetensors"):

@@ -25,7 +25,7 @@ from transformers import (
 from shoal.training import World
 from shoal.training.model.model import PolicyModel, UnsupportedModelError, choose_layout, load_policy
 from shoal.training.packing.bins import build_packed, build_padded
-from shoal.training.packing.packing import form_families
+from shoal.training.packing.packing import group_by_prompt
 from training.allocations import LargestResult
 
 SMALL: dict[str, Any] = {
@@ -84,9 +84,9 @@ def test_packed_bin_equals_unpacked_sequences(name: str) -> None:
     policy = PolicyModel(model, temperature=0.8)
     choose_layout(policy, torch.device("cpu"))
     assert policy.packed
-    families = form_families(PROMPTS, [len(output) for output in OUTPUTS], 1000)
+    prompt_groups = group_by_prompt(PROMPTS, [len(output) for output in OUTPUTS], 1000)
     with torch.no_grad():
-        logprobs, _ = policy(build_packed(families, PROMPTS, OUTPUTS))
+        logprobs, _ = policy(build_packed(prompt_groups, PROMPTS, OUTPUTS))
     torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=1e-5)
 
 
@@ -98,9 +98,9 @@ def test_architecture_that_cannot_be_packed_runs_in_padded_rows(name: str) -> No
     policy = PolicyModel(model, temperature=0.8)
     choose_layout(policy, torch.device("cpu"))
     assert not policy.packed
-    families = form_families(PROMPTS, [len(output) for output in OUTPUTS], 1000, share=False)
+    prompt_groups = group_by_prompt(PROMPTS, [len(output) for output in OUTPUTS], 1000, share=False)
     with torch.no_grad():
-        logprobs, _ = policy(build_padded(families, PROMPTS, OUTPUTS))
+        logprobs, _ = policy(build_padded(prompt_groups, PROMPTS, OUTPUTS))
     torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=1e-5)
 
 
@@ -123,8 +123,8 @@ def test_dropout_is_off(tmp_path: Path) -> None:
         tmp_path
     )
     policy = load_policy(tmp_path, temperature=1.0, world=World()).train()
-    families = form_families(PROMPTS, [len(output) for output in OUTPUTS], 1000)
-    packed = build_packed(families, PROMPTS, OUTPUTS)
+    prompt_groups = group_by_prompt(PROMPTS, [len(output) for output in OUTPUTS], 1000)
+    packed = build_packed(prompt_groups, PROMPTS, OUTPUTS)
     assert torch.equal(policy(packed)[0], policy(packed)[0])
 
 
@@ -132,7 +132,7 @@ def test_a_long_bin_needs_no_mask_over_its_positions() -> None:
     policy = PolicyModel(build(LlamaConfig(**SMALL)), temperature=1.0)
     prompts = [[number % 40, 1, 2] for number in range(60)]
     outputs = [[3 + number % 30] * (20 + number % 20) for number in range(60)]
-    packed = build_packed(form_families(prompts, [len(output) for output in outputs], 10_000), prompts, outputs)
+    packed = build_packed(group_by_prompt(prompts, [len(output) for output in outputs], 10_000), prompts, outputs)
     positions = packed.input_ids.numel()
     assert positions > 1500
     with LargestResult() as largest:

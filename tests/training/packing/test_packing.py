@@ -8,7 +8,7 @@ from shoal.training.packing.bins import SHORTEST_SHARE
 from shoal.training.packing.packing import (
     balance,
     first_fit_decreasing,
-    form_families,
+    group_by_prompt,
     pack,
     pack_padded,
 )
@@ -38,22 +38,22 @@ def test_balanced_loads_differ_by_at_most_the_largest_item(sizes: list[int], par
 def test_families_share_a_prompt_and_hold_every_completion_once(drawn: list[tuple[int, int]], capacity: int) -> None:
     prompts = [[kind] * (kind + 1) for kind, _ in drawn]
     lengths = [length for _, length in drawn]
-    families = form_families(prompts, lengths, capacity)
-    assert sorted(member for family in families for member in family.members) == list(range(len(drawn)))
-    for family in families:
-        assert len({tuple(prompts[member]) for member in family.members}) == 1
-        assert family.tokens == family.prompt_length + sum(lengths[member] - 1 for member in family.members)
-        assert len(family.members) == 1 or family.tokens <= capacity
+    prompt_groups = group_by_prompt(prompts, lengths, capacity)
+    assert sorted(member for group in prompt_groups for member in group.members) == list(range(len(drawn)))
+    for group in prompt_groups:
+        assert len({tuple(prompts[member]) for member in group.members}) == 1
+        assert group.tokens == group.prompt_length + sum(lengths[member] - 1 for member in group.members)
+        assert len(group.members) == 1 or group.tokens <= capacity
 
 
 @given(SIZES, st.integers(1, 80), st.integers(1, 5), st.booleans())
 def test_every_rank_has_equally_many_bins_and_nothing_is_trained_twice(
     lengths: list[int], capacity: int, ranks: int, padded: bool
 ) -> None:
-    families = form_families([[1]] * len(lengths), lengths, capacity, share=not padded)
-    packed = (pack_padded if padded else pack)(families, capacity, parts=ranks)
+    prompt_groups = group_by_prompt([[1]] * len(lengths), lengths, capacity, share=not padded)
+    packed = (pack_padded if padded else pack)(prompt_groups, capacity, parts=ranks)
     assert len({len(bins) for bins in packed}) == 1
-    members = [member for bins in packed for chosen in bins for family in chosen for member in family.members]
+    members = [member for bins in packed for chosen in bins for group in chosen for member in group.members]
     assert sorted(members) == list(range(len(lengths)))
 
 

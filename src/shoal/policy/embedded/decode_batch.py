@@ -1,7 +1,7 @@
 """Continuous batching of one `generate` call: finished rows leave, waiting requests enter, nobody waits for the longest.
 
 Requests with equal prompts wait next to each other and share one prefill. Rows are numbered densely (attention reads the first
-n); what a row has produced lies in a slot that it keeps until it leaves, so closing a gap moves cache entries and six integers.
+n); what a row has produced lies in a slot that it keeps until it leaves, so closing a gap moves cache entries and the row's state.
 A step is a few large operations; Python touches only the rows that finish or fill a chunk of states.
 
 Shapes: R live rows, Z slots, N longest output, D hidden size, V vocabulary.
@@ -20,11 +20,29 @@ from shoal.policy.engine import Completion, GenerationRequest, signed_seed
 from shoal.proofs.commitments import CHUNK_TOKENS, build_proofs
 from shoal.proofs.sampling import choose_tokens
 
-_TOKEN, _POSITION, _COUNT, _SEED, _LIMIT, _SLOT = range(6)
 # Chunks of states that wait for one batched proof computation; bounds the memory of states that are kept.
 _PROOF_BATCH = 64
 # A prefill costs a pass through the model however few prompts it has, so requests enter once 1/8 of the rows is free.
 _ADMISSION_SHARE = 8
+
+
+class Rows:
+    """The state of each row: named views of one table, so that entering and moving are one operation each."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self._table = torch.zeros(6, rows, dtype=torch.int64, device=device)
+        self.token, self.position, self.count, self.seed, self.limit, self.slot = self._table
+
+    def enter(self, rows: slice, requests: Sequence[GenerationRequest], slots: Sequence[int]) -> None:
+        """New requests, before their first token."""
+        states = [
+            [0, len(request.prompt_tokens), 0, signed_seed(request.seed), request.max_new_tokens, slot]
+            for request, slot in zip(requests, slots, strict=True)
+        ]
+        self._table[:, rows] = torch.tensor(states, device=self._table.device).T
+
+    def move(self, to_rows: Tensor, from_rows: Tensor) -> None:
+        self._table[:, to_rows] = self._table[:, from_rows]
 
 
 class DecodeBatch:
@@ -50,7 +68,7 @@ class DecodeBatch:
         self._shared: PrefilledPrompts | None = None
         self._live = 0
         device, rows = runner.device, cache.rows
-        self._fields = torch.zeros(6, rows, dtype=torch.int64, device=device)
+        self._rows = Rows(rows, device)
         self._free_slots = list(range(rows))
         self._request_of_slot = [-1] * rows
         self._eos = torch.tensor(list(eos_token_ids), dtype=torch.int64, device=device)
@@ -95,51 +113,56 @@ class DecodeBatch:
         return prefill_prompts(self.runner, list(distinct)[:fitting])
 
     def _enter(self, prompts: PrefilledPrompts, entering: Sequence[int]) -> None:
-        device = self.runner.device
         source_R = prompts.sources([self.requests[index].prompt_tokens for index in entering])
         for plane, entries in enumerate(prompts.entries):
             self.cache.write_prompts(plane, self._live, source_R, entries)
         rows = slice(self._live, self._live + len(entering))
-        self._fields[:, rows] = torch.tensor([self._new_fields(index) for index in entering], device=device).T
+        slots = [self._take_slot(index) for index in entering]
+        self._rows.enter(rows, [self.requests[index] for index in entering], slots)
         self._live += len(entering)
         self._sample(rows, prompts.states_PD[source_R])
 
-    def _new_fields(self, index: int) -> list[int]:
-        request, slot = self.requests[index], self._free_slots.pop()
+    def _take_slot(self, index: int) -> int:
+        slot = self._free_slots.pop()
         self._request_of_slot[slot] = index
-        return [0, len(request.prompt_tokens), 0, signed_seed(request.seed), request.max_new_tokens, slot]
+        return slot
 
     def _decode(self) -> None:
         rows = slice(0, self._live)
-        positions_R = self._fields[_POSITION, rows]
-        states_RD = self.runner.decode(self._fields[_TOKEN, rows], positions_R, self.cache, int(positions_R.max()) + 1)
+        positions_R = self._rows.position[rows]
+        states_RD = self.runner.decode(self._rows.token[rows], positions_R, self.cache, int(positions_R.max()) + 1)
         positions_R += 1
         self._sample(rows, states_RD)
 
     def _sample(self, rows: slice, states_RD: Tensor) -> None:
-        fields = self._fields[:, rows]
-        counts_R, slots_R = fields[_COUNT], fields[_SLOT]
-        tokens_R, logprobs_R = choose_tokens(self.runner.logits(states_RD), fields[_SEED], counts_R, self.temperature)
+        counts_R, slots_R, seeds_R = self._rows.count[rows], self._rows.slot[rows], self._rows.seed[rows]
+        tokens_R, logprobs_R = choose_tokens(self.runner.logits(states_RD), seeds_R, counts_R, self.temperature)
         written_R = slots_R * self._tokens_ZN.shape[1] + counts_R
         self._tokens_ZN.view(-1).index_copy_(0, written_R, tokens_R)
         self._logprobs_ZN.view(-1).index_copy_(0, written_R, logprobs_R)
         chunk_places_R = slots_R * CHUNK_TOKENS + counts_R % CHUNK_TOKENS
         self._chunks.view(-1, states_RD.shape[1]).index_copy_(0, chunk_places_R, states_RD.to(torch.bfloat16))
-        fields[_TOKEN] = tokens_R
+        self._rows.token[rows] = tokens_R
         counts_R += 1
         self.generated += tokens_R.shape[0]
         stopped_R = torch.isin(tokens_R, self._eos)
-        ended_R = stopped_R | (counts_R >= fields[_LIMIT])
+        ended_R = stopped_R | (counts_R >= self._rows.limit[rows])
         events_R = ended_R | (counts_R % CHUNK_TOKENS == 0)
         events = events_R.nonzero()[:, 0]
         if events.numel():
             self._handle(rows.start, events, ended_R, stopped_R)
 
     def _handle(self, first_row: int, events: Tensor, ended_R: Tensor, stopped_R: Tensor) -> None:
-        table = torch.stack([ended_R[events].long(), stopped_R[events].long(), events + first_row])
-        counts_slots = self._fields[_COUNT : _SLOT + 1 : _SLOT - _COUNT, table[2]]
+        rows = events + first_row
+        columns = [
+            ended_R[events].long(),
+            stopped_R[events].long(),
+            rows,
+            self._rows.count[rows],
+            self._rows.slot[rows],
+        ]
         gone: list[int] = []
-        for ended, stopped, row, count, slot in torch.cat([table, counts_slots]).T.tolist():
+        for ended, stopped, row, count, slot in torch.stack(columns).T.tolist():
             self._unproven.append(
                 (self._request_of_slot[slot], self._chunks[slot, : (count - 1) % CHUNK_TOKENS + 1].clone())
             )
@@ -166,8 +189,8 @@ class DecodeBatch:
         self._live = remaining
         if holes:
             to_rows, from_rows = torch.tensor([holes, movers], device=self.runner.device)
-            longest = int(self._fields[_POSITION, from_rows].max())
-            self._fields[:, to_rows] = self._fields[:, from_rows]
+            longest = int(self._rows.position[from_rows].max())
+            self._rows.move(to_rows, from_rows)
             self.cache.move(to_rows, from_rows, longest)
 
     def _prove(self) -> None:

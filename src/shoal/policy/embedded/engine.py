@@ -18,12 +18,11 @@ from shoal.policy.engine import (
     GenerationRequest,
     Scored,
     ScoreRequest,
-    WeightsNotLoadedError,
     check_generation,
+    check_ready,
     check_scoring,
-    check_temperature,
 )
-from shoal.policy.memory import MemoryPlan, available_bytes, cache_rows
+from shoal.policy.memory import CachePlan, available_bytes, cache_rows
 from shoal.policy.models import build_empty_model, build_model
 from shoal.policy.scoring import score_requests
 from shoal.policy.weights import load_weights, tensor_bytes
@@ -74,8 +73,7 @@ class TorchEngine:
         temperature: float,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
-        self._check_loaded()
-        check_temperature(temperature)
+        check_ready(self._loaded, temperature)
         check_generation(requests, vocab_size=self._runner.vocab_size, max_tokens=self._runner.max_tokens)
         if not requests:
             return []
@@ -91,8 +89,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def score(self, requests: Sequence[ScoreRequest], *, temperature: float) -> list[Scored]:
-        self._check_loaded()
-        check_temperature(temperature)
+        check_ready(self._loaded, temperature)
         check_scoring(requests, vocab_size=self._runner.vocab_size, max_tokens=self._runner.max_tokens)
         return score_requests(self._runner, requests, temperature=temperature, token_limit=self.prefill_tokens)
 
@@ -108,15 +105,9 @@ class TorchEngine:
 
     def _new_cache(self, rows: int, capacity: int) -> KeyValueCache:
         runner = self._runner
-        plan = MemoryPlan(
+        plan = CachePlan(
             weights_bytes=tensor_bytes(runner.model),
             row_bytes=bytes_per_position(runner.planes, runner.dtype) * capacity,
             available_bytes=available_bytes(runner.device),
         )
         return KeyValueCache(runner.planes, cache_rows(plan, rows), capacity, dtype=runner.dtype, device=runner.device)
-
-    def _check_loaded(self) -> None:
-        if not self._loaded:
-            raise WeightsNotLoadedError(
-                "The engine has no weights yet.", hint="Call load() with a policy version first."
-            )

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.policy.embedded.attention import Step
-from shoal.policy.embedded.packed import Product
+from shoal.policy.embedded.linear import Linear
 
 _FAMILY = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
@@ -24,16 +24,16 @@ def can_fuse(model: Any) -> bool:
     return type(model).__name__ in _FAMILY and model.config.hidden_act == "silu"
 
 
-class FusedBody:
+class FusedBackbone:
     """Token ids to states."""
 
     def __init__(self, model: Any) -> None:
-        body = model.model
-        self.embedding: Tensor = body.embed_tokens.weight
-        self.rotary = body.rotary_emb
-        self.final_norm = body.norm
-        self.layers = [_FusedLayer(index, layer, model.config) for index, layer in enumerate(body.layers)]
-        self.products = [product for layer in self.layers for product in layer.products]
+        decoder = model.model
+        self.embedding: Tensor = decoder.embed_tokens.weight
+        self.rotary = decoder.rotary_emb
+        self.final_norm = decoder.norm
+        self.layers = [_FusedLayer(index, layer, model.config) for index, layer in enumerate(decoder.layers)]
+        self.linears = [linear for layer in self.layers for linear in layer.linears]
 
     def __call__(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:
         cos_BSd, sin_BSd = self.rotary(self.embedding, positions_BS)
@@ -58,8 +58,8 @@ class _FusedLayer:
         self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
         self.qkv = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
         self.gate_up = _joined([mlp.gate_proj, mlp.up_proj])
-        self.out, self.down = (Product(linear.weight, linear.bias) for linear in (attention.o_proj, mlp.down_proj))
-        self.products = (self.qkv, self.out, self.gate_up, self.down)
+        self.out, self.down = (Linear(linear.weight, linear.bias) for linear in (attention.o_proj, mlp.down_proj))
+        self.linears = (self.qkv, self.out, self.gate_up, self.down)
 
     def __call__(self, hidden_TD: Tensor, shape: Sequence[int], cos: Tensor, sin: Tensor, step: Step) -> Tensor:
         heads_BSHd = self.qkv(_normalised(hidden_TD, self.input_norm)).view(*shape, -1, self.head_size)
@@ -82,18 +82,18 @@ class _FusedLayer:
         return torch.addcmul(heads_BSHd * cos, heads_BSHd.roll(self.head_size // 2, dims=-1), sin)
 
 
-def _joined(linears: Sequence[nn.Linear]) -> Product:
+def _joined(linears: Sequence[nn.Linear]) -> Linear:
     """One weight and bias for several projections of the same input; the modules keep their part as a slice."""
     sizes = [linear.out_features for linear in linears]
     weight = torch.cat([linear.weight.data for linear in linears])
     for linear, part in zip(linears, weight.split_with_sizes(sizes), strict=True):
         linear.weight.data = part
     if linears[0].bias is None:
-        return Product(weight, None)
+        return Linear(weight, None)
     bias = torch.cat([linear.bias.data for linear in linears])
     for linear, part in zip(linears, bias.split_with_sizes(sizes), strict=True):
         linear.bias.data = part
-    return Product(weight, bias)
+    return Linear(weight, bias)
 
 
 def _normalised(values: Tensor, norm: Any) -> Tensor:

@@ -15,27 +15,27 @@ from torch import Tensor
 from shoal.policy.architecture import HeadLogits
 from shoal.policy.directory import ArchitectureError
 from shoal.policy.embedded.attention import ATTENTION_NAME, DecodeStep, PrefillStep, Step, attending
-from shoal.policy.embedded.fused import FusedBody, can_fuse
+from shoal.policy.embedded.fused import FusedBackbone, can_fuse
 from shoal.policy.embedded.kv_cache import KeyValueCache, PlaneShape
-from shoal.policy.embedded.packed import Product, choose_packed
+from shoal.policy.embedded.linear import Linear, choose_reordered
 
 _PROBE_TOKENS = 6
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
-Body = Callable[[Tensor, Tensor, Step], Tensor]
+Backbone = Callable[[Tensor, Tensor, Step], Tensor]
 """Token ids and positions, both [B, S], to states [B, S, D]; attention is left to the step."""
 
 
-class TransformersBody:
+class TransformersBackbone:
     """The model's own code."""
 
     def __init__(self, model: Any) -> None:
-        self._body = model.base_model
+        self._model = model.base_model
 
     def __call__(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:
         with attending(step):
-            output = self._body(input_ids=ids_BS, position_ids=positions_BS, use_cache=False)
+            output = self._model(input_ids=ids_BS, position_ids=positions_BS, use_cache=False)
         states: Tensor = output.last_hidden_state
         return states
 
@@ -48,8 +48,8 @@ class ModelRunner:
         self.hidden_size: int = self.config.hidden_size
         self.max_tokens: int = getattr(self.config, "max_position_embeddings", None) or 1 << 30
         self.planes: list[PlaneShape] = []
-        self._body: Body = TransformersBody(model)
-        self._packed: list[Product] = []
+        self._backbone: Backbone = TransformersBackbone(model)
+        self._reordered: list[Linear] = []
         self._head: Any = self.model.get_output_embeddings()
         self._head_logits = HeadLogits.of(self.config)
         if self._head is None or self.model.base_model is self.model:
@@ -69,7 +69,7 @@ class ModelRunner:
 
     def run(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:
         """States [B, S, D] of a pass that attends as `step` says."""
-        return self._body(ids_BS, positions_BS, step)
+        return self._backbone(ids_BS, positions_BS, step)
 
     def prefill(self, ids_BS: Tensor) -> tuple[Tensor, list[Tensor]]:
         """States at every position of right-padded sequences, and their cache entries as [B, heads, S, size]."""
@@ -91,9 +91,9 @@ class ModelRunner:
         ids_1S = (torch.arange(_PROBE_TOKENS, device=self.device) * 7 % self.vocab_size)[None]
         reference_V = self.model(input_ids=ids_1S, use_cache=False).logits[0, -1, : self.vocab_size]
         if can_fuse(self.model):
-            body = FusedBody(self.model)
-            self._body, self._head = body, Product(self._head.weight, self._head.bias)
-            self._packed = choose_packed([*body.products, self._head])
+            backbone = FusedBackbone(self.model)
+            self._backbone, self._head = backbone, Linear(self._head.weight, self._head.bias)
+            self._reordered = choose_reordered([*backbone.linears, self._head])
             self.weights_changed()
         else:
             self._take_over_attention()
@@ -108,8 +108,8 @@ class ModelRunner:
 
     def weights_changed(self) -> None:
         """To be called after the model's tensors were written in place."""
-        for product in self._packed:
-            product.pack()
+        for linear in self._reordered:
+            linear.reorder()
 
     def _probe_decode(self, ids_S: Tensor, entries: list[Tensor]) -> Tensor:
         cache = KeyValueCache(self.planes, 1, _PROBE_TOKENS, dtype=self.dtype, device=self.device)

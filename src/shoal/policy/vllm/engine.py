@@ -22,10 +22,9 @@ from shoal.policy.engine import (
     GenerationRequest,
     Scored,
     ScoreRequest,
-    WeightsNotLoadedError,
     check_generation,
+    check_ready,
     check_scoring,
-    check_temperature,
     signed_seed,
 )
 from shoal.policy.models import check_memory
@@ -91,8 +90,7 @@ class VllmEngine:
         temperature: float,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
-        self._check_loaded()
-        check_temperature(temperature)
+        check_ready(self._loaded, temperature)
         check_generation(requests, vocab_size=self.vocab_size, max_tokens=self.max_tokens)
         completions = [Completion() for _ in requests]
         generated = 0
@@ -107,8 +105,7 @@ class VllmEngine:
         return completions
 
     def score(self, requests: Sequence[ScoreRequest], *, temperature: float) -> list[Scored]:
-        self._check_loaded()
-        check_temperature(temperature)
+        check_ready(self._loaded, temperature)
         check_scoring(requests, vocab_size=self.vocab_size, max_tokens=self.max_tokens)
         for _ in self._run(self._scoring_work(requests, temperature)):
             pass
@@ -223,12 +220,6 @@ class VllmEngine:
 
     def _collect(self) -> Any:
         return self._llm.collective_rpc("shoal_collect")[0]
-
-    def _check_loaded(self) -> None:
-        if not self._loaded:
-            raise WeightsNotLoadedError(
-                "The engine has no weights yet.", hint="Call load() with a policy version first."
-            )
 
 
 def _scored(parts: Any, count: int) -> Scored:

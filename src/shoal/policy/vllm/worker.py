@@ -111,7 +111,7 @@ class WorkerExtension:
         worker.reload_weights(weights_iterator=_tensors(Path(directory)))
         for module in self.model_runner.get_model().modules():
             if isinstance(module, ParallelLMHead):
-                # A tied head shares the reloaded tensor, but not what was derived from it, such as a packed copy.
+                # A tied head shares the reloaded tensor, but not what was derived from it, such as a reordered copy.
                 module.quant_method.process_weights_after_loading(module)
 
     def shoal_collect(self) -> tuple[dict[int, Recorded], dict[int, ScoredBytes]] | None:

@@ -18,7 +18,7 @@ from shoal.training.model.distributed import World
 from shoal.training.model.logprobs import token_logprobs
 from shoal.training.model.sharding import build_for, shard
 from shoal.training.packing.bins import Bin, build_packed, build_padded
-from shoal.training.packing.packing import form_families
+from shoal.training.packing.packing import group_by_prompt
 
 PROBE_PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5], [4, 5]]
 PROBE_OUTPUTS = [[6, 7, 1, 2], [3], [2, 4, 4], [5, 1]]
@@ -137,7 +137,7 @@ def choose_layout(policy: PolicyModel, device: torch.device, tolerance: float = 
 def _probe(policy: PolicyModel, chosen: Any, device: torch.device, *, own_head: bool = True) -> Tensor:
     prompts = [PROBE_PROMPTS[number] for number in chosen]
     outputs = [PROBE_OUTPUTS[number] for number in chosen]
-    families = form_families(prompts, [len(output) for output in outputs], 1 << 20, share=policy.packed)
+    prompt_groups = group_by_prompt(prompts, [len(output) for output in outputs], 1 << 20, share=policy.packed)
     build = build_packed if policy.packed else build_padded
-    logprobs, _ = policy(build(families, prompts, outputs).to(device), own_head=own_head)
+    logprobs, _ = policy(build(prompt_groups, prompts, outputs).to(device), own_head=own_head)
     return torch.as_tensor(logprobs)

@@ -14,7 +14,7 @@ from torch import Tensor
 from shoal.config import TrainingConfig
 from shoal.training.objective.advantages import Advantage
 from shoal.training.packing.bins import Bin, build_packed, build_padded
-from shoal.training.packing.packing import form_families, pack, pack_padded
+from shoal.training.packing.packing import group_by_prompt, pack, pack_padded
 from shoal.training.packing.samples import Group, Sample
 
 OVERLONG_BUFFER = 1024
@@ -93,8 +93,8 @@ def build_minibatch(
 ) -> MiniBatch:
     prompts = [member.sample.prompt_tokens for member in members]
     outputs = [member.sample.output_tokens for member in members]
-    families = form_families(prompts, [len(output) for output in outputs], capacity, share=packed)
-    bins = (pack if packed else pack_padded)(families, capacity, parts=ranks)[rank]
+    prompt_groups = group_by_prompt(prompts, [len(output) for output in outputs], capacity, share=packed)
+    bins = (pack if packed else pack_padded)(prompt_groups, capacity, parts=ranks)[rank]
     build = build_packed if packed else build_padded
     parts = [_micro_batch(build(chosen, prompts, outputs), members, device) for chosen in bins]
     return MiniBatch(parts, sum(member.token_weight * len(member.sample.output_tokens) for member in members))

@@ -1,4 +1,4 @@
-"""Token tensors of one forward pass, built from packed families.
+"""Token tensors of one forward pass, built from packed prompt_groups.
 
 Shapes: T positions of the bin, N trained tokens, R attention rows (one per completion), S length of a row.
 A packed bin is one line of T positions with restarting position ids; an `AttentionPlan` says which positions form a row. A
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.policy.batching import length_batches
-from shoal.training.packing.packing import Family
+from shoal.training.packing.packing import PromptGroup
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,18 @@ SHORTEST_SHARE = 0.75
 """Rows of one attention block are padded by at most a third."""
 
 
-def build_packed(families: Sequence[Family], prompts: Sequence[Tokens], outputs: Sequence[Tokens]) -> Bin:
+def build_packed(prompt_groups: Sequence[PromptGroup], prompts: Sequence[Tokens], outputs: Sequence[Tokens]) -> Bin:
     """One line of positions: each prompt once, then its completions, each without its last token."""
     ids: list[int] = []
     positions: list[int] = []
     rows: list[np.ndarray] = []
     members: list[int] = []
-    for family in families:
-        prompt = prompts[family.members[0]]
+    for group in prompt_groups:
+        prompt = prompts[group.members[0]]
         prompt_span = np.arange(len(ids), len(ids) + len(prompt))
         ids += prompt
         positions += range(len(prompt))
-        for member in family.members:
+        for member in group.members:
             body = outputs[member][:-1]
             rows.append(np.concatenate([prompt_span, np.arange(len(ids), len(ids) + len(body))]))
             members.append(member)
@@ -97,9 +97,9 @@ def build_packed(families: Sequence[Family], prompts: Sequence[Tokens], outputs:
     )
 
 
-def build_padded(families: Sequence[Family], prompts: Sequence[Tokens], outputs: Sequence[Tokens]) -> Bin:
+def build_padded(prompt_groups: Sequence[PromptGroup], prompts: Sequence[Tokens], outputs: Sequence[Tokens]) -> Bin:
     """One line per completion, padded on the right."""
-    members = [member for family in families for member in family.members]
+    members = [member for group in prompt_groups for member in group.members]
     if not members:
         return _empty_bin()
     lines = [[*prompts[member], *outputs[member][:-1]] for member in members]

@@ -1,6 +1,6 @@
-"""Which completions share a forward pass: families of one prompt, first-fit-decreasing bins, ranks of equal load.
+"""Which completions share a forward pass: prompt_groups of one prompt, first-fit-decreasing bins, ranks of equal load.
 
-A family stores its prompt once, however many completions follow it. A bin holds whole families up to a token budget; a
+A group stores its prompt once, however many completions follow it. A bin holds whole prompt_groups up to a token budget; a
 completion is never cut, so one that exceeds the budget has a bin of its own. Pure integers: no torch, no I/O.
 """
 
@@ -11,7 +11,7 @@ from shoal.policy.batching import length_batches
 
 
 @dataclass(frozen=True)
-class Family:
+class PromptGroup:
     """Completions of one prompt, by their index in the batch."""
 
     prompt_length: int
@@ -20,34 +20,34 @@ class Family:
     """Positions the model computes: the prompt once, and each completion without its last token, which predicts nothing."""
 
 
-def form_families(
+def group_by_prompt(
     prompts: Sequence[Sequence[int]], output_lengths: Sequence[int], capacity: int, *, share: bool = True
-) -> list[Family]:
+) -> list[PromptGroup]:
     """Completions with equal prompts together, split where they would exceed the capacity of a bin."""
     by_prompt: dict[tuple[object, ...], list[int]] = {}
     for index, prompt in enumerate(prompts):
         by_prompt.setdefault(tuple(prompt) if share else (index,), []).append(index)
-    families: list[Family] = []
+    prompt_groups: list[PromptGroup] = []
     for members in by_prompt.values():
-        families += _split_family(len(prompts[members[0]]), members, output_lengths, capacity)
-    return families
+        prompt_groups += _split_group(len(prompts[members[0]]), members, output_lengths, capacity)
+    return prompt_groups
 
 
-def _split_family(
+def _split_group(
     prompt_length: int, members: Sequence[int], output_lengths: Sequence[int], capacity: int
-) -> list[Family]:
-    families: list[Family] = []
+) -> list[PromptGroup]:
+    prompt_groups: list[PromptGroup] = []
     chosen: list[int] = []
     tokens = prompt_length
     for member in members:
         extra = output_lengths[member] - 1
         if chosen and tokens + extra > capacity:
-            families.append(Family(prompt_length, tuple(chosen), tokens))
+            prompt_groups.append(PromptGroup(prompt_length, tuple(chosen), tokens))
             chosen, tokens = [], prompt_length
         chosen.append(member)
         tokens += extra
-    families.append(Family(prompt_length, tuple(chosen), tokens))
-    return families
+    prompt_groups.append(PromptGroup(prompt_length, tuple(chosen), tokens))
+    return prompt_groups
 
 
 def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
@@ -75,26 +75,28 @@ def balance(sizes: Sequence[int], parts: int) -> list[list[int]]:
     return shares
 
 
-def pack(families: Sequence[Family], capacity: int, *, parts: int = 1) -> list[list[list[Family]]]:
-    """For each part (rank) its bins of families. All parts have equally many bins; a missing one is empty, never a repeat."""
-    sizes = [family.tokens for family in families]
+def pack(prompt_groups: Sequence[PromptGroup], capacity: int, *, parts: int = 1) -> list[list[list[PromptGroup]]]:
+    """For each part (rank) its bins of prompt_groups. All parts have equally many bins; a missing one is empty, never a repeat."""
+    sizes = [group.tokens for group in prompt_groups]
     packed = []
     for share in balance(sizes, parts):
         bins = first_fit_decreasing([sizes[item] for item in share], capacity)
-        packed.append([[families[share[item]] for item in chosen] for chosen in bins])
+        packed.append([[prompt_groups[share[item]] for item in chosen] for chosen in bins])
     return _equal_counts(packed)
 
 
-def pack_padded(families: Sequence[Family], capacity: int, *, parts: int = 1) -> list[list[list[Family]]]:
+def pack_padded(
+    prompt_groups: Sequence[PromptGroup], capacity: int, *, parts: int = 1
+) -> list[list[list[PromptGroup]]]:
     """As `pack`, for models that need plain rows: a bin holds rows of similar length, and padding counts against its budget."""
-    sizes = [family.tokens for family in families]
+    sizes = [group.tokens for group in prompt_groups]
     packed = []
     for share in balance(sizes, parts):
         bins = length_batches({item: sizes[item] for item in share}, token_limit=capacity)
-        packed.append([[families[item] for item in chosen] for chosen in bins])
+        packed.append([[prompt_groups[item] for item in chosen] for chosen in bins])
     return _equal_counts(packed)
 
 
-def _equal_counts(packed: Sequence[list[list[Family]]]) -> list[list[list[Family]]]:
+def _equal_counts(packed: Sequence[list[list[PromptGroup]]]) -> list[list[list[PromptGroup]]]:
     most = max(len(bins) for bins in packed)
     return [bins + [[] for _ in range(most - len(bins))] for bins in packed]

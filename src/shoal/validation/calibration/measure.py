@@ -23,7 +23,7 @@ from shoal.metrics import Report, silent
 from shoal.policy.directory import resolve_model
 from shoal.policy.embedded.engine import TorchEngine
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
-from shoal.policy.engines import ENGINES, Arithmetic, devices_here, make_engine
+from shoal.policy.engines import ENGINES, Numerics, devices_here, make_engine
 from shoal.proofs.commitments import ChunkDifference, compare_chunks, split_chunks
 from shoal.protocol.api import AuditMetrics
 from shoal.tasks import PromptStyle, TextCodec, load_tasks
@@ -75,7 +75,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Work:
-    """What is sampled: everything a setting needs but the arithmetic."""
+    """What is sampled: everything a setting needs but the numerics."""
 
     model_directory: Path
     prompts: Sequence[tuple[int, ...]]
@@ -286,7 +286,7 @@ class _Honest:
             "vllm",
             self._work.model_directory,
             self._work.eos_token_ids,
-            arithmetic=Arithmetic(devices_here()[0], dtype),
+            numerics=Numerics(devices_here()[0], dtype),
         )
 
 

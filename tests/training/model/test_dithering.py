@@ -1,7 +1,7 @@
 import torch
 from torch import Tensor
 
-from shoal.training.model.masters import spread_in_cells, spread_masters
+from shoal.training.model.dithering import dither, dither_masters
 
 
 def bf16_masters(count: int = 20_000) -> Tensor:
@@ -9,9 +9,9 @@ def bf16_masters(count: int = 20_000) -> Tensor:
     return (0.05 * torch.randn(count)).to(torch.bfloat16).float()
 
 
-def spread(masters: Tensor, seed: int = 0) -> Tensor:
+def dithered(masters: Tensor, seed: int = 0) -> Tensor:
     moved = masters.clone()
-    spread_masters([("weight", moved)], seed)
+    dither_masters([("weight", moved)], seed)
     return moved
 
 
@@ -21,17 +21,17 @@ def published(masters: Tensor) -> Tensor:
 
 def test_what_is_published_stays_the_same_bit_for_bit() -> None:
     masters = bf16_masters()
-    moved = spread(masters)
+    moved = dithered(masters)
     assert torch.equal(published(moved), masters)
     assert (moved != masters).float().mean() > 0.99
 
 
 def test_published_weights_follow_a_small_step_in_the_mean_where_exact_masters_hide_it() -> None:
     masters = published(torch.full((50_000,), 0.05) + 0.001 * torch.rand(50_000))
-    cell = 2.0**-5 * 2.0**-7  # of numbers from 2⁻⁵ to 2⁻⁴
-    step = 0.1 * cell
+    interval = 2.0**-5 * 2.0**-7  # of numbers from 2⁻⁵ to 2⁻⁴
+    step = 0.1 * interval
     assert torch.equal(published(masters + step), masters)
-    followed = published(spread(masters) + step) - masters
+    followed = published(dithered(masters) + step) - masters
     assert abs(float(followed.mean()) - step) < 0.05 * step
     assert abs(float((followed != 0).float().mean()) - 0.1) < 0.01
 
@@ -39,7 +39,7 @@ def test_published_weights_follow_a_small_step_in_the_mean_where_exact_masters_h
 def test_masters_that_are_no_bf16_numbers_are_left_alone() -> None:
     masters = bf16_masters()
     masters[::2] *= 1.0001
-    moved = spread(masters)
+    moved = dithered(masters)
     free = masters != published(masters)
     assert free.any()
     assert torch.equal(moved[free], masters[free])
@@ -49,15 +49,15 @@ def test_zero_powers_of_two_and_the_ends_of_the_range_keep_their_value() -> None
     edges = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.0**-126, 3.38e38, -3.38e38]).to(torch.bfloat16).float()
     for noise in (-0.5, -0.499, -0.3, 0.3, 0.499):
         moved = edges.clone()
-        spread_in_cells(moved, torch.full_like(moved, noise))
+        dither(moved, torch.full_like(moved, noise))
         assert torch.equal(moved.to(torch.bfloat16).view(torch.int16), edges.to(torch.bfloat16).view(torch.int16))
         assert moved.isfinite().all()
 
 
 def test_the_place_depends_on_seed_and_name_alone() -> None:
     masters = bf16_masters()
-    assert torch.equal(spread(masters), spread(masters))
-    assert not torch.equal(spread(masters), spread(masters, seed=1))
+    assert torch.equal(dithered(masters), dithered(masters))
+    assert not torch.equal(dithered(masters), dithered(masters, seed=1))
     other = masters.clone()
-    spread_masters([("another", other)], 0)
-    assert not torch.equal(other, spread(masters))
+    dither_masters([("another", other)], 0)
+    assert not torch.equal(other, dithered(masters))

@@ -6,52 +6,52 @@ import torch
 import torch.nn.functional as F
 
 from shoal.policy import GenerationRequest, TorchEngine
-from shoal.policy.embedded import packed
-from shoal.policy.embedded.packed import Product, choose_packed
+from shoal.policy.embedded import linear
+from shoal.policy.embedded.linear import Linear, choose_reordered
 from support.tiny_models import EOS
 
 Directory = Callable[..., Path]
 REQUESTS = [GenerationRequest(tuple(range(3, 3 + 2 * number)), number, 24) for number in range(1, 9)]
 
 
-def product(rows: int = 96, columns: int = 48, *, bias: bool = True, dtype: torch.dtype = torch.float32) -> Product:
+def layer(rows: int = 96, columns: int = 48, *, bias: bool = True, dtype: torch.dtype = torch.float32) -> Linear:
     torch.manual_seed(0)
-    return Product(torch.randn(rows, columns, dtype=dtype), torch.randn(rows, dtype=dtype) if bias else None)
+    return Linear(torch.randn(rows, columns, dtype=dtype), torch.randn(rows, dtype=dtype) if bias else None)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 7, 200])
-def test_packed_weights_give_the_same_product(bias: bool, rows: int) -> None:
-    plain, laid_out = product(bias=bias), product(bias=bias)
-    laid_out.pack()
+def test_packed_weights_give_the_same_layer(bias: bool, rows: int) -> None:
+    plain, reordered = layer(bias=bias), layer(bias=bias)
+    reordered.reorder()
     inputs, residual = torch.randn(rows, 48), torch.randn(rows, 96)
     expected = F.linear(inputs, plain.weight, plain.bias)
-    torch.testing.assert_close(laid_out(inputs), expected)
+    torch.testing.assert_close(reordered(inputs), expected)
     torch.testing.assert_close(plain.add_to(residual, inputs), expected + residual)
-    torch.testing.assert_close(laid_out.add_to(residual, inputs), expected + residual)
+    torch.testing.assert_close(reordered.add_to(residual, inputs), expected + residual)
 
 
-def test_packing_again_follows_weights_that_were_written_in_place() -> None:
-    one = product()
-    one.pack()
+def test_reordering_again_follows_weights_that_were_written_in_place() -> None:
+    one = layer()
+    one.reorder()
     one.weight.mul_(2)
     inputs = torch.randn(4, 48)
     assert not torch.allclose(one(inputs), F.linear(inputs, one.weight, one.bias))
-    one.pack()
+    one.reorder()
     torch.testing.assert_close(one(inputs), F.linear(inputs, one.weight, one.bias))
 
 
 def test_only_large_float32_matrices_are_copied_and_only_where_memory_is_plentiful(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    large, small, coarse = product(1024, 512), product(), product(1024, 512, dtype=torch.bfloat16)
-    assert choose_packed([large, small, coarse]) == [large]
-    monkeypatch.setattr(packed, "available_bytes", lambda device: 7 * large.weight.nbytes // 2)
-    assert choose_packed([large]) == []
+    large, small, coarse = layer(1024, 512), layer(), layer(1024, 512, dtype=torch.bfloat16)
+    assert choose_reordered([large, small, coarse]) == [large]
+    monkeypatch.setattr(linear, "available_bytes", lambda device: 7 * large.weight.nbytes // 2)
+    assert choose_reordered([large]) == []
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-biased", "qwen2", "qwen3"])
-def test_an_engine_with_packed_weights_makes_the_same_completions_before_and_after_a_swap(
+def test_an_engine_with_reordered_weights_makes_the_same_completions_before_and_after_a_swap(
     model_directory: Directory, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def engine(directory: Path) -> TorchEngine:
@@ -59,9 +59,9 @@ def test_an_engine_with_packed_weights_makes_the_same_completions_before_and_aft
 
     first, second = model_directory(name), model_directory(name, seed=1)
     expected = [engine(directory).generate(REQUESTS, temperature=0.9) for directory in (first, second)]
-    monkeypatch.setattr(packed, "SMALLEST", 1)
+    monkeypatch.setattr(linear, "SMALLEST", 1)
     swapped = engine(first)
-    assert len(swapped._runner._packed) == 9
+    assert len(swapped._runner._reordered) == 9
     found = [swapped.generate(REQUESTS, temperature=0.9)]
     swapped.load(second)
     found.append(swapped.generate(REQUESTS, temperature=0.9))

@@ -1,9 +1,9 @@
-"""Where fp32 masters stand inside the bf16 numbers that are published.
+"""Dithered initialisation of fp32 master weights, so that published bf16 weights follow small updates.
 
-A bf16 number stands for all fp32 numbers that round to it, its cell. A checkpoint in bf16 puts every master into the middle of
-its cell, and steps of 1e-6 to 1e-5 need tens of updates to leave it: until then the trainer has learnt what no worker ever sees.
-Masters that are spread over their cells leave them one by one, in proportion to the step: published weights follow in the mean from
-the first update on, while version 0 stays the same bit for bit.
+All fp32 numbers that round to one bf16 number are its rounding interval. A checkpoint in bf16 puts every master weight into the
+middle of its interval, and steps of 1e-6 to 1e-5 need tens of updates to leave it: until then workers do not see what the trainer
+has learnt. Dithered master weights leave their intervals one by one, in proportion to the step: published weights follow in the
+mean from the first update on, while version 0 stays the same bit for bit.
 """
 
 from collections.abc import Iterable
@@ -16,29 +16,29 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 
 @torch.no_grad()
-def spread_masters(tensors: Iterable[tuple[str, Tensor]], seed: int) -> None:
-    """Move each master that is exactly a bf16 number to a uniform place of its cell; the same on any number of ranks."""
+def dither_masters(tensors: Iterable[tuple[str, Tensor]], seed: int) -> None:
+    """Move each weight that is exactly a bf16 number to a uniform place of its rounding interval, the same on any world size."""
     for name, tensor in tensors:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if local.dtype == torch.float32 and local.numel():
-            spread_in_cells(local, _own_part(_noise(name, tuple(tensor.shape), seed), tensor))
+            dither(local, _own_part(_noise(name, tuple(tensor.shape), seed), tensor))
 
 
 @torch.no_grad()
-def spread_in_cells(masters: Tensor, noise: Tensor) -> None:
+def dither(masters: Tensor, noise: Tensor) -> None:
     """`noise` is uniform in −½ … ½, in units of the distance to the next number."""
     rounded = masters.to(torch.bfloat16)
     magnitude = rounded.abs()
     unit = (magnitude.view(torch.int16) + 1).view(torch.bfloat16).float() - magnitude.float()
     moved = rounded.float() + noise.to(masters.device) * unit
-    # Cells at powers of two are narrower on one side, zero has a sign, and a master that is no bf16 number is spread already.
+    # Intervals at powers of two are narrower on one side, zero has a sign, and a weight that is no bf16 number is dithered already.
     free = (moved.to(torch.bfloat16) == rounded) & (masters == rounded.float()) & (rounded != 0)
     masters.copy_(torch.where(free, moved, masters))
 
 
 def _noise(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    drawn = torch.Generator().manual_seed(int.from_bytes(blake3(f"{seed}/{name}".encode()).digest()[:7], "big"))
-    return torch.rand(shape, generator=drawn) - 0.5
+    generator = torch.Generator().manual_seed(int.from_bytes(blake3(f"{seed}/{name}".encode()).digest()[:7], "big"))
+    return torch.rand(shape, generator=generator) - 0.5
 
 
 def _own_part(noise: Tensor, tensor: Tensor) -> Tensor:
