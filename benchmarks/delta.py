@@ -3,7 +3,7 @@
     python benchmarks/delta.py [--model DIR] [--versions 6] [--updates DIR] [--repeats 5]
 
 For each learning rate the model is trained by GRPO (sampled answers to sums, group-normalised rewards, AdamW, gradient clip 0.1, 8
-optimiser steps per version). Its fp32 master weights are first dithered uniformly inside their bf16 rounding intervals, as after long training;
+optimiser steps per version). Its fp32 master weights are first dithered inside their rounding intervals;
 without that fewer weights flip and the figure flatters us. The first version, in which AdamW warms up, is not counted. The bound is
 H(p) + p·H(step) bits per weight with the measured rate p and the measured histogram of steps; a coder that knows nothing else
 cannot pass it. Ours knows the exponent of each weight, so the fraction bound ÷ payload may exceed 1. Versions are kept in

@@ -140,7 +140,7 @@ class TrainingConfig(Section):
     """Matrix products; parameters and optimiser are fp32 always. `auto` is bfloat16 on GPU, float32 on CPU."""
     dither_masters: bool = False
     """Start each fp32 master weight at a random place of its bf16 rounding interval instead of the middle, where a bf16 checkpoint
-    puts it: published weights then follow steps that are small against the interval at once. Version 0 stays the same bit for bit."""
+    puts it: published weights then follow small steps at once. Version 0 stays the same bit for bit."""
     activation_checkpointing: bool = False
     """Recomputes layers in the backward pass: about a third more compute for a fraction of the activation memory."""
     checkpoint_every: Positive = 1
