@@ -41,7 +41,7 @@ PUBLIC = {
         render_report startup_notice summarise write_picture write_summary
     """,
     "shoal.policy": """
-        ArchitectureError Completion Engine GenerationRequest NotEnoughMemoryError ModelError RequestError
+        ArchitectureError Completion Engine GenerationRequest ModelError NotEnoughMemoryError RequestError
         ScoreRequest Scored TorchEngine WeightsNotLoadedError build_empty_model build_model bundled_directory
         load_weights resolve_model wire_tensors
     """,
@@ -61,7 +61,7 @@ PUBLIC = {
     """,
     "shoal.training": """
         ADVANTAGES CORRECTIONS LOSSES BatchError CheckpointError Checkpoints DivergedError ExportError Group
-        TrainerMemory ModelShape ReplayError RunFacts Sample StepReport TokenBatch TokenLoss Trackers Trainer
+        ModelShape ReplayError RunFacts Sample StepReport TokenBatch TokenLoss Trackers Trainer TrainerMemory
         UnsupportedModelError World export_policy latest_checkpoint model_shape plan_memory recorded_groups
         replay
     """,
