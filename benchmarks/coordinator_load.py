@@ -28,7 +28,9 @@ from typing import Any
 
 from shoal.config import build_config, to_toml
 from shoal.coordinator.leasing import lease_name
-from shoal.coordinator.store.database import Connection, open_database
+from shoal.coordinator.store.database import open_database
+from shoal.coordinator.store.rows import insert
+from shoal.coordinator.store.tables import WorkerRow
 from shoal.coordinator.store.writer import Store
 from shoal.files import digest_bytes, digest_file, write_atomic
 from shoal.identity import Keypair
@@ -161,26 +163,15 @@ def make_run(root: Path, store: str, port: int, leases: int) -> RunDirectory:
 
 
 def register(directory: RunDirectory, store_url: str, keys: list[Keypair]) -> None:
-    """Puts the workers into the store, every other one proven, as a run of some days would have them."""
+    """Puts the workers into the store, every other one active, as a run of some days would have them."""
 
-    def insert(connection: Connection) -> None:
-        connection.executemany(
-            "INSERT INTO workers (key, name, numerics_class, tokens_per_s, registered_at, state, clean_audits)"
-            " VALUES (?,?,?,0.2,?,?,?)",
-            [
-                (
-                    key.public,
-                    f"worker-{number}",
-                    NUMERICS,
-                    time.time(),
-                    *((("active", 10), ("probation", 0))[number % 2]),
-                )
-                for number, key in enumerate(keys)
-            ],
-        )
-
+    trust = ({"state": "active", "clean_audits": 10}, {"state": "probation"})
+    workers = [
+        WorkerRow(key.public, f"worker-{number}", NUMERICS, 0.2, 0, 0.0, time.time(), **trust[number % 2])
+        for number, key in enumerate(keys)
+    ]
     store = Store(open_database(store_url, directory.store))
-    store.write(insert)
+    store.write(lambda connection: insert(connection, *workers))
     store.close()
 
 

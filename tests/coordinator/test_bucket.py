@@ -55,7 +55,7 @@ def s3_server(root: Path) -> Iterator[str]:
 def stored(tmp_path: Path) -> Iterator[tuple[Swarm, Path]]:
     """A swarm that keeps its rollouts in a bucket, and the directory that the bucket's server keeps them in."""
     with s3_server(tmp_path / "s3") as url, running(tmp_path / "run", small_config()) as swarm:
-        swarm.context.bucket = Bucket(url, "us-east-1", OURS)
+        swarm.alter(bucket=Bucket(url, "us-east-1", OURS))
         swarm.publish(0)
         yield swarm, tmp_path / "s3" / "rollouts"
 

@@ -56,7 +56,7 @@ def test_no_statement_of_a_request_scans_a_table(swarm: Swarm, statements: set[s
     def scans(connection: Connection) -> list[str]:
         found = []
         for text in sorted(statements):
-            plan = [row["detail"] for row in connection.execute(f"EXPLAIN QUERY PLAN {text}")]
+            plan = [str(row["detail"]) for row in connection.execute(f"EXPLAIN QUERY PLAN {text}")]
             found += [f"{step}: {text}" for step in plan if step.startswith("SCAN ") and step != "SCAN CONSTANT ROW"]
         return found
 
@@ -77,7 +77,7 @@ def test_a_lease_costs_the_same_number_of_statements_in_a_long_run(swarm: Swarm)
 
     before = cost_of_a_lease()
     for number in range(500):
-        swarm.context.seen(f"worker-{number}")
+        swarm.context.presence.seen(f"worker-{number}")
     for step in range(2):
         swarm.produce(ann)
         swarm.publish(step + 1)

@@ -196,7 +196,7 @@ def test_idle_workers_of_a_large_swarm_ask_less_often(swarm: Swarm) -> None:
     (ann,) = swarm.join("ann")
     assert swarm.ask(ann, 0).retry_after_s == 0.25
     for number in range(4000):
-        swarm.context.seen(f"worker-{number}")
+        swarm.context.presence.seen(f"worker-{number}")
     assert swarm.ask(ann, 0).retry_after_s == pytest.approx(10, abs=0.1)
 
 

@@ -168,7 +168,7 @@ def test_a_bucket_that_is_away_keeps_file_and_record_for_the_next_sweep(swarm: S
     play(swarm, ann, 6)
     swarm.clock.advance(DISPUTE_S + 1)
     bucket = Objects()
-    swarm.context.bucket = bucket  # type: ignore[assignment]
+    swarm.alter(bucket=bucket)
     bucket.away = True
     with pytest.raises(RefusedError):
         collect(swarm)
@@ -182,7 +182,7 @@ def test_a_full_disk_stops_intake_with_a_clear_refusal_and_recovers(swarm: Swarm
     (ann,) = swarm.join("ann")
     lease = swarm.lease(ann)
     floor = swarm.context.min_free_bytes
-    swarm.context.free_bytes = lambda path: floor - 1
+    swarm.alter(free_bytes=lambda path: floor - 1)
     assert swarm.ask(ann, 0).reason == "disk_full"
     with pytest.raises(UnavailableError, match=r"503: The coordinator's disk is full"):
         ann.submit(lease.lease_id, b"rollouts")
@@ -192,7 +192,7 @@ def test_a_full_disk_stops_intake_with_a_clear_refusal_and_recovers(swarm: Swarm
     collect(swarm)
     assert swarm.context.metrics.counters["disk_full"] == 1
 
-    swarm.context.free_bytes = lambda path: floor
+    swarm.alter(free_bytes=lambda path: floor)
     ann.submit(lease.lease_id, b"rollouts")
     swarm.accept()
     assert len(files(swarm)) == 1
@@ -224,7 +224,7 @@ def register_often(worker: CoordinatorClient) -> None:
 
 def test_a_disk_without_a_single_byte_loses_nothing(tiny_disk: TinyDisk) -> None:
     with running(tiny_disk.root / "run", config()) as swarm:
-        swarm.context.min_free_bytes = 0
+        swarm.alter(min_free_bytes=0)
         swarm.publish(0)
         (ann,) = swarm.join("ann")
         play(swarm, ann, 2)

@@ -65,20 +65,20 @@ def test_keys_on_probation_share_what_proven_ones_leave(tmp_path: Path) -> None:
 
 
 def test_work_means_a_lease_granted_lately_to_somebody_who_is_present(swarm: Swarm) -> None:
-    def others_work(name: str, *, proven: bool = False) -> bool:
+    def others_work(name: str, *, active: bool = False) -> bool:
         key = keypair(name).public
-        return swarm.read(lambda connection: leasing.has_other_workers(connection, swarm.context, key, proven=proven))
+        return swarm.read(lambda connection: leasing.has_other_workers(connection, swarm.context, key, active=active))
 
     swarm.publish(0)
     ann, bob = swarm.join("ann", "bob")
     assert not others_work("ann")
     swarm.write(lambda connection: connection.execute("UPDATE workers SET state='active' WHERE name='ann'"))
     swarm.lease(ann)
-    assert not others_work("ann", proven=True)
-    assert others_work("bob", proven=True)
+    assert not others_work("ann", active=True)
+    assert others_work("bob", active=True)
     swarm.lease(bob)
     assert others_work("ann")
-    assert not others_work("ann", proven=True)
+    assert not others_work("ann", active=True)
     swarm.clock.advance(31)
     assert not others_work("ann")
     bob.heartbeat(HEARTBEAT)
@@ -98,8 +98,8 @@ def test_one_who_works_is_found_behind_many_who_left(swarm: Swarm) -> None:
         copy = row | {"lease_id": f"lease-{number}", "worker": f"left-{number}"}
         swarm.write(
             lambda connection, copy=copy: connection.execute(  # type: ignore[misc]
-                f"INSERT INTO leases VALUES ({','.join('?' * len(copy))})", tuple(copy.values())
+                f"INSERT INTO leases ({','.join(copy)}) VALUES ({','.join('?' * len(copy))})", tuple(copy.values())
             )
         )
     key = keypair("ann").public
-    assert swarm.read(lambda connection: leasing.has_other_workers(connection, swarm.context, key, proven=False))
+    assert swarm.read(lambda connection: leasing.has_other_workers(connection, swarm.context, key, active=False))

@@ -17,10 +17,10 @@ def assert_tallies_are_true(swarm: Swarm) -> None:
         (row["step"], row["state"]): row["n"]
         for row in swarm.all("SELECT step, state, COUNT(*) AS n FROM slots GROUP BY step, state")
     }
-    unproven = swarm.all(
-        "SELECT step, COUNT(*) AS n FROM leases WHERE proven=0 AND state IN ('leased','submitted') GROUP BY step"
+    probation = swarm.all(
+        "SELECT step, COUNT(*) AS n FROM leases WHERE by_active_key=0 AND state IN ('leased','submitted') GROUP BY step"
     )
-    assert kept == counted | {(row["step"], "unproven"): row["n"] for row in unproven}
+    assert kept == counted | {(row["step"], "probation"): row["n"] for row in probation}
     waiting = "SELECT step, policy_version, n FROM waiting WHERE n <> 0 ORDER BY step, policy_version"
     groups = (
         "SELECT step, policy_version, COUNT(*) AS n FROM groups WHERE state='accepted'"
@@ -61,7 +61,7 @@ def test_what_a_banned_key_held_leaves_the_tallies(tmp_path: Path) -> None:
         swarm.reject(Reason.REWARD)
         assert_tallies_are_true(swarm)
         assert {row["state"] for row in swarm.all("SELECT state FROM leases WHERE slot <> 1")} == {"void"}
-        assert swarm.all("SELECT n FROM tallies WHERE name='unproven'") == [{"n": 1}]
+        assert swarm.all("SELECT n FROM tallies WHERE name='probation'") == [{"n": 1}]
 
 
 def _something_happens(swarm: Swarm, clients: list[CoordinatorClient], chance: random.Random) -> None:

@@ -92,7 +92,7 @@ def test_work_that_was_not_audited_earns_credit_but_no_trust(swarm: Swarm) -> No
     assert swarm.one("SELECT clean_audits, credit_held FROM workers") == {"clean_audits": 0, "credit_held": 20}
 
 
-def test_a_quarantined_key_is_judged_but_not_used_and_finds_its_way_out(tmp_path: Path) -> None:
+def test_a_quarantined_key_is_verified_but_not_used_and_finds_its_way_out(tmp_path: Path) -> None:
     with running(tmp_path, small_config(training={"groups_per_step": 8, "oversampling": 8.0})) as swarm:
         swarm.publish(0)
         ann, bob = swarm.join("ann", "bob")
@@ -124,7 +124,7 @@ def test_falling_silent_does_not_lead_out_of_quarantine(swarm: Swarm) -> None:
     assert swarm.all("SELECT * FROM groups") == []
 
 
-def test_a_fault_is_tried_again_and_then_set_aside_without_blame(swarm: Swarm) -> None:
+def test_a_fault_is_tried_again_and_then_quarantined_without_a_penalty(swarm: Swarm) -> None:
     swarm.publish(0)
     ann, bob = swarm.join("ann", "bob")
     lease, submission_id = swarm.work(ann)
@@ -133,12 +133,12 @@ def test_a_fault_is_tried_again_and_then_set_aside_without_blame(swarm: Swarm) -
         assert swarm.one("SELECT state, tries FROM submissions") == {"state": "pending", "tries": tries}
         swarm.clock.advance(10)
     swarm.reject(Reason.FILE_GONE)
-    assert submission_state(swarm, submission_id) == "set_aside"
-    assert "set_aside" in ledger_kinds(swarm)
+    assert submission_state(swarm, submission_id) == "quarantined"
+    assert "quarantine" in ledger_kinds(swarm)
     row = swarm.one("SELECT rejected, anomalies, state FROM workers WHERE name='ann'")
     assert row == {"rejected": 0, "anomalies": 0, "state": "probation"}
     assert swarm.lease(bob).slot == lease.slot
-    assert ann.status().verdicts["set_aside"] == 1
+    assert ann.status().verdicts["quarantined"] == 1
 
 
 def next_claim(swarm: Swarm) -> api.Claim | None:
@@ -167,7 +167,7 @@ def test_an_outage_of_the_relays_uses_up_no_tries(swarm: Swarm) -> None:
         swarm.clock.advance(60)
     assert swarm.one("SELECT state, tries FROM submissions") == {"state": "pending", "tries": 0}
     swarm.accept()
-    assert submission_state(swarm, submission_id) == "judged"
+    assert submission_state(swarm, submission_id) == "decided"
 
 
 def test_a_version_that_stays_lost_does_not_hold_a_step_for_ever(swarm: Swarm) -> None:
@@ -178,11 +178,11 @@ def test_a_version_that_stays_lost_does_not_hold_a_step_for_ever(swarm: Swarm) -
     for _ in range(3):
         swarm.reject(Reason.VERSION_GONE)
         swarm.clock.advance(60)
-    assert submission_state(swarm, submission_id) == "set_aside"
+    assert submission_state(swarm, submission_id) == "quarantined"
     assert swarm.one("SELECT rejected, anomalies FROM workers") == {"rejected": 0, "anomalies": 0}
 
 
-def test_a_file_that_kills_every_validator_is_set_aside(swarm: Swarm) -> None:
+def test_a_file_that_kills_every_validator_is_quarantined(swarm: Swarm) -> None:
     swarm.publish(0)
     (ann,) = swarm.join("ann")
     _, submission_id = swarm.work(ann)
@@ -191,7 +191,7 @@ def test_a_file_that_kills_every_validator_is_set_aside(swarm: Swarm) -> None:
         swarm.clock.advance(20.1)
         ann.heartbeat(api.HeartbeatBody(activity=""))
         swarm.sweep()
-    assert submission_state(swarm, submission_id) == "set_aside"
+    assert submission_state(swarm, submission_id) == "quarantined"
     assert swarm.state_of("ann") == "probation"
 
 

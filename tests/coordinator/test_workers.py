@@ -74,7 +74,7 @@ def test_a_restart_forgets_nobody(tmp_path: Path) -> None:
 def test_the_list_of_relays_is_bounded_and_forgets_the_silent(swarm: Swarm) -> None:
     for number in range(64):
         relay = api.RelayBody(url=f"http://relay-{number}")
-        swarm.context.note_relay(keypair(f"relay-{number}").public, relay, (swarm.clock(), "nonce"))
+        swarm.context.presence.note_relay(keypair(f"relay-{number}").public, relay, (swarm.clock(), "nonce"))
     late = swarm.client("relay-late")
     assert refusal(lambda: late.announce_relay(api.RelayBody(url="http://late"))) == "too_many_relays"
     swarm.client("relay-0").announce_relay(api.RelayBody(url="http://moved", newest_version=3))

@@ -81,7 +81,7 @@ DAMAGES: tuple[tuple[str, Deed], ...] = (
         "although it was young enough",
         _sql(f"UPDATE groups SET state='expired', policy_version=10000 WHERE group_id={ONE.format('consumed')}"),
     ),
-    ("the verdicts of the store", _sql("UPDATE submissions SET verdict=verdict || ' ' WHERE state='judged'")),
+    ("the verdicts of the store", _sql("UPDATE submissions SET verdict=verdict || ' ' WHERE state='decided'")),
     ("the ledger gives", _sql("UPDATE workers SET credit_held=credit_held + 1")),
     ("with 1 rejections", _sql(f"UPDATE workers SET rejected=1 WHERE name='{HONEST[0]}'")),
     ("counts", _sql("UPDATE tallies SET n=n + 1 WHERE name='resolved' AND step=0")),

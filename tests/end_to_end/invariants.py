@@ -168,8 +168,8 @@ def _events(path: Path, kind: str) -> Iterator[dict[str, int]]:
 
 def _balances_follow_from_verdicts(remains: Remains) -> Iterator[str]:
     """One ledger entry per verdict; credit is what accepted verdicts counted, minus what bans slashed."""
-    judged = Counter(digest_bytes(row["verdict"].encode()) for row in _judged(remains))
-    if judged != Counter(body["verdict"] for body in remains.bodies("verdict")):
+    decided = Counter(digest_bytes(row["verdict"].encode()) for row in _decided(remains))
+    if decided != Counter(body["verdict"] for body in remains.bodies("verdict")):
         yield "the verdicts of the store are not those of the ledger"
     earned: Counter[str] = Counter()
     for row in _accepted(remains):
@@ -187,7 +187,7 @@ def _nobody_honest_is_blamed(remains: Remains) -> Iterator[str]:
     for row in remains.rows("SELECT * FROM workers"):
         if row["name"] in HONEST and (row["state"] == "banned" or row["rejected"] or row["anomalies"]):
             yield f"{row['name']} is {row['state']} with {row['rejected']} rejections: {row['reason']}"
-    for body in remains.bodies("set_aside"):
+    for body in remains.bodies("quarantine"):
         yield f"submission {body['submission']} was set aside: {body['why']}"
 
 
@@ -235,13 +235,13 @@ def _training_can_be_repeated(remains: Remains) -> Iterator[str]:
             return
 
 
-def _judged(remains: Remains) -> list[sqlite3.Row]:
-    return remains.rows("SELECT * FROM submissions WHERE state='judged'")
+def _decided(remains: Remains) -> list[sqlite3.Row]:
+    return remains.rows("SELECT * FROM submissions WHERE state='decided'")
 
 
 def _accepted(remains: Remains) -> list[sqlite3.Row]:
     """Submissions that were accepted and used; none of this swarm is ever in quarantine."""
-    return [row for row in _judged(remains) if json.loads(row["verdict"])["accepted"]]
+    return [row for row in _decided(remains) if json.loads(row["verdict"])["accepted"]]
 
 
 CHECKS: tuple[Callable[[Remains], Iterator[str]], ...] = (

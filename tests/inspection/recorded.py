@@ -1,12 +1,14 @@
 """A run directory with one honest submission in a batch and one that was refused, as roles would have left it."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from shoal.config import build_config
 from shoal.coordinator import Store
+from shoal.coordinator.states import GroupState, SubmissionState
 from shoal.coordinator.store.database import Connection
+from shoal.coordinator.store.rows import insert, update
+from shoal.coordinator.store.tables import GroupRow, SubmissionRow, WorkerRow
 from shoal.files import digest_bytes
 from shoal.owner.create import initialise
 from shoal.policy import GenerationRequest, TorchEngine
@@ -54,11 +56,7 @@ def generate(directory: RunDirectory, workload: Workload, model: Path, slot: int
 
 def _record(connection: Connection, directory: RunDirectory, honest: list[Rollout], claimed: list[Rollout]) -> None:
     for key, name in ((HONEST, "anna"), (CHEAT, "mallory")):
-        connection.execute(
-            "INSERT INTO workers (key, name, numerics_class, tokens_per_s, registered_at, state)"
-            " VALUES (?, ?, 'torch/float32/cpu', 1, 0, 'active')",
-            (key, name),
-        )
+        insert(connection, WorkerRow(key, name, "torch/float32/cpu", 1.0, 0, 0.0, 0.0, "active"))
     groups = [
         api.GroupVerdict(
             group=number,
@@ -81,12 +79,27 @@ def _record(connection: Connection, directory: RunDirectory, honest: list[Rollou
     )  # fmt: skip
     _add(connection, directory, HONEST, 0, honest, accepted)
     _add(connection, directory, CHEAT, 1, claimed, refused)
-    for number, (state, batch_step) in enumerate([("consumed", STEP + 1), ("no_signal", None)]):
-        connection.execute(
-            "INSERT INTO groups (group_id, submission_id, worker, step, slot, number, policy_version, useful, tokens, rewards,"
-            " task_rewards, logprobs_verified, state, batch_step) VALUES (?, ?, ?, ?, 0, ?, ?, 1, 8, ?, '[]', 1, ?, ?)",
-            (f"{STEP}/0/{number}", "honest-file", HONEST, STEP, number, VERSION, json.dumps([]), state, batch_step),
-        )
+    consumed = replace(_group(0), state=GroupState.ACCEPTED)
+    insert(connection, consumed, _group(1))
+    update(connection, consumed, state=GroupState.CONSUMED, batch_step=STEP + 1, position=0)
+
+
+def _group(number: int) -> GroupRow:
+    return GroupRow(
+        group_id=f"{STEP}/0/{number}",
+        submission_id="honest-file",
+        worker=HONEST,
+        step=STEP,
+        slot=0,
+        number=number,
+        policy_version=VERSION,
+        useful=True,
+        tokens=8,
+        rewards="[]",
+        task_rewards="[]",
+        logprobs_verified=True,
+        state=GroupState.NO_SIGNAL,
+    )
 
 
 def _add(
@@ -110,16 +123,19 @@ def _add(
     data = write_rollouts(header, rows)
     directory.submissions.mkdir(parents=True, exist_ok=True)
     (directory.submissions / f"{verdict.submission_id}.parquet").write_bytes(data)
-    connection.execute(
-        "INSERT INTO submissions (submission_id, lease_id, worker, digest, size_bytes, signature, received_at, audit, state,"
-        " judged_at, verdict) VALUES (?, ?, ?, ?, ?, '', ?, 1, 'judged', 1, ?)",
-        (
-            verdict.submission_id,
-            header.lease_id,
-            key,
-            digest_bytes(data),
-            len(data),
-            float(slot),
-            verdict.model_dump_json(),
-        ),
+    row = SubmissionRow(
+        submission_id=verdict.submission_id,
+        lease_id=header.lease_id,
+        worker=key,
+        digest=digest_bytes(data),
+        size_bytes=len(data),
+        signature="",
+        received_at=float(slot),
+        audit=True,
+        audit_step=0,
+        audit_rate=1.0,
+        numerics_class=header.numerics_class,
     )
+    insert(connection, row)
+    claimed = update(connection, row, state=SubmissionState.CLAIMED)
+    update(connection, claimed, state=SubmissionState.DECIDED, decided_at=1.0, verdict=verdict.model_dump_json())

@@ -139,7 +139,7 @@ def make_status(step: int = STEPS, *, workers: list[WorkerView] | None = None) -
             )
             for number in range(2)
         ],
-        verdicts={"accepted": 279, "rejected": 2, "set_aside": 0, "void": 1},
+        verdicts={"accepted": 279, "rejected": 2, "quarantined": 0, "void": 1},
         recent_verdicts=[
             VerdictView(
                 at_s=52.0,

@@ -13,9 +13,11 @@ import pytest
 from shoal.broadcast import Origin, OriginSettings
 from shoal.broadcast.manifest import WireTensor, open_head
 from shoal.config import build_config
-from shoal.coordinator import Store, ledger
+from shoal.coordinator import Store, ledger, records
 from shoal.coordinator.server import begin, build_context
 from shoal.coordinator.steps import publish
+from shoal.coordinator.store.rows import insert
+from shoal.coordinator.store.tables import BatchRow, SubmissionRow
 from shoal.errors import ConfigError, IntegrityError, UnavailableError
 from shoal.locks import BusyError, hold
 from shoal.owner import backup as backups
@@ -42,11 +44,8 @@ def publish_version(run: RunDirectory, version: int) -> None:
     )
     store = Store(run.store)
     trainer = run.existing_key("trainer").public
-    store.write(
-        lambda connection: connection.execute(
-            "INSERT INTO batches VALUES (?,0,0,0,'{}','{}') ON CONFLICT DO NOTHING", (version - 1,)
-        )
-    )
+    batch = BatchRow(version - 1, 0.0, 0, 0, "{}", "{}")
+    store.write(lambda connection: insert(connection, batch, unless_known=True))
     head = store.write(lambda connection: publish(connection, context, trainer, body))
     store.close()
     origin.announce(ledger_head=head)
@@ -61,13 +60,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     context = build_context(directory)
     store = Store(directory.store)
     store.write(lambda connection: begin(connection, context))
-    store.write(
-        lambda connection: connection.execute(
-            "INSERT INTO submissions (submission_id, lease_id, worker, digest, size_bytes, signature, received_at, audit, state)"
-            " VALUES (?,'l','w','d',1,'s',0,0,'pending')",
-            (ROLLOUT,),
-        )
-    )
+    rollout = SubmissionRow(ROLLOUT, "l", "w", "d", 1, "s", 0.0, False, 0, 1.0, "")
+    store.write(lambda connection: insert(connection, rollout))
     store.close()
     (directory.submissions / f"{ROLLOUT}.parquet").write_bytes(b"rollouts")
     for version in (0, 1):
@@ -152,7 +146,7 @@ def test_without_a_place_the_run_returns_to_where_it_was(made: RunDirectory, run
 def test_a_version_that_is_published_meanwhile_makes_it_start_again(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy_store: Callable[[Path, Path], None] = backups._copy_store
+    copy_store: Callable[[Path, Path], None] = records.copy_store
     copies: list[Path] = []
 
     def copy_slowly(source: Path, target: Path) -> None:
@@ -161,7 +155,7 @@ def test_a_version_that_is_published_meanwhile_makes_it_start_again(
         copies.append(target)
         copy_store(source, target)
 
-    monkeypatch.setattr(backups, "_copy_store", copy_slowly)
+    monkeypatch.setattr(records, "copy_store", copy_slowly)
     assert back_up(run, tmp_path / "backup.tar").newest_version == 2
     assert len(copies) == 2
 
@@ -176,7 +170,7 @@ def test_a_run_that_never_holds_still_is_given_up_with_the_way_out(
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, target)
 
-    monkeypatch.setattr(backups, "_copy_store", copy_store)
+    monkeypatch.setattr(records, "copy_store", copy_store)
     with pytest.raises(UnavailableError, match="shoal run pause"):
         back_up(run, tmp_path / "backup.tar")
     assert not (tmp_path / "backup.tar").exists()

@@ -7,9 +7,10 @@ import pytest
 
 from shoal.config import CoordinatorConfig
 from shoal.coordinator.bucket import Bucket, Credentials
+from shoal.coordinator.records import KeptRollout
 from shoal.errors import ConfigError, IntegrityError, UnavailableError
 from shoal.files import digest_bytes
-from shoal.owner.bucket import BucketError, BucketRollouts, StoredRollout
+from shoal.owner.bucket import BucketError, BucketRollouts
 
 FIRST, SECOND = b"first rollouts", b"second rollouts"
 
@@ -36,8 +37,8 @@ class MemoryBucket:
         return BucketRollouts(bucket, httpx.Client(transport=httpx.MockTransport(self)))
 
 
-def stored(name: str, data: bytes) -> StoredRollout:
-    return StoredRollout(name, digest_bytes(data), len(data))
+def stored(name: str, data: bytes) -> KeptRollout:
+    return KeptRollout(name, digest_bytes(data), len(data))
 
 
 BOTH = (stored("a", FIRST), stored("b", SECOND))

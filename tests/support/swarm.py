@@ -15,9 +15,10 @@ from shoal.config import ShoalConfig, build_config
 from shoal.coordinator import housekeeping
 from shoal.coordinator.app import create_app
 from shoal.coordinator.context import Context
+from shoal.coordinator.presence import Presence
 from shoal.coordinator.server import begin, collect_leftovers
 from shoal.coordinator.store.database import Connection, Database, PostgreSQL, SQLite
-from shoal.coordinator.store.writer import Store, Work
+from shoal.coordinator.store.writer import Look, Store, Work
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes
 from shoal.protocol import api
@@ -119,6 +120,7 @@ def in_own_schema(url: str, root: Path) -> PostgreSQL:
 class Swarm:
     def __init__(self, root: Path, config: ShoalConfig, clock: Clock | None = None) -> None:
         self.root, self.clock = root, clock or Clock()
+        database = database_of(root)
         self.context = Context(
             config=config,
             descriptor=descriptor(async_level=config.training.async_level, rollouts=config.rollouts),
@@ -126,11 +128,11 @@ class Swarm:
             secret=RUN_SECRET,
             role_keys={keypair(role).public: role for role in ROLES},
             submissions=root / "submissions",
+            presence=Presence(self.clock, config.coordinator.gone_after_s, is_shared=database.is_shared),
             clock=self.clock,
         )
         self.context.submissions.mkdir(parents=True, exist_ok=True)
-        self.store = Store(database_of(root))
-        self.context.is_shared = self.store.database.is_shared
+        self.store = Store(database)
         self.store.write(lambda connection: begin(connection, self.context))
         collect_leftovers(self.store, self.context)
         sealed = self.context.descriptor.seal(keypair("run")).to_bytes()
@@ -153,10 +155,15 @@ class Swarm:
     def new_id(self) -> str:
         return f"request-{next(self._ids):08}"
 
+    def alter(self, **facts: object) -> None:
+        """Changes facts that are frozen in production, as a disk that fills up does."""
+        for name, value in facts.items():
+            object.__setattr__(self.context, name, value)
+
     def write(self, work: Work[Result]) -> Result:
         return self.store.write(work)
 
-    def read(self, work: Work[Result]) -> Result:
+    def read(self, work: Look[Result]) -> Result:
         return self.store.read(work)
 
     def one(self, sql: str, *values: object) -> dict[str, object]:
@@ -221,6 +228,15 @@ class Swarm:
 
     def state_of(self, name: str) -> object:
         return self.one("SELECT state FROM workers WHERE key=?", keypair(name).public)["state"]
+
+
+def page_count(connection: Connection) -> int:
+    """Pages of a SQLite store."""
+    row = connection.execute("PRAGMA page_count").fetchone()
+    assert row is not None
+    pages = row["page_count"]
+    assert isinstance(pages, int)
+    return pages
 
 
 def lossy(swarm: Swarm, name: str) -> tuple[CoordinatorClient, Bridge]:

@@ -4,49 +4,44 @@ from shoal.coordinator import nonces, presence, slots
 from shoal.coordinator.context import Context
 from shoal.coordinator.leasing import expire_leases
 from shoal.coordinator.rules import trust
+from shoal.coordinator.states import LeaseState
 from shoal.coordinator.steps import advance
-from shoal.coordinator.store.database import Connection
-from shoal.coordinator.submissions import release_claims
-from shoal.coordinator.workers import save_trust, trust_record
+from shoal.coordinator.store.database import Transaction
+from shoal.coordinator.store.rows import select
+from shoal.coordinator.store.tables import LeaseRow
+from shoal.coordinator.submissions import release_claims, release_retries
+from shoal.coordinator.workers import find_worker, save_trust, trust_record
 
-LIVE_STATES = ("registered", "probation", "active", "suspect", "quarantined")
+ABSENT_STATES = ("gone", "banned")
 
 
-def maintain(connection: Connection, context: Context) -> bool:
-    """What time alone brings about; true if somebody who waits should look again."""
-    if context.is_shared:
-        presence.exchange(connection, context)
+def maintain(connection: Transaction, context: Context) -> bool:
+    """Runs about once a second; true if requests that wait should look again."""
+    if context.presence.is_shared:
+        presence.exchange(connection, context.presence)
     changes = [
-        sweep(connection, context),
+        expire_leases(connection, context),
+        _mark_silent_gone(connection, context),
         release_claims(connection, context),
-        _retries_due(connection, context),
+        release_retries(connection, context),
         advance(connection, context),
     ]
+    nonces.forget_old(connection, context)
     return any(changes)
 
 
-def sweep(connection: Connection, context: Context) -> bool:
-    """Ends leases that ran out, gives up workers that fell silent, forgets old nonces; true if work came free."""
-    expired = expire_leases(connection, context)
-    gone = [key for key in context.silent() if _mark_gone(connection, context, key)]
-    nonces.forget_old(connection, context)
-    return expired or bool(gone)
+def _mark_silent_gone(connection: Transaction, context: Context) -> bool:
+    gone = [key for key in context.presence.silent() if _mark_gone(connection, context, key)]
+    return bool(gone)
 
 
-def _retries_due(connection: Connection, context: Context) -> bool:
-    due = connection.execute(
-        "UPDATE submissions SET retry_at=0 WHERE state='pending' AND retry_at > 0 AND retry_at <= ?", (context.clock(),)
-    )
-    return due.rowcount > 0
-
-
-def _mark_gone(connection: Connection, context: Context, key: str) -> bool:
-    """Marks a silent key as gone. It is forgotten one sweep later, when that is surely on disk."""
-    worker = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
-    if worker is None or worker["state"] not in LIVE_STATES:
-        context.forget(key)
+def _mark_gone(connection: Transaction, context: Context, key: str) -> bool:
+    """Marks a silent key as gone and drops its leases; true if that was news."""
+    connection.on_commit(lambda: context.presence.forget_silent(key))
+    worker = find_worker(connection, key)
+    if worker is None or worker.state in ABSENT_STATES:
         return False
-    save_trust(connection, key, trust.after(trust_record(worker), "silent", context.config.trust))
-    for row in connection.execute("SELECT * FROM leases WHERE worker=? AND state='leased'", (key,)).fetchall():
-        slots.drop_lease(connection, row, "abandoned")
+    save_trust(connection, worker, trust.after(trust_record(worker), "silent", context.config.trust))
+    for row in select(connection, LeaseRow, f"WHERE worker=? AND state='{LeaseState.LEASED}'", (key,)):
+        slots.drop_lease(connection, row, LeaseState.ABANDONED)
     return True

@@ -3,153 +3,157 @@
 Every function runs inside one transaction of the store. `rules.leases` decides; this module reads and writes rows.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from blake3 import blake3
 
 from shoal.coordinator import slots
 from shoal.coordinator.context import Context
-from shoal.coordinator.rules import batches, leases
-from shoal.coordinator.steps import current_step, run_state, step_counts
-from shoal.coordinator.store.database import Connection, Row
-from shoal.coordinator.workers import asks_for_work
+from shoal.coordinator.rules import leases
+from shoal.coordinator.states import DROPPED, HOLDING, LeaseState, SlotState, one_of
+from shoal.coordinator.steps import RunNow, read_run, step_counts
+from shoal.coordinator.store.database import Connection, Transaction
+from shoal.coordinator.store.rows import find, insert, number, query, select
+from shoal.coordinator.store.tables import LeaseRow, WorkerRow
+from shoal.coordinator.workers import mark_asking
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed, step_secret
 
-LEASES_PER_KEY = 2
-"""One being worked on, one being uploaded."""
-LEASE_POLLS_PER_S = 400
-"""Idle workers of a large swarm ask less often, so that together they ask no more than this."""
-DROPPED = ("returned", "expired", "abandoned")
 PAGE = 16
 
 
-def lease(connection: Connection, context: Context, key: str, body: api.LeaseBody) -> api.LeaseAnswer:
-    worker = asks_for_work(connection, context, key)
+@dataclass(frozen=True)
+class _Version:
+    version: int
+    manifest_digest: str
+
+
+@dataclass(frozen=True)
+class _KeyCounts:
+    held: int
+    holding: int
+    dropped: int
+    dropped_slot: int | None
+
+
+@dataclass(frozen=True)
+class _Holder:
+    worker: str
+
+
+KEY_COUNTS = (
+    f"SELECT (SELECT COUNT(*) FROM leases WHERE worker=? AND state='{LeaseState.LEASED}') AS held,"
+    f" (SELECT COUNT(*) FROM leases WHERE worker=? AND step=? AND state IN {one_of(*HOLDING)}) AS holding,"
+    f" (SELECT COUNT(*) FROM leases WHERE worker=? AND step=? AND state IN {one_of(*DROPPED)}) AS dropped,"
+    f" (SELECT slot FROM slots WHERE state='{SlotState.OPEN}' AND step=? AND NOT EXISTS (SELECT 1 FROM leases"
+    " WHERE leases.step=slots.step AND leases.slot=slots.slot AND leases.worker=?) ORDER BY slot LIMIT 1) AS dropped_slot"
+)
+
+
+def lease(connection: Transaction, context: Context, key: str, body: api.LeaseBody) -> api.LeaseAnswer:
+    worker = mark_asking(connection, context, key)
     expire_leases(connection, context)
-    known = connection.execute(
-        "SELECT * FROM leases WHERE worker=? AND request_id=?", (key, body.request_id)
-    ).fetchone()
+    known = find(connection, LeaseRow, "WHERE worker=? AND request_id=?", (key, body.request_id))
     if known is not None:
-        return api.LeaseAnswer(lease=lease_of(context, known), wanted_version=known["policy_version"])
-
-    def refuse(reason: str, retry_after_s: float = 0.25, version: int = 0) -> api.LeaseAnswer:
-        return api.LeaseAnswer(
-            reason=reason,  # type: ignore[arg-type]  # one of the literals
-            retry_after_s=max(retry_after_s, len(context.presence) / LEASE_POLLS_PER_S),
-            wanted_version=version,
-        )
-
-    state = run_state(connection, context)
-    if state != "running":
-        reasons = {"finished": "finished", "paused": "paused"}
-        return refuse(reasons.get(state, "draining"), retry_after_s=2.0)
-    step = current_step(connection)
-    if step >= context.config.run.steps:
-        return refuse("no_work", retry_after_s=1.0)
-    if not context.has_space():
-        return refuse("disk_full", retry_after_s=5.0)
-    level = context.config.training.async_level
-    published = {
-        row["version"]: row["manifest_digest"]
-        for row in connection.execute("SELECT * FROM versions WHERE version BETWEEN ? AND ?", (step - level, step))
-    }
-    wanted = leases.wanted_version(list(published), step, level)
-    if wanted is None:
-        return refuse("waiting_for_trainer")
-    version = leases.leased_version(body.held_versions, list(published), step, level)
-    if version is None:
-        return refuse("need_weights", version=wanted)
-    if not _may_lease(connection, context, step, worker):
-        return refuse("no_work", version=wanted)
-    row = _grant(connection, context, worker, body.request_id, step, version, published[version])
-    return api.LeaseAnswer(lease=lease_of(context, row), wanted_version=wanted)
+        return api.LeaseAnswer(lease=lease_of(context, known), wanted_version=known.policy_version)
+    now = read_run(connection, context)
+    published = _published(connection, context, now.step)
+    decision = leases.decide(
+        _swarm_view(connection, context, key, now, list(published)),
+        _key_view(connection, worker, now.step, body.held_versions),
+        context.config.training,
+        context.config.trust,
+    )
+    if isinstance(decision, leases.Refused):
+        wanted, wait_s = decision.wanted_version or 0, decision.retry_after_s
+        return api.LeaseAnswer(reason=decision.reason, retry_after_s=wait_s, wanted_version=wanted)
+    row = _grant(connection, context, worker, body.request_id, decision, published[decision.version])
+    return api.LeaseAnswer(lease=lease_of(context, row), wanted_version=decision.wanted_version)
 
 
-def _may_lease(connection: Connection, context: Context, step: int, worker: Row) -> bool:
-    leased = connection.execute("SELECT COUNT(*) AS n FROM leases WHERE worker=? AND state='leased'", (worker["key"],))
-    if leased.fetchone()["n"] >= LEASES_PER_KEY:
-        return False
-    counts = step_counts(connection, context, step)
-    wanted = batches.groups_wanted(counts, context.config.training)
-    if wanted == 0:
-        return False
-    on_probation = worker["state"] != "active"
-    load = _step_load(connection, context, step, counts, worker, wanted)
-    return leases.may_lease(load, on_probation, context.config.trust)
+def _published(connection: Connection, context: Context, step: int) -> dict[int, str]:
+    """Manifests of the versions inside the asynchrony window."""
+    rows = query(
+        connection,
+        _Version,
+        "SELECT version, manifest_digest FROM versions WHERE version BETWEEN ? AND ?",
+        (step - context.config.training.async_level, step),
+    )
+    return {row.version: row.manifest_digest for row in rows}
 
 
-def _step_load(
-    connection: Connection, context: Context, step: int, counts: batches.StepCounts, worker: Row, wanted: int
-) -> leases.StepLoad:
-    per_slot, key = context.descriptor.rollouts.tasks_per_slot, worker["key"]
-    own = {
-        row["state"]: row["n"]
-        for row in connection.execute(
-            "SELECT state, COUNT(*) AS n FROM leases WHERE worker=? AND step=? GROUP BY state", (key, step)
-        )
-    }
-    proven_work = has_other_workers(connection, context, key, proven=True)
-    return leases.StepLoad(
-        slots_of_key=sum(own.get(state, 0) for state in slots.FILLING),
-        drops_of_key=sum(own.get(state, 0) for state in DROPPED),
-        slots_of_probation=counts.unproven_slots,
-        slots_planned=-(-(counts.judged_groups + counts.outstanding_groups + wanted) // per_slot),
-        slots_outstanding=counts.outstanding_groups // per_slot,
-        others_work=proven_work or has_other_workers(connection, context, key, proven=False),
-        proven_work=proven_work,
+def _swarm_view(
+    connection: Connection, context: Context, key: str, now: RunNow, published: list[int]
+) -> leases.SwarmView:
+    others_active = has_other_workers(connection, context, key, active=True)
+    return leases.SwarmView(
+        run_state=now.state,
+        step=now.step,
+        steps=context.config.run.steps,
+        has_space=context.has_space(),
+        published=published,
+        counts=step_counts(connection, context, now.step),
+        next_slot=number(connection, "SELECT MAX(slot) + 1 AS n FROM slots WHERE step=?", (now.step,)),
+        tasks_per_slot=context.descriptor.rollouts.tasks_per_slot,
+        keys_present=len(context.presence.workers),
+        others_work=others_active or has_other_workers(connection, context, key, active=False),
+        others_active=others_active,
     )
 
 
-def has_other_workers(connection: Connection, context: Context, key: str, *, proven: bool) -> bool:
-    """Whether another key of this standing that is present was granted work while a lease lasts."""
-    since, looked_at = context.clock() - context.config.coordinator.lease_s, 0
+def _key_view(connection: Connection, worker: WorkerRow, step: int, held_versions: Sequence[int]) -> leases.KeyView:
+    key = worker.key
+    (counts,) = query(connection, _KeyCounts, KEY_COUNTS, (key, key, step, key, step, step, key))
+    return leases.KeyView(
+        is_active=worker.state == "active",
+        held_versions=held_versions,
+        leases_held=counts.held,
+        slots_of_step=counts.holding,
+        drops_of_step=counts.dropped,
+        dropped_slot=counts.dropped_slot,
+    )
+
+
+def has_other_workers(connection: Connection, context: Context, key: str, *, active: bool) -> bool:
+    """Whether another key that is present took a lease in the last `lease_s`, on probation or not as asked."""
+    since, read = context.clock() - context.config.coordinator.lease_s, 0
     while True:
-        lately = connection.execute(
-            "SELECT worker FROM leases WHERE proven=? AND issued_at >= ? AND worker <> ?"
+        holders = query(
+            connection,
+            _Holder,
+            "SELECT worker FROM leases WHERE by_active_key=? AND issued_at >= ? AND worker <> ?"
             f" ORDER BY issued_at DESC LIMIT {PAGE} OFFSET ?",
-            (proven, since, key, looked_at),
-        ).fetchall()
-        if any(context.is_present(row["worker"]) for row in lately):
+            (active, since, key, read),
+        )
+        if any(context.presence.is_present(holder.worker) for holder in holders):
             return True
-        if len(lately) < PAGE:
+        if len(holders) < PAGE:
             return False
-        looked_at += PAGE
+        read += PAGE
 
 
 def _grant(
-    connection: Connection,
-    context: Context,
-    worker: Row,
-    request_id: str,
-    step: int,
-    version: int,
-    digest: str,
-) -> Row:
-    """A slot that others dropped, or a new one."""
-    now, proven = context.clock(), worker["state"] == "active"
-    seconds = leases.lease_seconds(worker["tokens_per_s"], context.slot_tokens, context.config.coordinator.lease_s)
-    lease_id = lease_name(context.secret, worker["key"], request_id)
-    slot = slots.open_slot(connection, step, worker["key"])
-    if slot is None:
-        slot = slots.take_new_slot(connection, step, lease_id, proven=proven)
-    else:
-        slots.take_open_slot(connection, step, slot, lease_id, proven=proven)
-    row: dict[str, Any] = {
-        "lease_id": lease_id,
-        "request_id": request_id,
-        "worker": worker["key"],
-        "step": step,
-        "slot": slot,
-        "policy_version": version,
-        "manifest_digest": digest,
-        "issued_at": now,
-        "expires_at": now + seconds,
-        "state": "leased",
-        "proven": int(proven),
-    }
-    connection.execute(f"INSERT INTO leases VALUES ({','.join('?' * len(row))})", tuple(row.values()))
+    connection: Connection, context: Context, worker: WorkerRow, request_id: str, grant: leases.Grant, manifest: str
+) -> LeaseRow:
+    now = context.clock()
+    seconds = leases.lease_seconds(worker.tokens_per_s, context.slot_tokens, context.config.coordinator.lease_s)
+    row = LeaseRow(
+        lease_id=lease_name(context.secret, worker.key, request_id),
+        request_id=request_id,
+        worker=worker.key,
+        step=grant.step,
+        slot=grant.slot,
+        policy_version=grant.version,
+        manifest_digest=manifest,
+        issued_at=now,
+        expires_at=now + seconds,
+        state=LeaseState.LEASED,
+        by_active_key=worker.state == "active",
+    )
+    slots.take_slot(connection, row)
+    insert(connection, row)
     return row
 
 
@@ -158,32 +162,30 @@ def lease_name(secret: bytes, key: str, request_id: str) -> str:
     return blake3(f"lease\n{key}\n{request_id}".encode(), key=secret).hexdigest()[:32]
 
 
-def lease_of(context: Context, row: Row) -> api.Lease:
-    seed = slot_seed(step_secret(context.secret, row["step"]), row["slot"])
+def lease_of(context: Context, row: LeaseRow) -> api.Lease:
+    seed = slot_seed(step_secret(context.secret, row.step), row.slot)
     return api.Lease(
-        lease_id=row["lease_id"],
-        step=row["step"],
-        slot=row["slot"],
+        lease_id=row.lease_id,
+        step=row.step,
+        slot=row.slot,
         slot_seed=seed.hex(),
-        policy_version=row["policy_version"],
-        manifest_digest=row["manifest_digest"],
-        expires_at=row["expires_at"],
+        policy_version=row.policy_version,
+        manifest_digest=row.manifest_digest,
+        expires_at=row.expires_at,
         by_bucket=context.bucket is not None,
     )
 
 
 def give_back(connection: Connection, context: Context, key: str, lease_id: str) -> None:
-    row = connection.execute("SELECT * FROM leases WHERE lease_id=? AND worker=?", (lease_id, key)).fetchone()
+    row = find(connection, LeaseRow, "WHERE lease_id=? AND worker=?", (lease_id, key))
     if row is None:
         raise RefusedError("unknown_lease", "This key holds no such lease.", status=404)
-    if row["state"] == "leased":
-        slots.drop_lease(connection, row, "returned")
+    if row.state is LeaseState.LEASED:
+        slots.drop_lease(connection, row, LeaseState.RETURNED)
 
 
 def expire_leases(connection: Connection, context: Context) -> bool:
-    late = connection.execute(
-        "SELECT * FROM leases WHERE state='leased' AND expires_at < ?", (context.clock(),)
-    ).fetchall()
+    late = select(connection, LeaseRow, f"WHERE state='{LeaseState.LEASED}' AND expires_at < ?", (context.clock(),))
     for row in late:
-        slots.drop_lease(connection, row, "expired")
+        slots.drop_lease(connection, row, LeaseState.EXPIRED)
     return bool(late)

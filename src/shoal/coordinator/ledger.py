@@ -1,15 +1,17 @@
 """The ledger: append-only, hash-chained, signed by the coordinator.
 
 hash_n = BLAKE3(hash_{n−1} ‖ seq ‖ time ‖ kind ‖ body). An export ends with a signed (count, head), so that truncation and
-rewriting show; the head also stands in every signed head.json, so the coordinator cannot quietly start over.
+rewriting show; every signed head.json carries the head too, so the coordinator cannot start over unnoticed.
 """
 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 from shoal.coordinator.rules import trust
 from shoal.coordinator.store.database import Connection
+from shoal.coordinator.store.rows import Record, find, insert, select
 from shoal.errors import IntegrityError, SignatureError
 from shoal.files import digest_bytes
 from shoal.identity import Envelope, Keypair, verify_signature
@@ -22,8 +24,13 @@ class LedgerError(IntegrityError):
     code = "ledger"
 
 
-@dataclass(frozen=True)
-class Entry:
+@dataclass(frozen=True, slots=True)
+class Entry(Record):
+    """One entry; an export has the same fields in the same order."""
+
+    table: ClassVar[str] = "ledger"
+    key_columns: ClassVar[tuple[str, ...]] = ("seq",)
+
     seq: int
     at: float
     kind: str
@@ -41,23 +48,21 @@ def append(connection: Connection, keypair: Keypair, at: float, kind: str, **bod
     (count, previous), at = head(connection), float(at)  # the chain hashes what the store will give back
     text = json.dumps(body, separators=(",", ":"))
     entry_hash = _entry_hash(count, at, kind, text, previous)
-    connection.execute(
-        "INSERT INTO ledger VALUES (?,?,?,?,?,?,?)",
-        (count, at, kind, text, previous, entry_hash, keypair.sign(bytes.fromhex(entry_hash))),
-    )
+    signature = keypair.sign(bytes.fromhex(entry_hash))
+    insert(connection, Entry(count, at, kind, text, previous, entry_hash, signature))
     return entry_hash
 
 
 def head(connection: Connection) -> tuple[int, str]:
     """Number of entries and hash of the last one."""
-    row = connection.execute("SELECT seq, hash FROM ledger WHERE seq = (SELECT MAX(seq) FROM ledger)").fetchone()
-    return (row["seq"] + 1, row["hash"]) if row else (0, GENESIS)
+    last = find(connection, Entry, "WHERE seq = (SELECT MAX(seq) FROM ledger)")
+    return (last.seq + 1, last.hash) if last else (0, GENESIS)
 
 
 def page(connection: Connection, start: int, stop: int) -> list[bytes]:
     """The lines of entries start … stop−1. Entries never change, so an export may be read page by page."""
-    rows = connection.execute("SELECT * FROM ledger WHERE seq >= ? AND seq < ? ORDER BY seq", (start, stop))
-    return [_line(Entry(**row)) for row in rows]
+    entries = select(connection, Entry, "WHERE seq >= ? AND seq < ? ORDER BY seq", (start, stop))
+    return [_line(entry) for entry in entries]
 
 
 def seal(keypair: Keypair, run_id: str, count: int, last: str) -> bytes:

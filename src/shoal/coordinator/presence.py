@@ -1,61 +1,184 @@
-"""What several coordinator processes on one database tell each other: which workers and relays each of them heard.
+"""Presence: which workers and relays were seen when.
 
-Heartbeats live in the memory of the process that got them. Every few seconds it writes down what it heard and reads what others
-heard, so that nobody is given up by a process that it never talked to.
+It lives in memory: a heartbeat per worker every few seconds must not cost a durable write. After a restart every known worker
+counts as just seen, so that a short outage marks none as gone. Processes that share a database exchange what they heard every few
+seconds, so that no process marks a worker as gone that talks to another one. Memory never runs ahead of the database: what
+a transaction learns is applied once it is committed.
 """
 
-from shoal.coordinator.context import CLOCK_SLACK_S, RELAY_MEMORY_S, Context, Presence, RelayPresence
-from shoal.coordinator.store.database import Connection
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from shoal.coordinator.rules.presence import Stamp, is_newer, is_present
+from shoal.coordinator.store.database import Connection, Transaction
+from shoal.coordinator.store.rows import query
+from shoal.errors import RefusedError
 from shoal.protocol import api
 
+MAX_RELAYS = 64
+RELAY_MEMORY_S = 600.0
+CLOCK_SLACK_S = 2.0
+"""Hosts of one database may disagree by this much about the time."""
 EXCHANGES_PER_SILENCE = 6
-"""How often presence is exchanged in the time after which a silent worker is given up."""
+"""How often presence is exchanged in the time after which a silent worker is marked as gone."""
 KEPT_SILENCES = 10
 
 
-def exchange(connection: Connection, context: Context) -> None:
-    now, silence_s = context.clock(), context.config.coordinator.gone_after_s
-    if now - context.exchanged_at < silence_s / EXCHANGES_PER_SILENCE:
+@dataclass
+class WorkerPresence:
+    seen_at: float
+    activity: str = ""
+    tokens_generated: int = 0
+    bytes_received: int = 0
+    newest: Stamp = (0.0, "")
+
+    def note(self, body: api.HeartbeatBody, stamp: Stamp) -> None:
+        self.activity, self.newest = body.activity, stamp
+        self.tokens_generated, self.bytes_received = body.tokens_generated, body.bytes_received
+
+
+@dataclass
+class RelayPresence:
+    seen_at: float
+    body: api.RelayBody
+    newest: Stamp = (0.0, "")
+
+
+class Presence:
+    def __init__(self, clock: Callable[[], float], gone_after_s: float, *, is_shared: bool = False) -> None:
+        self.clock, self.gone_after_s, self.is_shared = clock, gone_after_s, is_shared
+        self.workers: dict[str, WorkerPresence] = {}
+        self.relays: dict[str, RelayPresence] = {}
+        self.pending_exchange: set[str] = set()
+        """Keys that this process saw since its last exchange."""
+        self.exchanged_at = 0.0
+
+    def seen(self, key: str) -> WorkerPresence:
+        worker = self.workers.setdefault(key, WorkerPresence(self.clock()))
+        worker.seen_at = self.clock()
+        if self.is_shared:
+            self.pending_exchange.add(key)
+        return worker
+
+    def hear(self, key: str, body: api.HeartbeatBody, stamp: Stamp) -> None:
+        """Takes a heartbeat in, unless this one or a newer one was heard: a replay keeps no worker present."""
+        known = self.workers.get(key)
+        if known is None or is_newer(stamp, known.newest):
+            self.seen(key).note(body, stamp)
+
+    def is_present(self, key: str) -> bool:
+        worker = self.workers.get(key)
+        return worker is not None and is_present(worker.seen_at, self.clock(), self.gone_after_s)
+
+    def was_seen_since(self, key: str, at: float) -> bool:
+        worker = self.workers.get(key)
+        return worker is not None and worker.seen_at > at
+
+    def count(self) -> int:
+        return sum(self.is_present(key) for key in list(self.workers))
+
+    def silent(self) -> list[str]:
+        """Keys that were not seen for too long."""
+        return [key for key in list(self.workers) if not self.is_present(key)]
+
+    def forget(self, key: str) -> None:
+        """A key that is banned is not present."""
+        self.workers.pop(key, None)
+
+    def forget_silent(self, key: str) -> None:
+        """Forgets a key that was marked as gone, unless it was heard meanwhile."""
+        if not self.is_present(key):
+            self.forget(key)
+
+    def restart(self, keys: Iterable[str]) -> None:
+        """Every known worker counts as just seen."""
+        now = self.clock()
+        self.workers.update({key: WorkerPresence(now) for key in keys})
+
+    def note_relay(self, key: str, body: api.RelayBody, stamp: Stamp) -> None:
+        """Keeps relays that announced themselves lately, and their newest announcement; an open list must be bounded."""
+        now = self.clock()
+        for silent in [known for known, relay in self.relays.items() if now - relay.seen_at > RELAY_MEMORY_S]:
+            del self.relays[silent]
+        if key not in self.relays and len(self.relays) >= MAX_RELAYS:
+            hint = "The list frees a place when a relay falls silent."
+            raise RefusedError("too_many_relays", f"{MAX_RELAYS} relays serve this run.", hint=hint, status=409)
+        if key not in self.relays or is_newer(stamp, self.relays[key].newest):
+            self.relays[key] = RelayPresence(now, body, stamp)
+
+
+@dataclass(frozen=True)
+class _SeenWorker:
+    key: str
+    seen_at: float
+    activity: str
+    tokens_generated: int
+    bytes_received: int
+
+
+@dataclass(frozen=True)
+class _SeenRelay:
+    key: str
+    seen_at: float
+    body: str
+
+
+def exchange(connection: Transaction, presence: Presence) -> None:
+    """Writes what this process heard, and takes in what others heard once that is committed."""
+    now, since = presence.clock(), presence.exchanged_at - CLOCK_SLACK_S
+    if now - presence.exchanged_at < presence.gone_after_s / EXCHANGES_PER_SILENCE:
         return
-    _tell_workers(connection, context)
-    _hear_workers(connection, context, context.exchanged_at - CLOCK_SLACK_S)
-    _tell_relays(connection, context)
-    _hear_relays(connection, context, now - RELAY_MEMORY_S)
-    connection.execute("DELETE FROM presence WHERE seen_at < ?", (now - KEPT_SILENCES * silence_s,))
+    pushed = _push_workers(connection, presence)
+    _push_relays(connection, presence)
+    workers = query(connection, _SeenWorker, "SELECT * FROM presence WHERE seen_at > ?", (since,))
+    relays = query(connection, _SeenRelay, "SELECT * FROM relays WHERE seen_at > ?", (now - RELAY_MEMORY_S,))
+    kept_s = KEPT_SILENCES * presence.gone_after_s
+    connection.execute("DELETE FROM presence WHERE seen_at < ?", (now - kept_s,))
     connection.execute("DELETE FROM relays WHERE seen_at < ?", (now - RELAY_MEMORY_S,))
-    context.exchanged_at = now
+
+    def exchanged() -> None:
+        presence.exchanged_at = now
+        presence.pending_exchange -= {key for key, at in pushed.items() if not presence.was_seen_since(key, at)}
+        _pull_workers(presence, workers)
+        _pull_relays(presence, relays)
+
+    connection.on_commit(exchanged)
 
 
-def _tell_workers(connection: Connection, context: Context) -> None:
-    heard, context.heard = context.heard, set()
-    known = [(key, presence) for key in heard if (presence := context.presence.get(key)) is not None]
+def _push_workers(connection: Connection, presence: Presence) -> dict[str, float]:
+    """Writes the workers that this process saw; returns when each was seen."""
+    pending = presence.pending_exchange.copy()  # the loop's thread adds to it
+    known = [(key, worker) for key in sorted(pending) if (worker := presence.workers.get(key)) is not None]
     connection.executemany(
-        "INSERT INTO presence VALUES (?,?,?,?,?) ON CONFLICT (key) DO UPDATE SET seen_at=excluded.seen_at,"
-        " activity=excluded.activity, tokens_generated=excluded.tokens_generated, bytes_received=excluded.bytes_received"
+        "INSERT INTO presence (key, seen_at, activity, tokens_generated, bytes_received) VALUES (?,?,?,?,?)"
+        " ON CONFLICT (key) DO UPDATE SET seen_at=excluded.seen_at, activity=excluded.activity,"
+        " tokens_generated=excluded.tokens_generated, bytes_received=excluded.bytes_received"
         " WHERE presence.seen_at < excluded.seen_at",
-        [(key, one.seen_at, one.activity, one.tokens_generated, one.bytes_received) for key, one in sorted(known)],
+        [(key, one.seen_at, one.activity, one.tokens_generated, one.bytes_received) for key, one in known],
+    )
+    return {key: worker.seen_at for key, worker in known}
+
+
+def _push_relays(connection: Connection, presence: Presence) -> None:
+    connection.executemany(
+        "INSERT INTO relays (key, seen_at, body) VALUES (?,?,?)"
+        " ON CONFLICT (key) DO UPDATE SET seen_at=excluded.seen_at, body=excluded.body"
+        " WHERE relays.seen_at < excluded.seen_at",
+        [(key, relay.seen_at, relay.body.model_dump_json()) for key, relay in list(presence.relays.items())],
     )
 
 
-def _hear_workers(connection: Connection, context: Context, since: float) -> None:
-    for row in connection.execute("SELECT * FROM presence WHERE seen_at > ?", (since,)).fetchall():
-        known = context.presence.get(row["key"])
-        if known is None or known.seen_at < row["seen_at"]:
-            context.presence[row["key"]] = Presence(
-                row["seen_at"], row["activity"], row["tokens_generated"], row["bytes_received"]
+def _pull_workers(presence: Presence, heard: Iterable[_SeenWorker]) -> None:
+    for row in heard:
+        known = presence.workers.get(row.key)
+        if known is None or known.seen_at < row.seen_at:
+            presence.workers[row.key] = WorkerPresence(
+                row.seen_at, row.activity, row.tokens_generated, row.bytes_received
             )
 
 
-def _tell_relays(connection: Connection, context: Context) -> None:
-    connection.executemany(
-        "INSERT INTO relays VALUES (?,?,?) ON CONFLICT (key) DO UPDATE SET seen_at=excluded.seen_at, body=excluded.body"
-        " WHERE relays.seen_at < excluded.seen_at",
-        [(key, relay.seen_at, relay.body.model_dump_json()) for key, relay in list(context.relays.items())],
-    )
-
-
-def _hear_relays(connection: Connection, context: Context, since: float) -> None:
-    for row in connection.execute("SELECT * FROM relays WHERE seen_at > ?", (since,)).fetchall():
-        known = context.relays.get(row["key"])
-        if known is None or known.seen_at < row["seen_at"]:
-            context.relays[row["key"]] = RelayPresence(row["seen_at"], api.RelayBody.model_validate_json(row["body"]))
+def _pull_relays(presence: Presence, heard: Iterable[_SeenRelay]) -> None:
+    for row in heard:
+        known = presence.relays.get(row.key)
+        if known is None or known.seen_at < row.seen_at:
+            presence.relays[row.key] = RelayPresence(row.seen_at, api.RelayBody.model_validate_json(row.body))

@@ -1,9 +1,9 @@
-"""What may be forgotten: rollout files that nothing needs any more. Verdicts, groups, batches and the ledger stay for ever.
+"""Retention of rollout files: those that nothing needs any more are deleted. Verdicts, groups, batches and the ledger stay.
 
-A file is needed while its submission is unjudged, while a group of it may still enter a batch, while the trainer may have to
+A file is needed while its submission has no verdict, while a group of it may still enter a batch, while the trainer may have to
 repeat the batch that holds it, for the last few steps, and as evidence for as long as a verdict may be disputed. The database
 forgets first and the file goes after the commit: a kill in between leaves a file that the next start removes, never a record
-without its file. In a bucket, which nobody sweeps, the file goes first: a kill in between only makes it go twice.
+without its file. A bucket has no sweep of its own, so there the file goes first: a kill in between only makes it go twice.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,11 @@ from dataclasses import dataclass
 
 from shoal.coordinator import steps
 from shoal.coordinator.context import Context
+from shoal.coordinator.rules import runs
+from shoal.coordinator.states import SUBMISSION, GroupState, one_of
 from shoal.coordinator.store.database import Connection
+from shoal.coordinator.store.rows import number, select
+from shoal.coordinator.store.tables import SubmissionRow
 
 MOST_AT_ONCE = 256
 """Per sweep, so that a sweep stays short."""
@@ -23,15 +27,18 @@ class Horizon:
 
     step: int
     """Batches of earlier steps will not be trained on again, and groups of earlier steps enter no batch."""
-    judged_before: float
+    decided_before: float
 
 
 def horizon(connection: Connection, context: Context) -> Horizon:
     """The trainer repeats batches from its oldest checkpoint on; groups wait for a batch no longer than the asynchrony window."""
     settings = context.config.coordinator
-    step = steps.current_step(connection)
-    window = step - context.config.training.async_level
-    oldest = min(step - settings.keep_rollouts_steps, window, steps.oldest_checkpoint(connection))
+    oldest = runs.oldest_needed_step(
+        steps.current_step(connection),
+        context.config.training.async_level,
+        settings.keep_rollouts_steps,
+        steps.oldest_checkpoint(connection),
+    )
     return Horizon(oldest, context.clock() - settings.dispute_s)
 
 
@@ -47,15 +54,16 @@ def due(connection: Connection, context: Context) -> list[str]:
     before = horizon(connection, context)
     if before.step <= 0:
         return []
-    rows = connection.execute(
-        "SELECT submission_id FROM submissions JOIN leases USING (lease_id)"
-        " WHERE collected_at IS NULL AND submissions.state IN ('judged','set_aside','void')"
-        " AND COALESCE(judged_at, received_at) < ? AND leases.step < ? AND NOT EXISTS (SELECT 1 FROM groups"
-        " WHERE groups.submission_id=submissions.submission_id AND (groups.state='accepted' OR groups.batch_step >= ?))"
-        " ORDER BY received_at LIMIT ?",
-        (before.judged_before, before.step, before.step, MOST_AT_ONCE),
-    ).fetchall()
-    return [str(row["submission_id"]) for row in rows]
+    rows = select(
+        connection,
+        SubmissionRow,
+        f"JOIN leases USING (lease_id) WHERE collected_at IS NULL AND submissions.state IN {one_of(*sorted(SUBMISSION.final()))}"
+        " AND COALESCE(decided_at, received_at) < ? AND leases.step < ? AND NOT EXISTS (SELECT 1 FROM groups WHERE"
+        f" groups.submission_id=submissions.submission_id AND (groups.state='{GroupState.ACCEPTED}'"
+        " OR groups.batch_step >= ?)) ORDER BY received_at LIMIT ?",
+        (before.decided_before, before.step, before.step, MOST_AT_ONCE),
+    )
+    return [row.submission_id for row in rows]
 
 
 def forget(connection: Connection, context: Context, found: Sequence[str]) -> None:
@@ -66,5 +74,4 @@ def forget(connection: Connection, context: Context, found: Sequence[str]) -> No
 
 
 def collected_count(connection: Connection) -> int:
-    row = connection.execute("SELECT COUNT(*) AS n FROM submissions WHERE collected_at IS NOT NULL").fetchone()
-    return int(row["n"])
+    return number(connection, "SELECT COUNT(*) AS n FROM submissions WHERE collected_at IS NOT NULL")

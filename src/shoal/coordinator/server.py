@@ -8,12 +8,16 @@ from types import FrameType
 
 import uvicorn
 
-from shoal.coordinator import ledger
+from shoal.coordinator import ledger, records
 from shoal.coordinator.app import CoordinatorApp, create_app
 from shoal.coordinator.bucket import open_bucket
-from shoal.coordinator.context import Context, Presence
+from shoal.coordinator.context import Context
+from shoal.coordinator.presence import Presence
 from shoal.coordinator.rules import trust
-from shoal.coordinator.store.database import Connection, open_database
+from shoal.coordinator.store import meta
+from shoal.coordinator.store.database import Connection, Transaction, is_shared, open_database
+from shoal.coordinator.store.rows import select
+from shoal.coordinator.store.tables import WorkerRow
 from shoal.coordinator.store.writer import Store
 from shoal.errors import ConfigError, ShoalError
 from shoal.metrics import EventLog
@@ -29,7 +33,6 @@ def run_coordinator(directory: RunDirectory, *, on_ready: Callable[[str], None] 
     context = build_context(directory)
     listener = bind(context.config.coordinator.host, context.config.coordinator.port, "coordinator.port")
     store = Store(open_database(context.config.coordinator.store, directory.store))
-    context.is_shared = store.database.is_shared
     store.write(lambda connection: begin(connection, context))
     collect_leftovers(store, context)
     app = create_app(store, context, directory.descriptor_file.read_bytes())
@@ -63,6 +66,7 @@ class _Server(uvicorn.Server):
 
 def build_context(directory: RunDirectory) -> Context:
     config = directory.config()
+    settings = config.coordinator
     context = Context(
         config=config,
         descriptor=directory.descriptor(),
@@ -70,7 +74,8 @@ def build_context(directory: RunDirectory) -> Context:
         secret=directory.secret(),
         role_keys=directory.role_keys(),
         submissions=directory.submissions,
-        bucket=open_bucket(config.coordinator.bucket, time.time),
+        presence=Presence(time.time, settings.gone_after_s, is_shared=is_shared(settings.store)),
+        bucket=open_bucket(settings.bucket, time.time),
         metrics=EventLog(directory.events / "coordinator.jsonl"),
     )
     trust.LossRule.of(config).require()
@@ -94,12 +99,12 @@ def bind(host: str, port: int, setting: str) -> socket.socket:
     return listener
 
 
-def begin(connection: Connection, context: Context) -> None:
-    """First start: the ledger begins. Any start: everybody who was known counts as just seen."""
+def begin(connection: Transaction, context: Context) -> None:
+    """First start: the ledger begins. Any start: every known worker counts as just seen."""
     now = context.clock()
-    if connection.execute("SELECT 1 FROM meta WHERE name='started_at'").fetchone() is None:
-        connection.execute("INSERT INTO meta VALUES ('run_id', ?)", (context.descriptor.run_id,))
-        connection.execute("INSERT INTO meta VALUES ('started_at', ?)", (repr(now),))
+    if meta.read(connection, "started_at") is None:
+        meta.write(connection, "run_id", context.descriptor.run_id)
+        meta.write(connection, "started_at", repr(now))
         ledger.append(
             connection,
             context.keypair,
@@ -110,15 +115,15 @@ def begin(connection: Connection, context: Context) -> None:
             secret_commitment=context.descriptor.secret_commitment,
         )
     _require_own_store(connection, context)
-    for row in connection.execute("SELECT key FROM workers WHERE state NOT IN ('gone','banned')").fetchall():
-        context.presence[row["key"]] = Presence(now)
+    known = select(connection, WorkerRow, "WHERE state NOT IN ('gone','banned')")
+    connection.on_commit(lambda: context.presence.restart(row.key for row in known))
 
 
 def _require_own_store(connection: Connection, context: Context) -> None:
-    row = connection.execute("SELECT value FROM meta WHERE name='run_id'").fetchone()
-    if row is not None and row["value"] != context.descriptor.run_id:
+    found = meta.read(connection, "run_id")
+    if found is not None and found != context.descriptor.run_id:
         raise ConfigError(
-            f"The database of coordinator.store holds the run {row['value']}, not {context.descriptor.run_id}.",
+            f"The database of coordinator.store holds the run {found}, not {context.descriptor.run_id}.",
             hint="Give each run a database of its own.",
         )
 
@@ -126,10 +131,9 @@ def _require_own_store(connection: Connection, context: Context) -> None:
 def collect_leftovers(store: Store, context: Context) -> None:
     """Removes uploads that a kill cut off before their transaction, and collected ones whose removal it cut off; not those that
     another process is just taking in."""
-    kept = "SELECT submission_id FROM submissions WHERE collected_at IS NULL"
-    known = store.read(lambda connection: {row["submission_id"] for row in connection.execute(kept)})
+    kept = store.read(lambda connection: {rollout.submission_id for rollout in records.kept_rollouts(connection)})
     for path in context.submissions.iterdir():
-        if path.stem not in known and not (context.is_shared and _is_young(path, context)):
+        if path.stem not in kept and not (context.presence.is_shared and _is_young(path, context)):
             path.unlink(missing_ok=True)
 
 

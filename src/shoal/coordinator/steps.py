@@ -1,127 +1,180 @@
-"""The row of steps: which one is current, what is known about it, its batch once it is formed, and the versions that follow.
+"""The steps of a run: the current one, its batch once it is formed, and the versions that follow.
 
-Runs inside one transaction of the store; which groups make a batch is decided by `batches`.
+Runs inside one transaction of the store. `rules.batches` decides which groups make a batch and which expire.
 """
 
 import json
 from collections import Counter
+from dataclasses import dataclass
+from typing import cast
 
 from shoal.coordinator import ledger, slots
 from shoal.coordinator.context import Context
-from shoal.coordinator.rules import batches
+from shoal.coordinator.rules import batches, runs
+from shoal.coordinator.states import FILLING, UNDECIDED, GroupState, LeaseState, one_of
+from shoal.coordinator.store import meta
 from shoal.coordinator.store.database import Connection
+from shoal.coordinator.store.rows import find, insert, number, query, select
+from shoal.coordinator.store.tables import BatchRow, EvaluationRow, GroupRow, VersionRow
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.assignment import step_secret
 
 
-def current_step(connection: Connection) -> int:
-    row = connection.execute("SELECT MAX(step) AS last FROM batches").fetchone()
-    return 0 if row["last"] is None else int(row["last"]) + 1
+@dataclass(frozen=True)
+class RunNow:
+    state: api.RunState
+    step: int
+    newest_version: int
 
 
-def newest_version(connection: Connection) -> int:
-    row = connection.execute("SELECT MAX(version) AS newest FROM versions").fetchone()
-    return -1 if row["newest"] is None else int(row["newest"])
+@dataclass(frozen=True)
+class _Progress:
+    last_step: int | None
+    newest: int | None
+    wanted: str | None
+
+
+@dataclass(frozen=True)
+class _Slot:
+    slot: int
+
+
+@dataclass(frozen=True)
+class _Dropped:
+    state: GroupState
+    n: int
+
+
+@dataclass(frozen=True)
+class _BatchGroup:
+    group_id: str
+    submission_id: str
+    digest: str
+    number: int
+    policy_version: int
+    rewards: str
+    task_rewards: str
+    logprobs_verified: bool
+
+
+def read_run(connection: Connection, context: Context) -> RunNow:
+    """The state of the run, its current step and its newest version."""
+    (now,) = query(
+        connection,
+        _Progress,
+        "SELECT (SELECT MAX(step) FROM batches) AS last_step, (SELECT MAX(version) FROM versions) AS newest,"
+        " (SELECT value FROM meta WHERE name='run_state') AS wanted",
+    )
+    step = 0 if now.last_step is None else now.last_step + 1
+    newest = -1 if now.newest is None else now.newest
+    wanted = cast(api.OwnerState, now.wanted or "running")
+    draining = wanted == "draining"
+    view = runs.RunView(
+        wanted=wanted,
+        steps=context.config.run.steps,
+        step=step,
+        newest_version=newest,
+        leases_outstanding=leases_outstanding(connection) if draining else 0,
+        submissions_pending=submissions_pending(connection) if draining else 0,
+    )
+    return RunNow(runs.run_state(view), step, newest)
 
 
 def run_state(connection: Connection, context: Context) -> api.RunState:
-    """What the owner asked for, and whether that has come about."""
-    row = connection.execute(
-        "SELECT (SELECT MAX(version) FROM versions) AS newest, (SELECT value FROM meta WHERE name='run_state') AS wanted"
-    ).fetchone()
-    if row["newest"] is not None and row["newest"] >= context.config.run.steps:
-        return "finished"
-    wanted: api.OwnerState = row["wanted"] or "running"
-    return "drained" if wanted == "draining" and _is_drained(connection) else wanted
+    return read_run(connection, context).state
+
+
+def current_step(connection: Connection) -> int:
+    return number(connection, "SELECT MAX(step) + 1 AS n FROM batches")
+
+
+def newest_version(connection: Connection) -> int:
+    """−1 before the first."""
+    return number(connection, "SELECT MAX(version) + 1 AS n FROM versions") - 1
 
 
 def wanted_state(connection: Connection) -> api.OwnerState:
-    row = connection.execute("SELECT value FROM meta WHERE name='run_state'").fetchone()
-    return row["value"] if row else "running"
+    return cast(api.OwnerState, meta.read(connection, "run_state") or "running")
+
+
+def set_wanted_state(connection: Connection, state: api.OwnerState) -> None:
+    meta.write(connection, "run_state", state)
 
 
 def oldest_checkpoint(connection: Connection) -> int:
-    """The step that the trainer may have to begin again from; it tells with every version."""
-    row = connection.execute("SELECT value FROM meta WHERE name='oldest_checkpoint'").fetchone()
-    return int(row["value"]) if row else 0
+    """The step that the trainer may have to begin again from; it reports it with every version."""
+    return int(meta.read(connection, "oldest_checkpoint") or 0)
 
 
 def leases_outstanding(connection: Connection) -> int:
-    return int(connection.execute("SELECT COUNT(*) AS n FROM leases WHERE state='leased'").fetchone()["n"])
+    return number(connection, f"SELECT COUNT(*) AS n FROM leases WHERE state='{LeaseState.LEASED}'")
 
 
-def submissions_unjudged(connection: Connection) -> int:
-    row = connection.execute("SELECT COUNT(*) AS n FROM submissions WHERE state IN ('pending','claimed')").fetchone()
-    return int(row["n"])
-
-
-def _is_drained(connection: Connection) -> bool:
-    """Nothing is leased, unjudged, or in a batch that no version follows from yet."""
-    return (
-        newest_version(connection) == current_step(connection)
-        and not leases_outstanding(connection)
-        and not submissions_unjudged(connection)
-    )
+def submissions_pending(connection: Connection) -> int:
+    return number(connection, f"SELECT COUNT(*) AS n FROM submissions WHERE state IN {one_of(*UNDECIDED)}")
 
 
 def step_counts(connection: Connection, context: Context, step: int) -> batches.StepCounts:
-    per_slot = context.descriptor.rollouts.tasks_per_slot
+    per_slot, training = context.descriptor.rollouts.tasks_per_slot, context.config.training
     counted = slots.slot_counts(connection, step)
-    useful, of_step = slots.waiting_groups(connection, step, step - context.config.training.async_level)
+    useful, of_step = slots.waiting_groups(connection, step, batches.oldest_version(step, training))
     return batches.StepCounts(
-        useful, of_step, counted.outstanding * per_slot, counted.judged * per_slot, counted.unproven
+        useful=useful,
+        useful_of_step=of_step,
+        outstanding_groups=counted.outstanding * per_slot,
+        resolved_groups=counted.resolved * per_slot,
+        probation_slots=counted.probation,
     )
 
 
-def step_view(connection: Connection, context: Context, step: int) -> batches.StepView:
-    waiting = [
-        batches.GroupView(row["step"], row["slot"], row["number"], row["group_id"], row["policy_version"])
-        for row in connection.execute(
-            "SELECT step, slot, number, group_id, policy_version FROM groups WHERE state='accepted'"
-        )
-    ]
-    active = connection.execute(
-        "SELECT slot, attempts FROM slots WHERE step=? AND state IN ('leased','submitted')", (step,)
-    ).fetchall()
-    judged = connection.execute(
-        "SELECT COUNT(*) AS n FROM slots WHERE step=? AND state='resolved'", (step,)
-    ).fetchone()["n"]
-    per_slot = context.descriptor.rollouts.tasks_per_slot
-    return batches.StepView(
-        step=step,
-        waiting=waiting,
-        blocking_slots=[row["slot"] for row in active if row["attempts"] == 1],
-        outstanding_groups=len(active) * per_slot,
-        judged_groups=judged * per_slot,
+def _step_view(connection: Connection, step: int, counts: batches.StepCounts) -> batches.StepView:
+    waiting = query(
+        connection,
+        batches.GroupView,
+        f"SELECT step, slot, number, group_id, policy_version FROM groups WHERE state='{GroupState.ACCEPTED}'",
     )
+    blocking = query(
+        connection,
+        _Slot,
+        f"SELECT slot FROM slots WHERE step=? AND state IN {one_of(*FILLING)} AND attempts=1",
+        (step,),
+    )
+    return batches.StepView(step, counts, waiting, [row.slot for row in blocking])
 
 
 def advance(connection: Connection, context: Context) -> bool:
-    """Forms the batch of the current step if it is complete; expires groups that no batch may hold any more."""
-    step = current_step(connection)
+    """Forms the batch of the current step if it is complete; groups that are too old for it expire."""
+    step, training = current_step(connection), context.config.training
     if step >= context.config.run.steps:
         return False
-    if not batches.may_be_complete(step_counts(connection, context, step), context.config.training):
+    counts = step_counts(connection, context, step)
+    if not batches.may_be_complete(counts, training):
         return False
-    view = step_view(connection, context, step)
-    decision = batches.decide(view, context.config.training)
-    if decision.batch is None:
+    batch = batches.decide(_step_view(connection, step, counts), training)
+    if batch is None:
         return False
-    oldest = step - context.config.training.async_level
-    expired = slots.mark_groups(connection, "policy_version < ?", (oldest,), "expired")
-    connection.executemany(
-        "UPDATE groups SET batch_step=?, position=? WHERE group_id=?",
-        [(step, position, group_id) for position, group_id in enumerate(decision.batch)],
-    )
-    slots.mark_groups(connection, "batch_step=?", (step,), "consumed")
-    dropped = _dropped_counts(connection, step, expired)
+    _form(connection, context, step, counts, batch)
+    return True
+
+
+def _form(
+    connection: Connection, context: Context, step: int, counts: batches.StepCounts, batch: batches.Batch
+) -> None:
+    waiting = {row.group_id: row for row in select(connection, GroupRow, f"WHERE state='{GroupState.ACCEPTED}'")}
+    slots.move_groups(connection, [waiting[group.group_id] for group in batch.expired], GroupState.EXPIRED)
+    slots.consume_groups(connection, [waiting[group.group_id] for group in batch.groups], step)
     now = context.clock()
-    chosen = set(decision.batch)
-    ages = Counter(step - group.policy_version for group in view.waiting if group.group_id in chosen)
-    connection.execute(
-        "INSERT INTO batches VALUES (?,?,?,?,?,?)",
-        (step, now, len(chosen), view.judged_groups, json.dumps(dropped), json.dumps(ages)),
+    insert(
+        connection,
+        BatchRow(
+            step=step,
+            formed_at=now,
+            groups=len(batch.groups),
+            generated=counts.resolved_groups,
+            dropped=json.dumps(_dropped_counts(connection, step, len(batch.expired))),
+            ages=json.dumps(Counter(step - group.policy_version for group in batch.groups)),
+        ),
     )
     slots.close_step(connection, step)
     ledger.append(
@@ -130,64 +183,60 @@ def advance(connection: Connection, context: Context) -> bool:
         now,
         "batch",
         step=step,
-        groups=list(decision.batch),
+        groups=[group.group_id for group in batch.groups],
         step_secret=step_secret(context.secret, step).hex(),
     )
-    return True
 
 
 def _dropped_counts(connection: Connection, step: int, expired: int) -> dict[str, int]:
-    rows = connection.execute(
-        "SELECT state, COUNT(*) AS n FROM groups WHERE step=? AND state IN ('accepted','no_signal','withdrawn')"
-        " GROUP BY state",
-        (step,),
-    )
-    names = {"accepted": "carried_over"}
-    counts = {names.get(row["state"], row["state"]): int(row["n"]) for row in rows}
-    if expired:
-        counts["expired"] = expired
-    return counts
+    left = one_of(GroupState.ACCEPTED, GroupState.NO_SIGNAL, GroupState.WITHDRAWN)
+    sql = f"SELECT state, COUNT(*) AS n FROM groups WHERE step=? AND state IN {left} GROUP BY state"
+    names = {GroupState.ACCEPTED: "carried_over"}
+    counts = {names.get(row.state, row.state.value): row.n for row in query(connection, _Dropped, sql, (step,))}
+    return counts | ({"expired": expired} if expired else {})
 
 
 def batch_record(connection: Connection, step: int) -> api.BatchRecord | None:
-    row = connection.execute("SELECT * FROM batches WHERE step=?", (step,)).fetchone()
+    row = find(connection, BatchRow, "WHERE step=?", (step,))
     if row is None:
         return None
-    groups = connection.execute(
+    groups = query(
+        connection,
+        _BatchGroup,
         "SELECT groups.*, submissions.digest AS digest FROM groups JOIN submissions USING (submission_id)"
         " WHERE batch_step=? ORDER BY position",
         (step,),
     )
     return api.BatchRecord(
         step=step,
-        groups=[
-            api.BatchGroup(
-                group_id=group["group_id"],
-                submission_id=group["submission_id"],
-                digest=group["digest"],
-                group=group["number"],
-                policy_version=group["policy_version"],
-                rewards=json.loads(group["rewards"]),
-                task_rewards=json.loads(group["task_rewards"]),
-                logprobs_verified=bool(group["logprobs_verified"]),
-            )
-            for group in groups
-        ],
-        dropped=json.loads(row["dropped"]),
-        generated_groups=row["generated"],
-        formed_at=row["formed_at"],
+        groups=[_batch_group(group) for group in groups],
+        dropped=json.loads(row.dropped),
+        generated_groups=row.generated,
+        formed_at=row.formed_at,
+    )
+
+
+def _batch_group(group: _BatchGroup) -> api.BatchGroup:
+    return api.BatchGroup(
+        group_id=group.group_id,
+        submission_id=group.submission_id,
+        digest=group.digest,
+        group=group.number,
+        policy_version=group.policy_version,
+        rewards=json.loads(group.rewards),
+        task_rewards=json.loads(group.task_rewards),
+        logprobs_verified=group.logprobs_verified,
     )
 
 
 def missing(connection: Connection, context: Context, step: int) -> str:
-    """Whom a batch that is not formed waits for."""
+    """What a batch that is not formed waits for."""
     counts = step_counts(connection, context, step)
-    workers = sum(context.is_present(key) for key in list(context.presence))
     state = run_state(connection, context)
     note = "" if state == "running" else f"; the run is {state}"
     return (
         f"{counts.useful} of {context.config.training.groups_per_step} useful groups of step {step}"
-        f" ({counts.outstanding_groups} on their way, {workers} workers present{note})"
+        f" ({counts.outstanding_groups} on their way, {context.presence.count()} workers present{note})"
     )
 
 
@@ -195,21 +244,23 @@ def publish(connection: Connection, context: Context, key: str, body: api.Versio
     """Records a version once; a number never gets other bytes. Returns the ledger head that the signed head must carry."""
     context.require_role(key, "trainer")
     if body.oldest_checkpoint is not None:
-        _remember(connection, "oldest_checkpoint", str(body.oldest_checkpoint))
-    known = connection.execute("SELECT * FROM versions WHERE version=?", (body.version,)).fetchone()
-    if known is not None:
-        if (known["manifest_digest"], known["weights_digest"]) != (body.manifest_digest, body.weights_digest):
-            raise RefusedError(
-                "version_conflict", f"Version {body.version} was published with other weights.", status=409
-            )
-        return ledger.head(connection)[1]
-    expected = newest_version(connection) + 1
+        meta.write(connection, "oldest_checkpoint", str(body.oldest_checkpoint))
+    known = find(connection, VersionRow, "WHERE version=?", (body.version,))
+    if known is None:
+        return _record_version(connection, context, body)
+    if (known.manifest_digest, known.weights_digest) != (body.manifest_digest, body.weights_digest):
+        raise RefusedError("version_conflict", f"Version {body.version} was published with other weights.", status=409)
+    return ledger.head(connection)[1]
+
+
+def _record_version(connection: Connection, context: Context, body: api.VersionBody) -> str:
+    expected, now = newest_version(connection) + 1, context.clock()
     if body.version != expected or body.version > current_step(connection):
         raise RefusedError("version_order", f"Version {expected} is the next one, not {body.version}.", status=409)
-    now = context.clock()
-    connection.execute(
-        "INSERT INTO versions VALUES (?,?,?,?,?,?)",
-        (body.version, body.manifest_digest, body.weights_digest, body.bytes_total, now, json.dumps(body.report)),
+    report = json.dumps(body.report)
+    insert(
+        connection,
+        VersionRow(body.version, body.manifest_digest, body.weights_digest, body.bytes_total, now, report),
     )
     return ledger.append(
         connection,
@@ -222,19 +273,6 @@ def publish(connection: Connection, context: Context, key: str, body: api.Versio
     )
 
 
-def _remember(connection: Connection, name: str, value: str) -> None:
-    connection.execute(
-        "INSERT INTO meta VALUES (?,?) ON CONFLICT (name) DO UPDATE SET value=excluded.value", (name, value)
-    )
-
-
-def set_wanted_state(connection: Connection, state: api.OwnerState) -> None:
-    _remember(connection, "run_state", state)
-
-
 def record_evaluation(connection: Connection, context: Context, key: str, body: api.EvaluationBody) -> None:
     context.require_role(key, "evaluator")
-    connection.execute(
-        "INSERT INTO evaluations VALUES (?,?,?) ON CONFLICT (version) DO NOTHING",
-        (body.version, context.clock(), body.model_dump_json()),
-    )
+    insert(connection, EvaluationRow(body.version, context.clock(), body.model_dump_json()), unless_known=True)

@@ -6,13 +6,17 @@ Every function runs inside one transaction of the store.
 import json
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shoal.coordinator import ledger, slots
 from shoal.coordinator.context import Context
 from shoal.coordinator.leasing import lease_of
 from shoal.coordinator.rules import retries, trust
+from shoal.coordinator.states import LeaseState, SlotState, SubmissionState
 from shoal.coordinator.steps import current_step, run_state
-from shoal.coordinator.store.database import Connection, Row
+from shoal.coordinator.store.database import Connection, Transaction
+from shoal.coordinator.store.rows import find, insert, select, update
+from shoal.coordinator.store.tables import LeaseRow, SubmissionRow
 from shoal.coordinator.workers import require_worker, trust_record
 from shoal.errors import RefusedError
 from shoal.identity import verify_signature
@@ -22,132 +26,166 @@ from shoal.protocol.signing import submission_message
 from shoal.protocol.verdicts import Reason
 
 
+@dataclass(frozen=True)
+class ReceivedFile:
+    """A file that a worker sent for a lease."""
+
+    worker: str
+    lease_id: str
+    submission_id: str
+    digest: str
+    size_bytes: int
+    signature: str
+    """The worker's, over lease and digest; kept as evidence."""
+
+
 def verify_upload(context: Context, key: str, lease_id: str, digest: str, signature: str) -> None:
-    """The worker's word for its file, which is kept as evidence."""
     verify_signature(key, submission_message(context.descriptor.run_id, lease_id, digest), signature)
 
 
-def check_upload(connection: Connection, context: Context, key: str, lease_id: str, digest: str) -> Row | None:
+def check_upload(connection: Connection, context: Context, key: str, lease_id: str, digest: str) -> LeaseRow | None:
     """The lease that this upload answers, none if the same file was taken before, or the reason why it is refused."""
     require_worker(connection, key)
-    row: Row | None = connection.execute(
-        "SELECT leases.*, submissions.digest AS digest FROM leases LEFT JOIN submissions USING (lease_id)"
-        " WHERE leases.lease_id=? AND leases.worker=?",
-        (lease_id, key),
-    ).fetchone()
-    if row is None:
+    lease = find(connection, LeaseRow, "WHERE lease_id=? AND worker=?", (lease_id, key))
+    if lease is None:
         raise RefusedError("unknown_lease", "This key holds no such lease.", hint="Take a new lease.", status=404)
-    if row["digest"] == digest:
+    known = find(connection, SubmissionRow, "WHERE lease_id=?", (lease_id,))
+    if known is not None and known.digest == digest:
         return None
-    if row["digest"] is not None:
+    if known is not None:
         raise RefusedError("already_submitted", "Another file was submitted for this lease.", status=409)
-    if row["state"] != "leased" or row["expires_at"] < context.clock():
-        raise RefusedError("lease_expired", "The lease ended before the upload.", hint="Take a new lease.", status=409)
-    return row
+    if lease.state is not LeaseState.LEASED or lease.expires_at < context.clock():
+        raise RefusedError("lease_expired", "The lease ended before the file.", hint="Take a new lease.", status=409)
+    return lease
 
 
-def accept_upload(
-    connection: Connection,
-    context: Context,
-    key: str,
-    lease_id: str,
-    submission_id: str,
-    digest: str,
-    size_bytes: int,
-    signature: str,
-) -> api.SubmissionAnswer:
+def accept_upload(connection: Transaction, context: Context, file: ReceivedFile) -> api.SubmissionAnswer:
     """Takes in a file whose signature was verified."""
-    row = check_upload(connection, context, key, lease_id, digest)
-    if row is None:
-        known = connection.execute("SELECT * FROM submissions WHERE lease_id=?", (lease_id,)).fetchone()
-        return api.SubmissionAnswer(submission_id=known["submission_id"], state=known["state"])
-    worker = require_worker(connection, key)
-    rate, step = trust.audit_rate(trust_record(worker), context.config.trust), current_step(connection)
-    connection.execute(
-        "INSERT INTO submissions (submission_id, lease_id, worker, digest, size_bytes, signature, received_at, audit,"
-        " audit_step, audit_rate, numerics_class, state) VALUES (?,?,?,?,?,?,?,?,?,?,?,'pending')",
-        (
-            submission_id,
-            lease_id,
-            key,
-            digest,
-            size_bytes,
-            signature,
-            context.clock(),
-            int(trust.is_audited(step_secret(context.secret, step), digest, rate)),
-            step,
-            rate,
-            worker["numerics_class"],
-        ),
+    lease = check_upload(connection, context, file.worker, file.lease_id, file.digest)
+    if lease is None:
+        known = find(connection, SubmissionRow, "WHERE lease_id=?", (file.lease_id,))
+        assert known is not None, "check_upload found it"
+        return api.SubmissionAnswer(submission_id=known.submission_id, state=known.state)
+    row = _new_submission(connection, context, file)
+    insert(connection, row)
+    slots.move_slot(connection, slots.move_lease(connection, lease, LeaseState.SUBMITTED), SlotState.SUBMITTED)
+    connection.on_commit(lambda: context.presence.seen(file.worker))
+    return api.SubmissionAnswer(submission_id=row.submission_id, state=row.state)
+
+
+def _new_submission(connection: Connection, context: Context, file: ReceivedFile) -> SubmissionRow:
+    worker, step = require_worker(connection, file.worker), current_step(connection)
+    rate = trust.audit_rate(trust_record(worker), context.config.trust)
+    return SubmissionRow(
+        submission_id=file.submission_id,
+        lease_id=file.lease_id,
+        worker=file.worker,
+        digest=file.digest,
+        size_bytes=file.size_bytes,
+        signature=file.signature,
+        received_at=context.clock(),
+        audit=trust.is_audited(step_secret(context.secret, step), file.digest, rate),
+        audit_step=step,
+        audit_rate=rate,
+        numerics_class=worker.numerics_class,
     )
-    connection.execute("UPDATE leases SET state='submitted' WHERE lease_id=?", (lease_id,))
-    slots.move_slot(connection, row, "submitted")
-    context.seen(key)
-    return api.SubmissionAnswer(submission_id=submission_id, state="pending")
 
 
 def claim(connection: Connection, context: Context, key: str, body: api.ClaimBody) -> api.ClaimAnswer:
-    """The oldest submission that nobody judges; the same one again for a repeated request."""
+    """The oldest submission that no validator has claimed; the same one again for a repeated request."""
     context.require_role(key, "validator")
-    now = context.clock()
     release_claims(connection, context)
-    row = connection.execute(
-        "SELECT * FROM submissions WHERE state='claimed' AND claimed_by=? AND claim_request=?", (key, body.request_id)
-    ).fetchone()
-    if row is None:
-        row = connection.execute(
-            "SELECT * FROM submissions WHERE state='pending' AND retry_at <= ? ORDER BY received_at LIMIT 1", (now,)
-        ).fetchone()
-        if row is None:
-            return api.ClaimAnswer(run_state=run_state(connection, context))
-        connection.execute(
-            "UPDATE submissions SET state='claimed', claim_id=?, claimed_by=?, claim_request=?, claim_expires=?, tries=tries+1"
-            " WHERE submission_id=?",
-            (uuid.uuid4().hex, key, body.request_id, now + context.config.validation.claim_s, row["submission_id"]),
-        )
-    row = connection.execute("SELECT * FROM submissions WHERE submission_id=?", (row["submission_id"],)).fetchone()
-    lease = connection.execute("SELECT * FROM leases WHERE lease_id=?", (row["lease_id"],)).fetchone()
-    claimed = api.Claim(
-        claim_id=row["claim_id"],
-        submission_id=row["submission_id"],
-        worker_key=row["worker"],
-        digest=row["digest"],
-        lease=lease_of(context, lease),
-        audit=bool(row["audit"]),
-        numerics_class=row["numerics_class"],
-    )
+    row = find(
+        connection,
+        SubmissionRow,
+        f"WHERE state='{SubmissionState.CLAIMED}' AND claimed_by=? AND claim_request=?",
+        (key, body.request_id),
+    ) or _claim_next(connection, context, key, body.request_id)
+    claimed = None if row is None else _claim_of(connection, context, row)
     return api.ClaimAnswer(claim=claimed, run_state=run_state(connection, context))
 
 
+def _claim_next(connection: Connection, context: Context, key: str, request_id: str) -> SubmissionRow | None:
+    now, due = (
+        context.clock(),
+        f"WHERE state='{SubmissionState.PENDING}' AND retry_at <= ? ORDER BY received_at LIMIT 1",
+    )
+    row = find(connection, SubmissionRow, due, (now,))
+    if row is None:
+        return None
+    return update(
+        connection,
+        row,
+        state=SubmissionState.CLAIMED,
+        claim_id=uuid.uuid4().hex,
+        claimed_by=key,
+        claim_request=request_id,
+        claim_expires=now + context.config.validation.claim_s,
+        tries=row.tries + 1,
+    )
+
+
+def _claim_of(connection: Connection, context: Context, row: SubmissionRow) -> api.Claim:
+    return api.Claim(
+        claim_id=row.claim_id or "",
+        submission_id=row.submission_id,
+        worker_key=row.worker,
+        digest=row.digest,
+        lease=lease_of(context, lease_of_submission(connection, row)),
+        audit=row.audit,
+        numerics_class=row.numerics_class,
+    )
+
+
+def lease_of_submission(connection: Connection, row: SubmissionRow) -> LeaseRow:
+    lease = find(connection, LeaseRow, "WHERE lease_id=?", (row.lease_id,))
+    assert lease is not None, "a submission answers a lease"
+    return lease
+
+
 def release_claims(connection: Connection, context: Context) -> bool:
-    """Claims of validators that died return; a file that nobody survives is set aside without blame."""
-    lost = connection.execute(
-        "SELECT * FROM submissions WHERE state='claimed' AND claim_expires < ?", (context.clock(),)
-    ).fetchall()
+    """Claims that ran out return to the queue; a file on which validators keep failing is quarantined."""
+    late = f"WHERE state='{SubmissionState.CLAIMED}' AND claim_expires < ?"
+    lost = select(connection, SubmissionRow, late, (context.clock(),))
     for row in lost:
-        try_again(connection, context, row, [Reason.VALIDATOR_CRASH], "no verdict before the claim ran out")
-        # The claim was the wait: whoever is free takes it at once.
-        connection.execute(
-            "UPDATE submissions SET claim_id=NULL, retry_at=0 WHERE submission_id=?", (row["submission_id"],)
-        )
+        after = try_again(connection, context, row, [Reason.VALIDATOR_CRASH], "no verdict before the claim ran out")
+        # The claim was the wait: the next validator takes it at once.
+        update(connection, after, claim_id=None, retry_at=0.0)
     return bool(lost)
 
 
-def try_again(connection: Connection, context: Context, row: Row, reasons: Sequence[Reason], why: str) -> None:
-    now, faults = context.clock(), row["faults"] + 1
-    counted = retries.counts(reasons, now - row["received_at"])
-    if not counted or row["tries"] < context.config.validation.max_tries:
-        connection.execute(
-            "UPDATE submissions SET state='pending', faults=?, tries=?, retry_at=? WHERE submission_id=?",
-            (faults, row["tries"] - (not counted), now + retries.wait_s(faults), row["submission_id"]),
-        )
-        return
-    connection.execute(
-        "UPDATE submissions SET state='set_aside', judged_at=?, verdict=? WHERE submission_id=?",
-        (context.clock(), json.dumps({"detail": why}), row["submission_id"]),
+def release_retries(connection: Connection, context: Context) -> bool:
+    """Marks submissions whose wait has ended as claimable; true if there are any."""
+    waiting = f"WHERE state='{SubmissionState.PENDING}' AND retry_at > 0 AND retry_at <= ?"
+    due = select(connection, SubmissionRow, waiting, (context.clock(),))
+    for row in due:
+        update(connection, row, retry_at=0.0)
+    return bool(due)
+
+
+def try_again(
+    connection: Connection, context: Context, row: SubmissionRow, reasons: Sequence[Reason], why: str
+) -> SubmissionRow:
+    """Returns a submission that could not be verified to the queue, or quarantines it."""
+    now = context.clock()
+    retry = retries.after_fault(
+        reasons, now - row.received_at, row.tries, row.faults, context.config.validation.max_tries
     )
-    lease = connection.execute("SELECT * FROM leases WHERE lease_id=?", (row["lease_id"],)).fetchone()
-    slots.drop_lease(connection, lease, "set_aside")
-    ledger.append(
-        connection, context.keypair, context.clock(), "set_aside", submission=row["submission_id"], why=why[:500]
+    if retry is None:
+        return _quarantine(connection, context, row, why)
+    return update(
+        connection,
+        row,
+        state=SubmissionState.PENDING,
+        faults=retry.faults,
+        tries=retry.tries,
+        retry_at=now + retry.wait_s,
     )
+
+
+def _quarantine(connection: Connection, context: Context, row: SubmissionRow, why: str) -> SubmissionRow:
+    now, note = context.clock(), json.dumps({"detail": why})
+    after = update(connection, row, state=SubmissionState.QUARANTINED, decided_at=now, verdict=note)
+    slots.drop_lease(connection, lease_of_submission(connection, row), LeaseState.QUARANTINED)
+    ledger.append(connection, context.keypair, now, "quarantine", submission=row.submission_id, why=why[:500])
+    return after

@@ -5,181 +5,194 @@ A verdict and all its consequences are one transaction.
 
 import json
 
-from shoal.coordinator import ledger, slots
-from shoal.coordinator import task_stats as tasks
+from shoal.coordinator import ledger, slots, task_stats
 from shoal.coordinator.context import Context
 from shoal.coordinator.rules import drift, trust
+from shoal.coordinator.states import (
+    FILLING,
+    HOLDING,
+    UNDECIDED,
+    GroupState,
+    LeaseState,
+    SlotState,
+    SubmissionState,
+    one_of,
+)
 from shoal.coordinator.steps import advance, current_step
-from shoal.coordinator.store.database import Connection, Row
-from shoal.coordinator.submissions import try_again
-from shoal.coordinator.workers import save_trust, trust_record
+from shoal.coordinator.store.database import Connection, Transaction
+from shoal.coordinator.store.rows import find, select, update, update_all
+from shoal.coordinator.store.tables import GroupRow, LeaseRow, SubmissionRow, WorkerRow
+from shoal.coordinator.submissions import lease_of_submission, try_again
+from shoal.coordinator.workers import known_worker, save_trust, trust_record
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes
 from shoal.protocol import api
-from shoal.protocol.verdicts import Reason, Severity, most_severe
+from shoal.protocol.verdicts import Reason
 
 
-def record_verdict(connection: Connection, context: Context, key: str, body: api.VerdictBody) -> bool:
+def record_verdict(connection: Transaction, context: Context, key: str, body: api.VerdictBody) -> bool:
     """Applies a verdict once, and says so again when asked again; false if the claim had run out."""
     context.require_role(key, "validator")
-    row = connection.execute("SELECT * FROM submissions WHERE submission_id=?", (body.submission_id,)).fetchone()
+    row = find(connection, SubmissionRow, "WHERE submission_id=?", (body.submission_id,))
     if row is None:
         raise RefusedError("unknown_submission", "There is no such submission.", status=404)
-    if row["claim_id"] != body.claim_id or row["state"] == "void":
+    if row.claim_id != body.claim_id or row.state is SubmissionState.VOID:
         return False
-    if row["state"] != "claimed":
-        return True
-    if body.accepted:
-        _accept(connection, context, row, body)
-    elif most_severe(list(body.reasons)) in (Severity.FAULT, None):
-        try_again(connection, context, row, body.reasons, body.detail or ", ".join(body.reasons))
-    else:
-        _reject(connection, context, row, body)
-    if body.audited:
-        _weigh_drift(connection, context, row["worker"], body)
-    advance(connection, context)
+    if row.state is SubmissionState.CLAIMED:
+        _apply(connection, context, row, body)
+        advance(connection, context)
     return True
 
 
-def _close(connection: Connection, context: Context, row: Row, body: api.VerdictBody, slot_state: str) -> Row:
-    """Files the verdict and settles the slot; returns the lease."""
+def _apply(connection: Transaction, context: Context, row: SubmissionRow, body: api.VerdictBody) -> None:
+    event = trust.event_of(body.accepted, body.audited, body.reasons)
+    if event is None:
+        try_again(connection, context, row, body.reasons, body.detail or ", ".join(body.reasons))
+    elif body.accepted:
+        _accept(connection, context, row, body, event)
+    else:
+        _reject(connection, context, row, body, event)
+    if body.audited:
+        _add_drift(connection, context, row.worker, body)
+
+
+def _close(
+    connection: Connection, context: Context, row: SubmissionRow, body: api.VerdictBody, slot_state: SlotState
+) -> LeaseRow:
+    """Records the verdict and moves the slot; returns the lease."""
     now, verdict = context.clock(), body.model_dump_json()
-    connection.execute(
-        "UPDATE submissions SET state='judged', judged_at=?, verdict=? WHERE submission_id=?",
-        (now, verdict, row["submission_id"]),
-    )
-    lease: Row = connection.execute("SELECT * FROM leases WHERE lease_id=?", (row["lease_id"],)).fetchone()
+    update(connection, row, state=SubmissionState.DECIDED, decided_at=now, verdict=verdict)
+    lease = lease_of_submission(connection, row)
     slots.move_slot(connection, lease, slot_state)
     ledger.append(
         connection,
         context.keypair,
         now,
         "verdict",
-        worker=row["worker"],
-        step=lease["step"],
-        slot=lease["slot"],
-        file=row["digest"],
+        worker=row.worker,
+        step=lease.step,
+        slot=lease.slot,
+        file=row.digest,
         accepted=body.accepted,
-        audit_drawn=bool(row["audit"]),
-        audit_rate=row["audit_rate"],
-        audit_step=row["audit_step"],
+        audit_drawn=row.audit,
+        audit_rate=row.audit_rate,
+        audit_step=row.audit_step,
         verdict=digest_bytes(verdict.encode()),
     )
     return lease
 
 
-def _accept(connection: Connection, context: Context, row: Row, body: api.VerdictBody) -> None:
-    worker = connection.execute("SELECT * FROM workers WHERE key=?", (row["worker"],)).fetchone()
-    record = trust_record(worker)
-    usable = trust.is_usable(record, context.config.trust)
-    # What a quarantined key made is judged but not used: its slot goes to another key.
-    lease = _close(connection, context, row, body, "resolved" if usable else "open")
-    for group in body.groups if usable else []:
-        tasks.count_group(connection, group)
-        connection.execute(
-            "INSERT INTO groups (group_id, submission_id, worker, step, slot, number, policy_version, useful, tokens, rewards,"
-            " task_rewards, logprobs_verified, state) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
-            (
-                f"{lease['step']}/{lease['slot']}/{group.group}",
-                row["submission_id"],
-                row["worker"],
-                lease["step"],
-                lease["slot"],
-                group.group,
-                lease["policy_version"],
-                group.useful,
-                group.tokens,
-                json.dumps(group.rewards),
-                json.dumps(group.task_rewards),
-                body.logprobs_verified,
-                "accepted" if group.useful else "no_signal",
-            ),
-        )
-    useful = sum(group.useful for group in body.groups) if usable else 0
-    if useful:
-        slots.count_waiting(connection, lease["step"], lease["policy_version"], useful)
-    save_trust(
-        connection,
-        row["worker"],
-        trust.after(record, "clean_audit" if body.audited else "clean_pass", context.config.trust),
+def _accept(
+    connection: Connection, context: Context, row: SubmissionRow, body: api.VerdictBody, event: trust.TrustEvent
+) -> None:
+    worker = known_worker(connection, row.worker)
+    usable = trust.is_usable(trust_record(worker), context.config.trust)
+    # The work of a quarantined key is verified but not used: its slot goes to another key.
+    lease = _close(connection, context, row, body, SlotState.RESOLVED if usable else SlotState.OPEN)
+    if usable:
+        slots.add_groups(connection, [_group_row(lease, row, body, group) for group in body.groups])
+        for group in body.groups:
+            task_stats.count_group(connection, group)
+    worker = save_trust(connection, worker, trust.after(trust_record(worker), event, context.config.trust))
+    _add_credit(connection, context, worker, row, sum(group.tokens for group in body.groups) if usable else 0)
+
+
+def _group_row(lease: LeaseRow, row: SubmissionRow, body: api.VerdictBody, group: api.GroupVerdict) -> GroupRow:
+    return GroupRow(
+        group_id=f"{lease.step}/{lease.slot}/{group.group}",
+        submission_id=row.submission_id,
+        worker=row.worker,
+        step=lease.step,
+        slot=lease.slot,
+        number=group.group,
+        policy_version=lease.policy_version,
+        useful=group.useful,
+        tokens=group.tokens,
+        rewards=json.dumps(group.rewards),
+        task_rewards=json.dumps(group.task_rewards),
+        logprobs_verified=body.logprobs_verified,
+        state=GroupState.ACCEPTED if group.useful else GroupState.NO_SIGNAL,
     )
-    earned = sum(group.tokens for group in body.groups) if usable else 0
-    held, released = trust.split_credit(worker["credit_held"], earned, context.config.trust.stake_tokens)
-    connection.execute(
-        "UPDATE workers SET accepted=accepted+1, credit_held=credit_held+?, credit_released=credit_released+? WHERE key=?",
-        (held, released, row["worker"]),
+
+
+def _add_credit(connection: Connection, context: Context, worker: WorkerRow, row: SubmissionRow, earned: int) -> None:
+    held, released = trust.split_credit(worker.credit_held, earned, context.config.trust.stake_tokens)
+    update(
+        connection,
+        worker,
+        accepted=worker.accepted + 1,
+        credit_held=worker.credit_held + held,
+        credit_released=worker.credit_released + released,
     )
     ledger.append(
         connection,
         context.keypair,
         context.clock(),
         "credit",
-        worker=row["worker"],
+        worker=row.worker,
         held=held,
         released=released,
-        submission=row["submission_id"],
+        submission=row.submission_id,
     )
 
 
-def _reject(connection: Connection, context: Context, row: Row, body: api.VerdictBody) -> None:
-    _close(connection, context, row, body, "open")
-    connection.execute("UPDATE workers SET rejected=rejected+1 WHERE key=?", (row["worker"],))
-    worker = connection.execute("SELECT * FROM workers WHERE key=?", (row["worker"],)).fetchone()
-    event: trust.TrustEvent = "proof" if most_severe(list(body.reasons)) is Severity.PROOF else "anomaly"
+def _reject(
+    connection: Transaction, context: Context, row: SubmissionRow, body: api.VerdictBody, event: trust.TrustEvent
+) -> None:
+    _close(connection, context, row, body, SlotState.OPEN)
+    worker = known_worker(connection, row.worker)
+    worker = update(connection, worker, rejected=worker.rejected + 1)
     record = trust.after(trust_record(worker), event, context.config.trust)
-    if record.state == "banned" and worker["state"] != "banned":
-        ban(connection, context, row["worker"], f"{', '.join(body.reasons)}: {body.detail}")
+    if record.state == "banned" and worker.state != "banned":
+        ban(connection, context, worker, f"{', '.join(body.reasons)}: {body.detail}")
     else:
-        save_trust(connection, row["worker"], record)
+        save_trust(connection, worker, record)
 
 
-def _weigh_drift(connection: Connection, context: Context, key: str, body: api.VerdictBody) -> None:
-    """What no single audit can tell: deviations too small for a verdict ban a key once they have added up."""
-    worker = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
-    if worker["state"] == "banned":
+def _add_drift(connection: Transaction, context: Context, key: str, body: api.VerdictBody) -> None:
+    """Deviations too small for a single verdict ban a key once they have added up."""
+    worker = known_worker(connection, key)
+    if worker.state == "banned":
         return
-    now = drift.after(worker["drift"], body.metrics.drift_llr)
-    connection.execute("UPDATE workers SET drift=? WHERE key=?", (now, key))
-    if drift.level(now) == "cheating":
-        ban(
-            connection,
-            context,
-            key,
-            f"{Reason.SAMPLING_DRIFT}: lost near-ties add up to e^{now:.1f} against honest work",
-        )
-    elif drift.became_suspicious(worker["drift"], now):
-        save_trust(connection, key, trust.after(trust_record(worker), "anomaly", context.config.trust))
+    before = worker.drift
+    worker = update(connection, worker, drift=drift.after(before, body.metrics.drift_llr))
+    if drift.level(worker.drift) == "cheating":
+        detail = f"rounding flips add up to e^{worker.drift:.1f} against honest work"
+        ban(connection, context, worker, f"{Reason.SAMPLING_DRIFT}: {detail}")
+    elif drift.became_suspicious(before, worker.drift):
+        save_trust(connection, worker, trust.after(trust_record(worker), "anomaly", context.config.trust))
 
 
-def ban(connection: Connection, context: Context, key: str, reason: str) -> None:
+def ban(connection: Transaction, context: Context, worker: WorkerRow, reason: str) -> WorkerRow:
     """Bans a key for good: stake slashed, unconsumed groups withdrawn, pending work void, leases opened to others."""
-    now = context.clock()
-    worker = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
-    connection.execute(
-        "UPDATE workers SET state='banned', reason=?, banned_at=?, credit_held=0 WHERE key=?", (reason, now, key)
-    )
-    held = worker["credit_held"]
-    ledger.append(connection, context.keypair, now, "slash", worker=key, held=-held, slashed=held)
-    ledger.append(connection, context.keypair, now, "ban", worker=key, reason=reason)
-    context.forget(key)
-    withdraw(connection, key)
+    now, held = context.clock(), worker.credit_held
+    banned = update(connection, worker, state="banned", reason=reason, banned_at=now, credit_held=0)
+    ledger.append(connection, context.keypair, now, "slash", worker=worker.key, held=-held, slashed=held)
+    ledger.append(connection, context.keypair, now, "ban", worker=worker.key, reason=reason)
+    connection.on_commit(lambda: context.presence.forget(worker.key))
+    _withdraw(connection, worker.key)
+    return banned
 
 
-def withdraw(connection: Connection, key: str) -> None:
+def _withdraw(connection: Connection, key: str) -> None:
     """Takes back what no batch holds; slots of the current step count as never done, so that others fill the gap."""
-    slots.mark_groups(connection, "worker=?", (key,), "withdrawn")
-    connection.execute("UPDATE submissions SET state='void' WHERE worker=? AND state IN ('pending','claimed')", (key,))
-    for lease in connection.execute(
-        "SELECT leases.* FROM leases JOIN slots USING (step, slot) WHERE leases.worker=?"
-        " AND leases.state IN ('leased','submitted') AND slots.lease_id=leases.lease_id"
-        " AND slots.state IN ('leased','submitted')",
+    waiting = f"WHERE state='{GroupState.ACCEPTED}' AND worker=?"
+    slots.move_groups(connection, select(connection, GroupRow, waiting, (key,)), GroupState.WITHDRAWN)
+    undecided = f"WHERE worker=? AND state IN {one_of(*UNDECIDED)}"
+    update_all(connection, select(connection, SubmissionRow, undecided, (key,)), state=SubmissionState.VOID)
+    for lease in select(
+        connection,
+        LeaseRow,
+        f"JOIN slots USING (step, slot) WHERE leases.worker=? AND leases.state IN {one_of(*HOLDING)}"
+        f" AND slots.lease_id=leases.lease_id AND slots.state IN {one_of(*FILLING)}",
         (key,),
-    ).fetchall():
-        slots.drop_lease(connection, lease, "void")
-    for lease in connection.execute(
-        "SELECT leases.* FROM leases JOIN slots USING (step, slot, lease_id) WHERE leases.step=? AND leases.worker=?"
-        " AND slots.state='resolved'",
+    ):
+        slots.drop_lease(connection, lease, LeaseState.VOID)
+    for lease in select(
+        connection,
+        LeaseRow,
+        "JOIN slots USING (step, slot, lease_id) WHERE leases.step=? AND leases.worker=?"
+        f" AND slots.state='{SlotState.RESOLVED}'",
         (current_step(connection), key),
-    ).fetchall():
-        slots.end_lease(connection, lease, "void")
-        slots.move_slot(connection, lease, "void")
+    ):
+        slots.move_slot(connection, slots.move_lease(connection, lease, LeaseState.VOID), SlotState.VOID)

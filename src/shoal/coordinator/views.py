@@ -1,14 +1,18 @@
-"""What the coordinator shows: status for people and programs, history for reports. Reads only."""
+"""Views of the coordinator: status for people and programs, history for reports. Reads only."""
 
 import json
 from collections import Counter
+from dataclasses import dataclass
 
-from shoal.coordinator import ledger, retention
-from shoal.coordinator import task_stats as tasks
+from shoal.coordinator import ledger, retention, task_stats
 from shoal.coordinator.context import Context
 from shoal.coordinator.rules import batches, trust
-from shoal.coordinator.steps import current_step, newest_version, run_state, step_counts
-from shoal.coordinator.store.database import Connection, Row
+from shoal.coordinator.states import UNDECIDED, SubmissionState, one_of
+from shoal.coordinator.steps import read_run, step_counts
+from shoal.coordinator.store import meta
+from shoal.coordinator.store.database import Connection
+from shoal.coordinator.store.rows import query, select
+from shoal.coordinator.store.tables import BatchRow, EvaluationRow, VersionRow, WorkerRow
 from shoal.coordinator.workers import trust_record
 from shoal.protocol import api
 
@@ -17,29 +21,56 @@ SHOWN_WORKERS = 100
 SHOWN_BANS = 200
 
 
+@dataclass(frozen=True)
+class _SubmissionCount:
+    state: SubmissionState
+    n: int
+
+
+@dataclass(frozen=True)
+class _WorkerTotals:
+    state: str
+    n: int
+    accepted: int
+    rejected: int
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    decided_at: float
+    worker: str
+    verdict: str
+    step: int
+    slot: int
+
+
+@dataclass(frozen=True)
+class _Ages:
+    ages: str
+
+
 def started_at(connection: Connection) -> float:
-    row = connection.execute("SELECT value FROM meta WHERE name='started_at'").fetchone()
-    return float(row["value"]) if row else 0.0
+    return float(meta.read(connection, "started_at") or 0.0)
 
 
-def worker_view(connection: Connection, context: Context, row: Row) -> api.WorkerView:
-    presence = context.presence.get(row["key"])
+def worker_view(connection: Connection, context: Context, row: WorkerRow) -> api.WorkerView:
+    presence = context.presence.workers.get(row.key)
     return api.WorkerView(
-        key=row["key"],
-        name=row["name"],
-        state=row["state"],
-        reason=row["reason"],
-        credit_held=row["credit_held"],
-        credit_released=row["credit_released"],
-        submissions_accepted=row["accepted"],
-        submissions_rejected=row["rejected"],
+        key=row.key,
+        name=row.name,
+        state=row.state,
+        reason=row.reason,
+        credit_held=row.credit_held,
+        credit_released=row.credit_released,
+        submissions_accepted=row.accepted,
+        submissions_rejected=row.rejected,
         last_seen_s=round(context.clock() - presence.seen_at, 1) if presence else -1.0,
         activity=presence.activity if presence else "",
-        tokens_per_s=row["tokens_per_s"],
-        memory_bytes=row["memory_bytes"],
-        link_bytes_per_s=row["link_bytes_per_s"],
+        tokens_per_s=row.tokens_per_s,
+        memory_bytes=row.memory_bytes,
+        link_bytes_per_s=row.link_bytes_per_s,
         audit_rate=trust.audit_rate(trust_record(row), context.config.trust),
-        banned_at_s=None if row["banned_at"] is None else row["banned_at"] - started_at(connection),
+        banned_at_s=None if row.banned_at is None else row.banned_at - started_at(connection),
     )
 
 
@@ -54,7 +85,7 @@ def relay_views(context: Context) -> list[api.RelayView]:
             bytes_received=relay.body.bytes_received,
             last_seen_s=round(context.clock() - relay.seen_at, 1),
         )
-        for key, relay in list(context.relays.items())  # the loop's thread adds to it
+        for key, relay in list(context.presence.relays.items())  # the loop's thread adds to it
     ]
 
 
@@ -64,42 +95,40 @@ def relays(context: Context) -> api.RelaysAnswer:
 
 def live_relay_urls(context: Context) -> list[str]:
     since = context.clock() - context.config.coordinator.gone_after_s
-    return [relay.body.url for relay in list(context.relays.values()) if relay.seen_at >= since]
+    return [relay.body.url for relay in list(context.presence.relays.values()) if relay.seen_at >= since]
 
 
 def status(connection: Connection, context: Context) -> api.StatusView:
-    step = current_step(connection)
-    begun = started_at(connection)
-    counts = step_counts(connection, context, step)
+    now, begun = read_run(connection, context), started_at(connection)
+    counts = step_counts(connection, context, now.step)
     wanted = batches.groups_wanted(counts, context.config.training)
-    pending = connection.execute(
-        "SELECT state, COUNT(*) AS n FROM submissions WHERE state IN ('pending','claimed','set_aside','void') GROUP BY state"
+    submissions = _submissions_by_state(connection)
+    workers = query(
+        connection,
+        _WorkerTotals,
+        "SELECT state, COUNT(*) AS n, SUM(accepted) AS accepted, SUM(rejected) AS rejected FROM workers GROUP BY state",
     )
-    by_state = {row["state"]: row["n"] for row in pending}
-    totals = connection.execute(
-        "SELECT state, COUNT(*) AS n, SUM(accepted) AS accepted, SUM(rejected) AS rejected FROM workers GROUP BY state"
-    ).fetchall()
     entries, head = ledger.head(connection)
     return api.StatusView(
         run_id=context.descriptor.run_id,
-        run_state=run_state(connection, context),
+        run_state=now.state,
         uptime_s=round(context.clock() - begun, 1),
-        step=step,
+        step=now.step,
         steps=context.config.run.steps,
         async_level=context.config.training.async_level,
-        newest_version=newest_version(connection),
+        newest_version=now.newest_version,
         useful_groups=counts.useful,
         groups_needed=context.config.training.groups_per_step,
         slots_open=-(-wanted // context.descriptor.rollouts.tasks_per_slot),
-        submissions_pending=by_state.get("pending", 0) + by_state.get("claimed", 0),
+        submissions_pending=sum(submissions.get(state, 0) for state in UNDECIDED),
         workers=[worker_view(connection, context, row) for row in _foremost_workers(connection)],
-        worker_counts={row["state"]: row["n"] for row in totals},
+        worker_counts={row.state: row.n for row in workers},
         relays=relay_views(context),
         verdicts={
-            "accepted": sum(int(row["accepted"]) for row in totals),
-            "rejected": sum(int(row["rejected"]) for row in totals),
-            "set_aside": by_state.get("set_aside", 0),
-            "void": by_state.get("void", 0),
+            "accepted": sum(int(row.accepted) for row in workers),
+            "rejected": sum(int(row.rejected) for row in workers),
+            "quarantined": submissions.get(SubmissionState.QUARANTINED, 0),
+            "void": submissions.get(SubmissionState.VOID, 0),
         },
         recent_verdicts=_recent_verdicts(connection, begun),
         age_histogram=age_histogram(connection),
@@ -111,13 +140,22 @@ def status(connection: Connection, context: Context) -> api.StatusView:
     )
 
 
-def _foremost_workers(connection: Connection) -> list[Row]:
-    """Everybody in a small swarm; in a large one those who did most, in order of joining."""
-    return connection.execute(
+def _submissions_by_state(connection: Connection) -> dict[SubmissionState, int]:
+    """Of all states but the usual end, whose number only grows."""
+    shown = one_of(*UNDECIDED, SubmissionState.QUARANTINED, SubmissionState.VOID)
+    sql = f"SELECT state, COUNT(*) AS n FROM submissions WHERE state IN {shown} GROUP BY state"
+    return {row.state: row.n for row in query(connection, _SubmissionCount, sql)}
+
+
+def _foremost_workers(connection: Connection) -> list[WorkerRow]:
+    """Every worker of a small swarm; in a large one those with the most accepted work, in order of joining."""
+    return query(
+        connection,
+        WorkerRow,
         "SELECT * FROM (SELECT * FROM workers ORDER BY accepted DESC, registered_at LIMIT ?) AS foremost"
         " ORDER BY registered_at",
         (SHOWN_WORKERS,),
-    ).fetchall()
+    )
 
 
 def _free_bytes(context: Context) -> int | None:
@@ -128,76 +166,78 @@ def _free_bytes(context: Context) -> int | None:
 
 
 def _recent_verdicts(connection: Connection, begun: float) -> list[api.VerdictView]:
-    rows = connection.execute(
-        "SELECT submissions.*, leases.step AS step, leases.slot AS slot FROM submissions JOIN leases USING (lease_id)"
-        " WHERE submissions.state='judged' ORDER BY judged_at DESC LIMIT ?",
+    rows = query(
+        connection,
+        _Verdict,
+        "SELECT decided_at, submissions.worker AS worker, verdict, leases.step AS step, leases.slot AS slot"
+        " FROM submissions JOIN leases USING (lease_id)"
+        f" WHERE submissions.state='{SubmissionState.DECIDED}' ORDER BY decided_at DESC LIMIT ?",
         (RECENT_VERDICTS,),
     )
-    views = []
-    for row in rows:
-        verdict = json.loads(row["verdict"])
-        views.append(
-            api.VerdictView(
-                at_s=round(row["judged_at"] - begun, 1),
-                worker=row["worker"],
-                step=row["step"],
-                slot=row["slot"],
-                accepted=verdict["accepted"],
-                audited=verdict["audited"],
-                reasons=verdict["reasons"],
-                detail=verdict["detail"],
-            )
-        )
-    return views
+    return [_verdict_view(row, begun) for row in rows]
+
+
+def _verdict_view(row: _Verdict, begun: float) -> api.VerdictView:
+    verdict = json.loads(row.verdict)
+    return api.VerdictView(
+        at_s=round(row.decided_at - begun, 1),
+        worker=row.worker,
+        step=row.step,
+        slot=row.slot,
+        accepted=verdict["accepted"],
+        audited=verdict["audited"],
+        reasons=verdict["reasons"],
+        detail=verdict["detail"],
+    )
 
 
 def age_histogram(connection: Connection) -> dict[int, int]:
     ages: Counter[int] = Counter()
-    for row in connection.execute("SELECT ages FROM batches"):
-        ages.update(_ages(row))
+    for row in query(connection, _Ages, "SELECT ages FROM batches"):
+        ages.update(_ages(row.ages))
     return dict(sorted(ages.items()))
 
 
-def _ages(batch: Row) -> dict[int, int]:
-    return {int(age): count for age, count in json.loads(batch["ages"]).items()}
+def _ages(text: str) -> dict[int, int]:
+    return {int(age): count for age, count in json.loads(text).items()}
 
 
 def history(connection: Connection, context: Context) -> api.HistoryView:
     begun = started_at(connection)
-    versions = [
-        api.VersionView(
-            version=row["version"],
-            manifest_digest=row["manifest_digest"],
-            published_s=row["published_at"] - begun,
-            report=json.loads(row["report"]) | {"bytes_total": row["bytes_total"]},
-        )
-        for row in connection.execute("SELECT * FROM versions ORDER BY version")
-    ]
-    evaluations = [
-        api.EvaluationView(**json.loads(row["body"]), at_s=row["at"] - begun)
-        for row in connection.execute("SELECT * FROM evaluations ORDER BY version")
-    ]
-    banned = connection.execute(
-        "SELECT * FROM workers WHERE banned_at IS NOT NULL ORDER BY banned_at DESC LIMIT ?", (SHOWN_BANS,)
-    ).fetchall()
+    banned = select(connection, WorkerRow, "WHERE banned_at IS NOT NULL ORDER BY banned_at DESC LIMIT ?", (SHOWN_BANS,))
     return api.HistoryView(
-        versions=versions,
-        evaluations=evaluations,
+        versions=_versions(connection, begun),
+        evaluations=[
+            api.EvaluationView(**json.loads(row.body), at_s=row.at - begun)
+            for row in select(connection, EvaluationRow, "ORDER BY version")
+        ],
         batches=_batches(connection, begun),
         bans=[worker_view(connection, context, row) for row in reversed(banned)],
-        tasks=tasks.statistics(connection),
+        tasks=task_stats.statistics(connection),
     )
+
+
+def _versions(connection: Connection, begun: float) -> list[api.VersionView]:
+    return [
+        api.VersionView(
+            version=row.version,
+            manifest_digest=row.manifest_digest,
+            published_s=row.published_at - begun,
+            report=json.loads(row.report) | {"bytes_total": row.bytes_total},
+        )
+        for row in select(connection, VersionRow, "ORDER BY version")
+    ]
 
 
 def _batches(connection: Connection, begun: float) -> list[dict[str, float | int]]:
     return [
         {
-            "step": row["step"],
-            "formed_s": row["formed_at"] - begun,
-            "groups": row["groups"],
-            "generated_groups": row["generated"],
-            "max_age": max(_ages(row), default=0),
-            **{f"dropped_{reason}": count for reason, count in json.loads(row["dropped"]).items()},
+            "step": row.step,
+            "formed_s": row.formed_at - begun,
+            "groups": row.groups,
+            "generated_groups": row.generated,
+            "max_age": max(_ages(row.ages), default=0),
+            **{f"dropped_{reason}": count for reason, count in json.loads(row.dropped).items()},
         }
-        for row in connection.execute("SELECT * FROM batches ORDER BY step")
+        for row in select(connection, BatchRow, "ORDER BY step")
     ]

@@ -1,29 +1,55 @@
-"""Who works: registration, presence, and the record that trust is computed from. Runs inside one transaction of the store."""
+"""Workers: registration, and the record that trust is computed from. Runs inside one transaction of the store."""
 
 from shoal.coordinator import ledger
 from shoal.coordinator.context import Context
 from shoal.coordinator.rules import trust
-from shoal.coordinator.store.database import Connection, Row
+from shoal.coordinator.store.database import Connection, Transaction
+from shoal.coordinator.store.rows import find, insert, update
+from shoal.coordinator.store.tables import WorkerRow
 from shoal.errors import RefusedError
 from shoal.protocol import api
 
 
-def require_worker(connection: Connection, key: str) -> Row:
-    row: Row | None = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
-    if row is None:
+def find_worker(connection: Connection, key: str) -> WorkerRow | None:
+    return find(connection, WorkerRow, "WHERE key=?", (key,))
+
+
+def known_worker(connection: Connection, key: str) -> WorkerRow:
+    """A key that has submitted something, so that it must have registered."""
+    worker = find_worker(connection, key)
+    assert worker is not None, "workers are never deleted"
+    return worker
+
+
+def require_worker(connection: Connection, key: str) -> WorkerRow:
+    worker = find_worker(connection, key)
+    if worker is None:
         raise RefusedError("unknown_worker", "This key is not registered.", hint="Register first.", status=403)
-    if row["state"] == "banned":
+    if worker.state == "banned":
         hint = "The ledger holds the verdict; the run's owner can lift a ban."
-        raise RefusedError("banned", f"This key is banned: {row['reason']}.", hint=hint, status=403, permanent=True)
-    return row
+        raise RefusedError("banned", f"This key is banned: {worker.reason}.", hint=hint, status=403, permanent=True)
+    return worker
 
 
-def register(connection: Connection, context: Context, key: str, body: api.RegisterBody) -> None:
+def register(connection: Transaction, context: Context, key: str, body: api.RegisterBody) -> None:
+    _check_registration(context, key, body)
+    now = context.clock()
+    facts = body.model_dump()
+    known = find_worker(connection, key)
+    if known is None:
+        insert(connection, WorkerRow(key=key, registered_at=now, **facts))
+        ledger.append(connection, context.keypair, now, "registered", worker=key, numerics_class=body.numerics_class)
+    else:
+        update(connection, require_worker(connection, key), **facts)
+    mark_seen(connection, context, key)
+
+
+def _check_registration(context: Context, key: str, body: api.RegisterBody) -> None:
     if body.numerics_class not in context.descriptor.numerics_classes:
         known = ", ".join(context.descriptor.numerics_classes)
         raise RefusedError(
             "numerics_class",
-            f"This run cannot judge work of the numerics class {body.numerics_class}.",
+            f"This run cannot verify work of the numerics class {body.numerics_class}.",
             hint=f"It accepts {known}; the owner can admit another class by calibrating it.",
             status=422,
             permanent=True,
@@ -41,57 +67,28 @@ def register(connection: Connection, context: Context, key: str, body: api.Regis
             status=422,
             permanent=True,
         )
-    now = context.clock()
-    row = connection.execute("SELECT * FROM workers WHERE key=?", (key,)).fetchone()
-    if row is None:
-        connection.execute(
-            "INSERT INTO workers (key, name, numerics_class, tokens_per_s, memory_bytes, link_bytes_per_s,"
-            " registered_at, state) VALUES (?,?,?,?,?,?,?,'registered')",
-            (key, *_facts(body), now),
-        )
-        ledger.append(connection, context.keypair, now, "registered", worker=key, numerics_class=body.numerics_class)
-    else:
-        require_worker(connection, key)
-        connection.execute(
-            "UPDATE workers SET name=?, numerics_class=?, tokens_per_s=?, memory_bytes=?, link_bytes_per_s=?"
-            " WHERE key=?",
-            (*_facts(body), key),
-        )
-    mark_seen(connection, context, key)
 
 
-def _facts(body: api.RegisterBody) -> tuple[object, ...]:
-    return body.name, body.numerics_class, body.tokens_per_s, body.memory_bytes, body.link_bytes_per_s
+def mark_seen(connection: Transaction, context: Context, key: str) -> WorkerRow:
+    """Notes that the key is present; one that was marked as gone returns to the state that it had earned."""
+    worker = require_worker(connection, key)
+    connection.on_commit(lambda: context.presence.seen(key))
+    return _move(connection, context, worker, "returned") if worker.state == "gone" else worker
 
 
-def mark_seen(connection: Connection, context: Context, key: str) -> Row:
-    """Notes that the key lives; one that was given up returns to the state that it had earned."""
-    row = require_worker(connection, key)
-    context.seen(key)
-    return _move(connection, context, row, "returned") if row["state"] == "gone" else row
-
-
-def asks_for_work(connection: Connection, context: Context, key: str) -> Row:
+def mark_asking(connection: Transaction, context: Context, key: str) -> WorkerRow:
     """As above, and a key that had only registered begins its probation."""
-    row = mark_seen(connection, context, key)
-    return _move(connection, context, row, "asked") if row["state"] == "registered" else row
+    worker = mark_seen(connection, context, key)
+    return _move(connection, context, worker, "asked") if worker.state == "registered" else worker
 
 
-def _move(connection: Connection, context: Context, row: Row, event: trust.TrustEvent) -> Row:
-    save_trust(connection, row["key"], trust.after(trust_record(row), event, context.config.trust))
-    return require_worker(connection, row["key"])
+def _move(connection: Connection, context: Context, worker: WorkerRow, event: trust.TrustEvent) -> WorkerRow:
+    return save_trust(connection, worker, trust.after(trust_record(worker), event, context.config.trust))
 
 
-def trust_record(row: Row) -> trust.TrustRecord:
-    return trust.TrustRecord(row["state"], row["clean_audits"], row["anomalies"])
+def trust_record(worker: WorkerRow) -> trust.TrustRecord:
+    return trust.TrustRecord(worker.state, worker.clean_audits, worker.anomalies)
 
 
-def earned_state(context: Context, row: Row) -> api.WorkerState:
-    return trust.earned_state(trust_record(row), context.config.trust)
-
-
-def save_trust(connection: Connection, key: str, record: trust.TrustRecord) -> None:
-    connection.execute(
-        "UPDATE workers SET state=?, clean_audits=?, anomalies=? WHERE key=?",
-        (record.state, record.clean_audits, record.anomalies, key),
-    )
+def save_trust(connection: Connection, worker: WorkerRow, record: trust.TrustRecord) -> WorkerRow:
+    return update(connection, worker, state=record.state, clean_audits=record.clean_audits, anomalies=record.anomalies)

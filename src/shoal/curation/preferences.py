@@ -12,8 +12,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from shoal.coordinator import Store
-from shoal.coordinator.store.database import open_database
+from shoal.coordinator import records
 from shoal.errors import ConfigError, IntegrityError
 from shoal.evaluation.answers import read_answers
 from shoal.files import digest_bytes
@@ -84,20 +83,11 @@ def _learned_tasks(directory: RunDirectory) -> set[str]:
 def _verified_groups(directory: RunDirectory) -> dict[tuple[str, str], dict[int, list[float]]]:
     """By submission (id, digest) and group, the task rewards of the samples."""
     found: dict[tuple[str, str], dict[int, list[float]]] = {}
-    config = directory.config().coordinator
-    store = Store(open_database(config.store, directory.store))
-    try:
-        rows = store.read(
-            lambda connection: connection.execute(
-                "SELECT submission_id, digest, number, task_rewards FROM groups JOIN submissions USING (submission_id)"
-                " WHERE groups.state != 'withdrawn' ORDER BY groups.step, groups.slot, number"
-            ).fetchall()
-        )
-    finally:
-        store.close()
-    for row in rows:
-        groups = found.setdefault((row["submission_id"], row["digest"]), {})
-        groups[row["number"]] = json.loads(row["task_rewards"])
+    with records.open_store(directory) as store:
+        verified = store.read(records.verified_groups)
+    for group in verified:
+        groups = found.setdefault((group.submission_id, group.digest), {})
+        groups[group.number] = json.loads(group.task_rewards)
     return found
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.errors import ConfigError
 from shoal.inspection.records import InspectionError, Record
@@ -19,6 +20,9 @@ from shoal.rundir import RunDirectory
 from shoal.tasks import CODEC_FILES, TextCodec
 from shoal.tasks.datasets.transfer import find_shard, tasks_of_run
 from shoal.tasks.workload import Workload
+
+if TYPE_CHECKING:
+    from shoal.coordinator.store.tables import GroupRow
 
 FOREIGN_LIMITS = RolloutLimits(rows=1 << 16, prompt_tokens=1 << 17, output_tokens=1 << 17, proof_bytes=1 << 21)
 """For files whose run is unknown: large enough for any run."""
@@ -124,35 +128,35 @@ def _codec_of_run(root: Path | None, descriptor: RunDescriptor | None) -> TextCo
 
 def _submissions(directory: RunDirectory) -> list[Submission]:
     """Everything uploaded so far, from the coordinator's store, whether it runs or not."""
-    from shoal.coordinator import Store
-    from shoal.coordinator.store.database import Connection, open_database
+    from shoal.coordinator import records
+    from shoal.coordinator.store.database import Connection
 
-    name = directory.config().coordinator.store
-    if name == "sqlite" and not directory.store.exists():
+    if not records.has_store(directory):
         raise InspectionError(f"{directory.root} has no coordinator's store.", hint="Name its *.parquet files instead.")
 
-    def look(connection: Connection) -> list[Submission]:
-        names = {row["key"]: row["name"] for row in connection.execute("SELECT key, name FROM workers")}
-        groups: dict[str, dict[int, tuple[str, int | None]]] = {}
-        for row in connection.execute("SELECT submission_id, number, state, batch_step FROM groups"):
-            groups.setdefault(row["submission_id"], {})[row["number"]] = (row["state"], row["batch_step"])
-        rows = connection.execute("SELECT * FROM submissions ORDER BY received_at")
+    def read(connection: Connection) -> list[Submission]:
+        names, groups = records.worker_names(connection), _group_states(records.groups(connection))
         return [
             Submission(
-                directory.submissions / f"{row['submission_id']}.parquet",
-                _state(row["state"], verdict := _verdict(row["verdict"])),
+                directory.submissions / f"{row.submission_id}.parquet",
+                _state(row.state, verdict := _verdict(row.verdict)),
                 verdict,
-                names.get(row["worker"], ""),
-                groups.get(row["submission_id"], {}),
+                names.get(row.worker, ""),
+                groups.get(row.submission_id, {}),
             )
-            for row in rows
+            for row in records.submissions(connection)
         ]
 
-    store = Store(open_database(name, directory.store))
-    try:
-        return store.read(look)
-    finally:
-        store.close()
+    with records.open_store(directory) as store:
+        return store.read(read)
+
+
+def _group_states(rows: "list[GroupRow]") -> dict[str, dict[int, tuple[str, int | None]]]:
+    """By submission and number: the state of the group, and the step of its batch."""
+    groups: dict[str, dict[int, tuple[str, int | None]]] = {}
+    for row in rows:
+        groups.setdefault(row.submission_id, {})[row.number] = (row.state, row.batch_step)
+    return groups
 
 
 def _state(state: str, verdict: api.VerdictBody | None) -> str:

@@ -8,7 +8,6 @@ Large files may be left out: the backup then names them by digest. It holds priv
 import contextlib
 import os
 import shutil
-import sqlite3
 import tarfile
 import tempfile
 import time
@@ -20,12 +19,13 @@ from pydantic import BaseModel, ConfigDict
 
 from shoal.broadcast.manifest import Head, Manifest, open_head, open_manifest
 from shoal.broadcast.store import needed_manifests
-from shoal.coordinator import ledger, steps
+from shoal.coordinator import ledger, records, steps
+from shoal.coordinator.records import KeptRollout
 from shoal.errors import ShoalError, UnavailableError
 from shoal.files import TEMPORARY_PREFIX, Digest, atomic_file, digest_file, write_atomic
 from shoal.locks import hold
 from shoal.metrics import Report
-from shoal.owner.bucket import BucketRollouts, StoredRollout
+from shoal.owner.bucket import BucketRollouts
 from shoal.rundir import RunDirectory, checkpoint_path, checkpoint_steps
 
 INDEX_NAME = "backup.json"
@@ -119,13 +119,13 @@ def _take(run: RunDirectory, copy: RunDirectory, references_only: bool) -> None:
     if head is not None:
         _link_weights(run, copy, head)
     if run.store.exists():
-        _copy_store(run.store, copy.store)
+        records.copy_store(run.store, copy.store)
         _check(copy, head, checkpoint)
         _take_rollouts(run, copy, references_only)
 
 
 def _check(copy: RunDirectory, head: Head | None, checkpoint: int | None) -> None:
-    with _open(copy.store) as connection:
+    with records.open_copy(copy.store) as connection:
         newest = steps.newest_version(connection)
         announced = head.newest.version if head is not None and head.newest is not None else -1
         if newest != announced or (checkpoint or 0) > max(newest, 0):
@@ -142,12 +142,9 @@ def _take_rollouts(run: RunDirectory, copy: RunDirectory, references_only: bool)
         bucket.copy_to(copy.submissions, kept_rollouts(copy))
 
 
-def kept_rollouts(copy: RunDirectory) -> list[StoredRollout]:
-    with _open(copy.store) as connection:
-        rows = connection.execute(
-            "SELECT submission_id, digest, size_bytes FROM submissions WHERE collected_at IS NULL"
-        ).fetchall()
-    return [StoredRollout(*row) for row in rows]
+def kept_rollouts(copy: RunDirectory) -> list[KeptRollout]:
+    with records.open_copy(copy.store) as connection:
+        return records.kept_rollouts(connection)
 
 
 def _link_weights(run: RunDirectory, copy: RunDirectory, head: Head) -> None:
@@ -191,30 +188,13 @@ def _link_file(source: Path | str, target: Path | str) -> None:
         shutil.copy2(source, target)
 
 
-def _copy_store(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        contextlib.closing(sqlite3.connect(source, timeout=30)) as live,
-        contextlib.closing(sqlite3.connect(target)) as copied,
-    ):
-        live.backup(copied)
-        copied.execute("PRAGMA journal_mode=DELETE")
-
-
-@contextlib.contextmanager
-def _open(path: Path) -> Iterator[sqlite3.Connection]:
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.row_factory = sqlite3.Row
-        yield connection
-
-
 def _index(copy: RunDirectory, made_at: float, references_only: bool) -> Index:
     paths = sorted(path for path in copy.root.rglob("*") if path.is_file())
     digests = {str(path.relative_to(copy.root)): digest_file(path) for path in paths}
     left_out = {name: digest for name, digest in digests.items() if references_only and name.startswith(LARGE)}
     entries, last, step, version = 0, ledger.GENESIS, 0, -1
     if copy.store.exists():
-        with _open(copy.store) as connection:
+        with records.open_copy(copy.store) as connection:
             entries, last = ledger.head(connection)
             step, version = steps.current_step(connection), steps.newest_version(connection)
     return Index(

@@ -6,13 +6,13 @@ copy is hashed. What is already in the bucket is not sent again; what is neither
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from shoal.config import CoordinatorConfig
 from shoal.coordinator.bucket import Bucket, open_bucket
+from shoal.coordinator.records import KeptRollout
 from shoal.errors import IntegrityError, ShoalError, UnavailableError
 from shoal.files import digest_bytes, write_atomic
 
@@ -26,17 +26,6 @@ class BucketError(ShoalError):
     permanent = False
 
 
-@dataclass(frozen=True)
-class StoredRollout:
-    submission_id: str
-    digest: str
-    size_bytes: int
-
-    @property
-    def file_name(self) -> str:
-        return f"{self.submission_id}.parquet"
-
-
 class BucketRollouts:
     def __init__(self, bucket: Bucket, http: httpx.Client | None = None) -> None:
         self._bucket, self._http = bucket, http or httpx.Client(timeout=TIMEOUT_S)
@@ -46,7 +35,7 @@ class BucketRollouts:
         bucket = open_bucket(settings.bucket, time.time)
         return None if bucket is None else cls(bucket)
 
-    def copy_to(self, folder: Path, rollouts: Iterable[StoredRollout]) -> None:
+    def copy_to(self, folder: Path, rollouts: Iterable[KeptRollout]) -> None:
         """Raises FileNotFoundError for a file that retention has just removed."""
         for rollout in rollouts:
             answer = self._ask("GET", self._bucket.download_url(rollout.submission_id))
@@ -57,7 +46,7 @@ class BucketRollouts:
                 raise IntegrityError(f"{rollout.file_name} in the bucket is not the file that was signed.")
             write_atomic(folder / rollout.file_name, answer.content)
 
-    def put_back(self, folder: Path, rollouts: Iterable[StoredRollout]) -> int:
+    def put_back(self, folder: Path, rollouts: Iterable[KeptRollout]) -> int:
         """How many were missing and have been sent."""
         missing = [rollout for rollout in rollouts if not self._has(rollout)]
         if lost := [rollout for rollout in missing if not (folder / rollout.file_name).is_file()]:
@@ -70,7 +59,7 @@ class BucketRollouts:
             _require(self._ask("PUT", self._bucket.store_url(rollout.submission_id), data))
         return len(missing)
 
-    def _has(self, rollout: StoredRollout) -> bool:
+    def _has(self, rollout: KeptRollout) -> bool:
         answer = self._ask("HEAD", self._bucket.look_url(rollout.submission_id))
         if answer.status_code == 404:
             return False

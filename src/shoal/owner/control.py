@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from shoal.config import RunConfig
-from shoal.coordinator import Context, Store, control, views
+from shoal.coordinator import Context, control, records, views
 from shoal.coordinator.server import begin, build_context
-from shoal.coordinator.store.database import Connection, open_database
+from shoal.coordinator.store.database import Transaction
 from shoal.errors import ConfigError, UnavailableError
 from shoal.identity import Keypair
 from shoal.protocol import api
@@ -69,7 +69,7 @@ class OwnedRun:
     def _apply(
         self,
         ask: Callable[[CoordinatorClient], Result],
-        change: Callable[[Connection, Context], Result],
+        change: Callable[[Transaction, Context], Result],
         *,
         signed: bool = True,
     ) -> Result:
@@ -80,12 +80,9 @@ class OwnedRun:
             if self.directory is None:
                 raise
         context = build_context(self.directory)
-        store = Store(open_database(context.config.coordinator.store, self.directory.store))
-        try:
+        with records.open_store(self.directory, create=True) as store:
             store.write(lambda connection: begin(connection, context))
             return store.write(lambda connection: change(connection, context))
-        finally:
-            store.close()
 
     def _client(self, signed: bool) -> CoordinatorClient:
         if not signed:

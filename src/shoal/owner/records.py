@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.config import ShoalConfig, to_toml
-from shoal.errors import ConfigError
 from shoal.metrics import Report
 from shoal.protocol.api import HistoryView
 from shoal.protocol.rollouts import RolloutLimits
@@ -125,22 +124,13 @@ def show_memory_plan(config: ShoalConfig, ranks: int, report: Report) -> None:
 
 def _recorded(directory: RunDirectory) -> tuple[HistoryView, str]:
     """History and ledger head from the coordinator's store, whether it runs or not."""
-    from shoal.coordinator import Store
+    from shoal.coordinator import records
     from shoal.coordinator.server import build_context
-    from shoal.coordinator.store.database import open_database
     from shoal.coordinator.views import history, status
 
     context = build_context(directory)
-    database = context.config.coordinator.store
-    if database == "sqlite" and not directory.store.exists():
-        raise ConfigError(
-            f"{directory.root} has no coordinator's store.", hint="Export on the host of the coordinator."
-        )
-    store = Store(open_database(database, directory.store))
-    try:
+    with records.open_store(directory) as store:
         return (
             store.read(lambda connection: history(connection, context)),
             store.read(lambda connection: status(connection, context)).ledger_head,
         )
-    finally:
-        store.close()

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from shoal.coordinator.context import CLOCK_SLACK_S
 from shoal.coordinator.http.route import SMALL_BYTES
+from shoal.coordinator.presence import CLOCK_SLACK_S
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes
 from shoal.identity import Keypair
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.signing import (
-    NONCE_HEADER,
     PROTOCOL_HEADER,
     TIME_HEADER,
     RequestStamp,
@@ -84,16 +83,6 @@ def test_nonces_survive_a_restart(tmp_path: Path) -> None:
         assert_refused(send(swarm, headers), 409, "replay")
 
 
-def test_nonces_of_an_older_release_stay_spent_after_the_upgrade(swarm: Swarm) -> None:
-    headers = signed(swarm)
-    spent = (WORKER.public, headers[NONCE_HEADER], swarm.clock() + 600)
-    swarm.write(lambda connection: connection.execute("INSERT INTO old_nonces VALUES (?,?,?)", spent))
-    assert_refused(send(swarm, headers), 409, "replay")
-    swarm.clock.advance(601)
-    swarm.sweep()
-    assert swarm.all("SELECT * FROM old_nonces") == []
-
-
 def test_the_same_nonce_of_another_key_or_time_is_another_one(swarm: Swarm) -> None:
     nonce = "ab" * 16
     for key, skew_s in ((WORKER, 0.0), (WORKER, 1.0), (keypair("bob"), 0.0)):
@@ -133,7 +122,9 @@ def test_nonces_are_kept_exactly_as_long_as_their_request_could_be_accepted(swar
     swarm.clock.advance(599)
     swarm.sweep()
     assert_refused(send(swarm, headers), 409, "replay")
-    swarm.clock.advance(2 + (CLOCK_SLACK_S if swarm.context.is_shared else 0))  # the clocks of several hosts differ
+    swarm.clock.advance(
+        2 + (CLOCK_SLACK_S if swarm.context.presence.is_shared else 0)
+    )  # the clocks of several hosts differ
     swarm.sweep()
     assert swarm.all("SELECT * FROM nonces") == []
     assert_refused(send(swarm, headers), 401, "clock")

@@ -11,7 +11,7 @@ from shoal.files import digest_bytes
 from shoal.protocol.client import SUBMISSION_SIGNATURE_HEADER, CoordinatorClient
 from shoal.protocol.signing import BODY_HEADER, RequestTarget, stamp_request, submission_message
 from support.samples import keypair
-from support.swarm import TEST_DATABASE, Swarm, lossy, refusal, registration, running, small_config
+from support.swarm import TEST_DATABASE, Swarm, lossy, page_count, refusal, registration, running, small_config
 
 
 def test_an_upload_is_stored_under_a_name_of_the_server(swarm: Swarm) -> None:
@@ -48,7 +48,7 @@ def test_the_same_upload_is_recognised_even_after_its_verdict(swarm: Swarm) -> N
     swarm.accept()
     swarm.clock.advance(100)
     again = ann.submit(lease.lease_id, b"rollouts")
-    assert (again.submission_id, again.state) == (first.submission_id, "judged")
+    assert (again.submission_id, again.state) == (first.submission_id, "decided")
     assert len(list(swarm.context.submissions.iterdir())) == 1
 
 
@@ -122,10 +122,10 @@ def test_when_uploads_cannot_be_stored_nothing_is_lost(swarm: Swarm) -> None:
     (ann,) = swarm.join("ann")
     lease = swarm.lease(ann)
     rollouts = swarm.context.submissions
-    swarm.context.submissions = rollouts / "unmounted"
+    swarm.alter(submissions=rollouts / "unmounted")
     with pytest.raises(UnavailableError, match=r"503: The upload cannot be stored: No such file"):
         ann.submit(lease.lease_id, b"rollouts")
-    swarm.context.submissions = rollouts
+    swarm.alter(submissions=rollouts)
     assert swarm.one("SELECT state FROM leases") == {"state": "leased"}
     assert ann.submit(lease.lease_id, b"rollouts").state == "pending"
 
@@ -144,7 +144,7 @@ def test_when_the_store_is_full_intake_stops_with_a_clear_error(swarm: Swarm) ->
     def squeeze(connection: Connection, pages: int) -> None:
         connection.execute(f"PRAGMA max_page_count={pages}").fetchone()
 
-    used = swarm.write(lambda connection: int(connection.execute("PRAGMA page_count").fetchone()["page_count"]))
+    used = swarm.write(lambda connection: page_count(connection))
     swarm.write(lambda connection: squeeze(connection, used))
     with pytest.raises(UnavailableError, match="disk is full"):
         fill(ann)

@@ -1,3 +1,6 @@
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from shoal.config import TrustConfig
@@ -18,12 +21,12 @@ LOAD = StepLoad(
     slots_planned=10,
     slots_outstanding=1,
     others_work=True,
-    proven_work=True,
+    others_active=True,
 )
 
 
-def load(**changes: object) -> StepLoad:
-    return StepLoad(**LOAD.__dict__ | changes)
+def load(**changes: Any) -> StepLoad:
+    return replace(LOAD, **changes)
 
 
 @pytest.mark.parametrize(
@@ -53,14 +56,14 @@ def test_a_lease_lasts_as_long_as_the_measured_speed_needs(speed: float, expecte
 def test_no_key_fills_more_than_its_share_while_others_work() -> None:
     assert may_lease(load(slots_of_key=4), False, TRUST)
     assert not may_lease(load(slots_of_key=5), False, TRUST)
-    assert may_lease(load(slots_of_key=9, others_work=False, proven_work=False), False, TRUST)
+    assert may_lease(load(slots_of_key=9, others_work=False, others_active=False), False, TRUST)
 
 
 def test_all_keys_on_probation_together_fill_no_more_than_their_share_while_proven_ones_work() -> None:
     assert may_lease(load(slots_of_probation=2), True, TRUST)
     assert not may_lease(load(slots_of_probation=3), True, TRUST)
     assert may_lease(load(slots_of_probation=3), False, TRUST)
-    assert may_lease(load(slots_of_probation=9, proven_work=False), True, TRUST)
+    assert may_lease(load(slots_of_probation=9, others_active=False), True, TRUST)
 
 
 def test_shares_never_keep_a_step_waiting_on_which_nobody_works() -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from shoal.coordinator.store.database import Connection
-from shoal.coordinator.store.schema import MIGRATIONS, SCHEMA_VERSION, SchemaError
-from shoal.coordinator.store.writer import LARGEST_GROUP, Store, StoreError, Work
+from shoal.coordinator.store.database import Connection, Transaction
+from shoal.coordinator.store.schema import MIGRATIONS, SchemaError, schema_version
+from shoal.coordinator.store.writer import LARGEST_GROUP, Look, Savepoint, Store, StoreError, Work
 from shoal.errors import RefusedError
+from support.swarm import page_count
 
 PATIENCE_S = 30
-TALLIED_SINCE = 6
 
 
 @pytest.fixture
@@ -27,18 +27,19 @@ def put(name: str, value: str = "") -> Work[int]:
 
 
 def names(connection: Connection) -> list[str]:
-    return [row["name"] for row in connection.execute("SELECT name FROM meta ORDER BY name")]
+    return [str(row["name"]) for row in connection.execute("SELECT name FROM meta ORDER BY name")]
 
 
-def refuse(connection: Connection) -> None:
+def refuse(connection: Transaction) -> None:
     put("half")(connection)
     raise RefusedError("no", "Not like this.")
 
 
-def tracing(heard: Callable[[str], object] | None) -> Work[None]:
+def tracing(heard: Callable[[str], object] | None) -> Look[None]:
     def trace(connection: Connection) -> None:
-        assert isinstance(connection, sqlite3.Connection)
-        connection.set_trace_callback(heard)
+        raw = connection.connection if isinstance(connection, Savepoint) else connection
+        assert isinstance(raw, sqlite3.Connection)
+        raw.set_trace_callback(heard)
 
     return trace
 
@@ -100,7 +101,7 @@ def test_a_caller_that_went_away_does_not_stop_the_writer(store: Store) -> None:
 
 
 def test_a_full_disk_fails_the_whole_group_and_the_store_goes_on_when_there_is_room(store: Store) -> None:
-    pages = store.write(lambda connection: int(connection.execute("PRAGMA page_count").fetchone()["page_count"]))
+    pages = store.write(page_count)
     store.write(lambda connection: connection.execute(f"PRAGMA max_page_count={pages + 1}").fetchone())
     gate = Gate(store)
     small, large = store.submit(put("small")), store.submit(put("large", "x" * 100_000))
@@ -118,7 +119,7 @@ def test_a_full_disk_fails_the_whole_group_and_the_store_goes_on_when_there_is_r
 def test_readers_see_committed_state_only(store: Store) -> None:
     written, checked = threading.Event(), threading.Event()
 
-    def slow(connection: Connection) -> None:
+    def slow(connection: Transaction) -> None:
         put("uncommitted")(connection)
         written.set()
         assert checked.wait(PATIENCE_S)
@@ -182,40 +183,47 @@ def test_a_store_of_a_newer_release_is_refused(tmp_path: Path) -> None:
     assert "Upgrade" in caught.value.hint
 
 
-def older_store(path: Path, version: int) -> sqlite3.Connection:
-    """A store as the release with this schema left it."""
-    connection = sqlite3.connect(path)
-    scripts = "".join(script for number, script in sorted(MIGRATIONS.items()) if number <= version)
-    connection.executescript(f"BEGIN; {scripts} PRAGMA user_version={version}; COMMIT;")
-    return connection
+NEXT = "CREATE TABLE later (n BIGINT);\n"
 
 
-@pytest.mark.parametrize("version", sorted(MIGRATIONS)[:-1])
-def test_an_older_store_is_brought_up_to_date_and_keeps_what_it_held(tmp_path: Path, version: int) -> None:
+def older_store(path: Path) -> int:
+    """A store as this release writes it, with something in it; returns its schema version."""
+    store = Store(path)
+    store.write(put("kept"))
+    store.close()
+    return schema_version()
+
+
+def test_an_older_store_is_brought_up_to_date_and_keeps_what_it_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "store.db"
-    connection = older_store(path, version)
-    connection.execute("INSERT INTO meta VALUES ('kept', 'yes')")
-    connection.execute("INSERT INTO slots VALUES (0, 0, 'leased', 'lease', 1)")
-    if version >= TALLIED_SINCE:
-        connection.execute("INSERT INTO tallies VALUES (0, 'leased', 1)")
-    connection.commit()
-    connection.close()
+    version = older_store(path)
+    monkeypatch.setitem(MIGRATIONS, version + 1, NEXT)
     for _ in range(2):
         store = Store(path)
         assert store.read(names) == ["kept"]
-        assert store.read(store.database.schema_version) == SCHEMA_VERSION
-        tallies = store.read(lambda connection: connection.execute("SELECT * FROM tallies").fetchall())
-        assert [tuple(row) for row in tallies] == [(0, "leased", 1)]
+        assert store.read(store.database.schema_version) == version + 1
+        assert store.read(lambda connection: connection.execute("SELECT n FROM later").fetchall()) == []
         store.close()
+
+
+def test_a_store_that_no_migration_leads_from_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version={min(MIGRATIONS) - 1}")
+    connection.close()
+    with pytest.raises(SchemaError, match="too old"):
+        Store(path)
 
 
 def test_an_upgrade_that_fails_leaves_the_older_store_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, version = tmp_path / "store.db", sorted(MIGRATIONS)[-2]
-    older_store(path, version).close()
+    path = tmp_path / "store.db"
+    version = older_store(path)
     script = "CREATE TABLE half (n BIGINT);\nCREATE TABLE meta (n BIGINT);\n"
-    monkeypatch.setitem(MIGRATIONS, SCHEMA_VERSION, script)
+    monkeypatch.setitem(MIGRATIONS, version + 1, script)
     with pytest.raises(sqlite3.OperationalError, match="already exists"):
         Store(path)
     connection = sqlite3.connect(path)
@@ -233,3 +241,47 @@ def test_listeners_hear_of_changes_that_ask_for_it_and_of_no_refused_ones(store:
     with pytest.raises(RefusedError):
         store.write(refuse, announces=lambda _: True)
     assert len(heard) == 1
+
+
+def test_memory_changes_after_the_commit_and_never_after_a_refusal(store: Store) -> None:
+    seen: list[object] = []
+
+    def kept(connection: Transaction) -> None:
+        put("kept")(connection)
+        connection.on_commit(lambda: seen.append(store.read(names)))
+        assert seen == []
+
+    def refused(connection: Transaction) -> None:
+        connection.on_commit(lambda: seen.append("refused"))
+        refuse(connection)
+
+    with pytest.raises(RefusedError):
+        store.write(refused)
+    store.write(kept)
+    assert seen == [["kept"]]
+
+
+def test_an_effect_that_fails_does_not_stop_the_writer(store: Store) -> None:
+    def work(connection: Transaction) -> None:
+        connection.on_commit(lambda: 1 // 0)
+
+    store.write(work)
+    store.write(put("later"))
+    assert store.read(names) == ["later"]
+
+
+def test_memory_does_not_change_when_the_whole_group_fails(store: Store) -> None:
+    pages = store.write(page_count)
+    store.write(lambda connection: connection.execute(f"PRAGMA max_page_count={pages + 1}").fetchone())
+    gate, seen = Gate(store), list[str]()
+
+    def small(connection: Transaction) -> None:
+        put("small")(connection)
+        connection.on_commit(lambda: seen.append("small"))
+
+    future, large = store.submit(small), store.submit(put("large", "x" * 100_000))
+    gate.open()
+    for refused in (future.result, large.result):
+        with pytest.raises(StoreError, match="disk is full"):
+            refused(PATIENCE_S)
+    assert seen == []

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from shoal.coordinator import nonces
-from shoal.coordinator.context import Context, Stamp
+from shoal.coordinator.context import Context
 from shoal.coordinator.http.limits import RateLimit
 from shoal.coordinator.http.refusals import too_many
+from shoal.coordinator.rules.presence import Stamp
 from shoal.coordinator.store.database import Connection
 from shoal.errors import RefusedError
 from shoal.protocol.signing import RequestStamp, RequestTarget, check_stamp

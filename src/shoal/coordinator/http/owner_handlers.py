@@ -3,7 +3,7 @@
 from shoal.coordinator import control, views
 from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.service import Service
-from shoal.coordinator.store.database import Connection
+from shoal.coordinator.store.database import Connection, Transaction
 from shoal.protocol import api
 
 
@@ -17,7 +17,7 @@ async def set_state(service: Service, body: api.RunStateBody, caller: Signed) ->
 async def ban(service: Service, body: api.BanBody, caller: Signed) -> api.WorkerView:
     """Bans a key; its unused work is withdrawn."""
 
-    def operation(connection: Connection) -> api.WorkerView:
+    def operation(connection: Transaction) -> api.WorkerView:
         return views.worker_view(connection, service.context, control.ban(connection, service.context, body))
 
     return await service.write(caller, operation, notifies=True)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from shoal.coordinator.context import Context
 from shoal.coordinator.http.auth import Gate, Signed
 from shoal.coordinator.http.limits import RateLimit
-from shoal.coordinator.store.database import Connection
+from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.loop_results import LoopFuture, LoopResults
 from shoal.coordinator.store.writer import Store
 
@@ -69,18 +69,18 @@ class Service:
         self.changes.notify()
 
     async def write(
-        self, signed: Signed, operation: Callable[[Connection], Result], *, notifies: bool = False
+        self, signed: Signed, operation: Callable[[Transaction], Result], *, notifies: bool = False
     ) -> Result:
         """Runs a state change once; notifies if a validator or the trainer may be waiting for it."""
 
-        def work(connection: Connection) -> Result:
+        def work(connection: Transaction) -> Result:
             signed.spend(connection)
             return operation(connection)
 
         return await self.write_unsigned(work, (lambda _: True) if notifies else None)
 
     async def write_unsigned(
-        self, operation: Callable[[Connection], Result], announces: Callable[[Result], bool] | None = None
+        self, operation: Callable[[Transaction], Result], announces: Callable[[Result], bool] | None = None
     ) -> Result:
         """A change that spends no nonce: the server's own, or of a request whose nonce is already spent."""
         pending: LoopFuture[Result] = self._results.expect()  # type: ignore[assignment]  # whatever the operation returns

@@ -13,7 +13,9 @@ from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.refusals import too_large
 from shoal.coordinator.http.route import Upload
 from shoal.coordinator.http.service import Service
-from shoal.coordinator.store.database import Connection, Row
+from shoal.coordinator.store.database import Transaction
+from shoal.coordinator.store.tables import LeaseRow
+from shoal.coordinator.submissions import ReceivedFile
 from shoal.errors import RefusedError, ShoalError
 from shoal.protocol import api
 
@@ -31,11 +33,11 @@ async def submit(service: Service, upload: Upload, caller: Signed) -> api.Submis
     path = context.file_of(submission_id)
     digest, size_bytes = await stream_to_disk(service, upload.chunks, path)
 
-    def operation(connection: Connection) -> api.SubmissionAnswer:
+    file = ReceivedFile(caller.key, upload.lease_id, submission_id, digest, size_bytes, upload.signature)
+
+    def operation(connection: Transaction) -> api.SubmissionAnswer:
         _require_signed(digest, upload.digest)
-        return submissions.accept_upload(
-            connection, context, caller.key, upload.lease_id, submission_id, digest, size_bytes, upload.signature
-        )
+        return submissions.accept_upload(connection, context, file)
 
     try:
         answer = await service.write(caller, operation, notifies=True)
@@ -70,12 +72,9 @@ async def uploaded(service: Service, body: api.UploadBody, caller: Signed) -> ap
     if digest != body.digest:
         await bucket.delete(name)
     _require_signed(digest, body.digest)
+    file = ReceivedFile(caller.key, body.lease_id, name, digest, body.size_bytes, body.signature)
     answer = await service.write(
-        caller,
-        lambda connection: submissions.accept_upload(
-            connection, context, caller.key, body.lease_id, name, digest, body.size_bytes, body.signature
-        ),
-        notifies=True,
+        caller, lambda connection: submissions.accept_upload(connection, context, file), notifies=True
     )
     await bucket.forget_upload(name)
     return answer
@@ -86,7 +85,7 @@ def bucket_name(context: Context, lease_id: str, digest: str) -> str:
     return blake3(f"upload\n{lease_id}\n{digest}".encode(), key=context.secret).hexdigest()[:32]
 
 
-async def _expect(service: Service, caller: Signed, lease_id: str, digest: str, signature: str) -> Row | None:
+async def _expect(service: Service, caller: Signed, lease_id: str, digest: str, signature: str) -> LeaseRow | None:
     """The lease that this file answers, none if the file was taken before; anything else is refused."""
     context = service.context
     lease = await service.read_rows(

@@ -3,7 +3,7 @@
 from shoal.coordinator import leasing, views, workers
 from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.service import Service
-from shoal.coordinator.store.database import Connection
+from shoal.coordinator.store.database import Connection, Transaction
 from shoal.protocol import api
 
 
@@ -11,7 +11,7 @@ async def register(service: Service, body: api.RegisterBody, caller: Signed) -> 
     """Registers a key, or updates what is known of its machine."""
     context = service.context
 
-    def operation(connection: Connection) -> api.WorkerView:
+    def operation(connection: Transaction) -> api.WorkerView:
         workers.register(connection, context, caller.key, body)
         return views.worker_view(connection, context, workers.require_worker(connection, caller.key))
 
@@ -25,7 +25,7 @@ async def heartbeat(service: Service, body: api.HeartbeatBody, caller: Signed) -
 
     def look(connection: Connection) -> api.WorkerView:
         row = workers.require_worker(connection, caller.key)
-        context.hear(caller.key, body, caller.stamp)
+        context.presence.hear(caller.key, body, caller.stamp)
         return views.worker_view(connection, context, row)
 
     view = await service.read_rows(look)
@@ -53,5 +53,5 @@ async def give_back(service: Service, body: api.LeaseAddress, caller: Signed) ->
 
 async def announce_relay(service: Service, body: api.RelayBody, caller: Signed) -> api.RelaysAnswer:
     """Puts a relay on the list for some minutes; answers with the list."""
-    service.context.note_relay(caller.key, body, caller.stamp)
+    service.context.presence.note_relay(caller.key, body, caller.stamp)
     return views.relays(service.context)

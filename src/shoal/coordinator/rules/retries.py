@@ -1,18 +1,34 @@
-"""When a submission that could not be judged is tried again, and when it is given up: pure rules, nobody is blamed.
+"""When a submission that could not be verified is tried again, and when it is quarantined: pure rules without a penalty.
 
-Trouble over the file itself counts as a try; after `validation.max_tries` the file is set aside. Weights that no relay delivers say
-nothing about the file, so an outage is waited out for a while before it counts. Waits double, or a fault that
-returns at once would use up every try while a relay restarts.
+A fault over the file itself counts as a try; after `validation.max_tries` the file is quarantined. Weights that no relay delivers
+say nothing about the file, so an outage is waited out for a while before it counts. Waits double, or a fault that returns
+at once would use up every try while a relay restarts.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shoal.protocol.verdicts import Reason
 
 FIRST_WAIT_S = 2.0
 LONGEST_WAIT_S = 60.0
 OUTAGE_S = 900.0
-"""Since the upload. Later a version that nobody delivers counts as a try, or a lost one could hold a step for ever."""
+"""Since the upload. Later a version that no relay delivers counts as a try, or a lost one could hold a step for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    faults: int
+    tries: int
+    wait_s: float
+
+
+def after_fault(reasons: Sequence[Reason], age_s: float, tries: int, faults: int, max_tries: int) -> Retry | None:
+    """How the submission is tried again; none if it is quarantined."""
+    counted = counts(reasons, age_s)
+    if counted and tries >= max_tries:
+        return None
+    return Retry(faults + 1, tries if counted else tries - 1, wait_s(faults + 1))
 
 
 def wait_s(faults: int) -> float:
@@ -21,5 +37,5 @@ def wait_s(faults: int) -> float:
 
 
 def counts(reasons: Sequence[Reason], age_s: float) -> bool:
-    """Whether a fault with these reasons is held against the file."""
+    """Whether a fault with these reasons counts as a try."""
     return list(reasons) != [Reason.VERSION_GONE] or age_s > OUTAGE_S

@@ -1,12 +1,12 @@
-"""How far a key is believed: pure rules over its record.
+"""How far a key is trusted, and which of its submissions are audited: pure rules over its record.
 
 A key that only registered has done nothing yet; with its first request for work it is on probation and audited in full. Clean
-audits make it active and let the audit rate fall like 1/n to a floor.
-An anomaly makes a key suspect; several quarantine it: its work is judged but not used until clean work leads out. A proof bans
-for good.
+audits make it active and let the audit rate fall like 1/n to a floor. An anomaly makes a key suspect; several quarantine it: its
+work is verified but not used until clean work leads out. A proof bans for good.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,6 +15,7 @@ from blake3 import blake3
 from shoal.config import ShoalConfig, TrustConfig
 from shoal.errors import ConfigError
 from shoal.protocol.api import WorkerState
+from shoal.protocol.verdicts import Reason, Severity, most_severe
 
 TrustEvent = Literal["asked", "clean_audit", "clean_pass", "anomaly", "proof", "silent", "returned", "unbanned"]
 
@@ -28,6 +29,16 @@ class TrustRecord:
     state: WorkerState
     clean_audits: int = 0
     anomalies: int = 0
+
+
+def event_of(accepted: bool, audited: bool, reasons: Sequence[Reason]) -> TrustEvent | None:
+    """What a verdict means for its key; none for a fault, which says nothing about it."""
+    if accepted:
+        return "clean_audit" if audited else "clean_pass"
+    severity = most_severe(list(reasons))
+    if severity in (Severity.FAULT, None):
+        return None
+    return "proof" if severity is Severity.PROOF else "anomaly"
 
 
 def after(record: TrustRecord, event: TrustEvent, config: TrustConfig) -> TrustRecord:
@@ -62,7 +73,7 @@ def _after_clean_audit(record: TrustRecord, config: TrustConfig) -> TrustRecord:
 
 
 def earned_state(record: TrustRecord, config: TrustConfig) -> WorkerState:
-    """What the record is worth, whether its key is present or gone: silence neither helps nor harms."""
+    """The state that follows from the record, whether its key is present or gone: silence neither helps nor harms."""
     if record.state == "banned":
         return "banned"
     if record.anomalies >= ANOMALIES_TO_QUARANTINE:
@@ -84,7 +95,7 @@ def audit_rate(record: TrustRecord, config: TrustConfig) -> float:
 
 
 def is_audited(step_secret: bytes, submission_digest: str, rate: float) -> bool:
-    """A draw that nobody can foresee, and that everybody can repeat once the step's secret is published.
+    """A draw that cannot be predicted, and that anyone can repeat once the step's secret is published.
 
     The step is the one that was current when the file arrived: its batch is not formed yet, so its secret is not public. The
     step of the lease would not do, because a file may come late, after that step's secret.

@@ -1,14 +1,15 @@
 """The two databases behind the store, seen as one: SQLite in a file by default, PostgreSQL by URL.
 
-Rooms write one dialect: `?` for values, rows by column name. Whatever writes holds the one writer's place, in PostgreSQL across
-all processes, so that a transaction sees every earlier one and needs no other lock: slots are given once, the ledger is a chain.
-A writer that hangs loses its place after a while; one that dies, at once.
+The coordinator writes one dialect: `?` for values, rows by column name. There is one writer at a time, in PostgreSQL across all
+processes, so a transaction sees every earlier one and needs no other lock: slots are given once, the ledger is a chain. A writer
+that hangs loses the writer's lock after `HANGING_AFTER_S`; one that dies loses it at once.
 """
 
 import functools
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,16 +21,18 @@ if TYPE_CHECKING:
 WRITER_LOCK = 0x53484F414C
 CHANNEL = "shoal_changed"
 LOCK_TIMEOUT_S = 20
-"""Longest wait for the writer's place; then the request is refused and may be repeated."""
+"""Longest wait for the writer's lock; then the request is refused and may be repeated."""
 HANGING_AFTER_S = 10
-"""A transaction that says nothing for so long is ended by the server, so that one stuck process does not stop the others."""
+"""The server ends a transaction that is idle for this long, so that one stuck process does not stop the others."""
 CONNECT_TIMEOUT_S = 5
 CHECKPOINT_PAGES = 8000
-"""A page that changes often is copied back once per so many written ones; 32 MB of log are read at the next start."""
+"""A page that changes often is copied back once per this many written ones; 32 MB of log are read at the next start."""
 
 
 class Row(Protocol):
-    def __getitem__(self, name: str, /) -> Any: ...
+    """Values by column name; `rows` turns them into typed records."""
+
+    def __getitem__(self, name: str, /) -> object: ...
 
     def keys(self) -> Iterable[str]: ...
 
@@ -38,11 +41,11 @@ class Cursor(Protocol):
     @property
     def rowcount(self) -> int: ...
 
-    def fetchone(self) -> Any: ...
+    def fetchone(self) -> Row | None: ...
 
-    def fetchall(self) -> list[Any]: ...
+    def fetchall(self) -> list[Row]: ...
 
-    def __iter__(self) -> Iterator[Any]: ...
+    def __iter__(self) -> Iterator[Row]: ...
 
 
 class Connection(Protocol):
@@ -51,6 +54,13 @@ class Connection(Protocol):
     def executemany(self, sql: str, values: Iterable[Sequence[object]], /) -> object: ...
 
     def close(self) -> None: ...
+
+
+class Transaction(Connection, Protocol):
+    """A connection inside the writer's transaction."""
+
+    def on_commit(self, effect: Callable[[], object], /) -> None:
+        """Runs once the transaction is committed, never if it is rolled back: the only place to change memory."""
 
 
 class Database(Protocol):
@@ -67,10 +77,10 @@ class Database(Protocol):
     def begin_write(self, connection: Connection) -> None: ...
 
     def announce(self, connection: Connection) -> None:
-        """Makes every listener look again once this transaction is committed."""
+        """Notifies every listener once this transaction is committed."""
 
     def listen(self, heard: Callable[[], None], stopping: threading.Event) -> None:
-        """Calls back after each announcement of any process until told to stop."""
+        """Calls back after each announcement of any process, until `stopping` is set."""
 
     def schema_version(self, connection: Connection) -> int: ...
 
@@ -100,13 +110,13 @@ class SQLite:
         connection.execute("BEGIN IMMEDIATE")
 
     def announce(self, connection: Connection) -> None:
-        """Nobody but this process listens, and the store tells it."""
+        """Only this process listens, and the store notifies it."""
 
     def listen(self, heard: Callable[[], None], stopping: threading.Event) -> None:
         """As above."""
 
     def schema_version(self, connection: Connection) -> int:
-        return int(connection.execute("PRAGMA user_version").fetchone()["user_version"])
+        return _number(connection, "PRAGMA user_version", "user_version")
 
     def set_schema_version(self, connection: Connection, version: int) -> None:
         connection.execute(f"PRAGMA user_version={version}")
@@ -160,14 +170,14 @@ class PostgreSQL:
                     heard()
 
     def schema_version(self, connection: Connection) -> int:
-        if connection.execute("SELECT to_regclass('schema_version') AS found").fetchone()["found"] is None:
+        found = connection.execute("SELECT to_regclass('schema_version') AS name").fetchone()
+        if found is None or found["name"] is None:
             return 0
-        row = connection.execute("SELECT MAX(version) AS version FROM schema_version").fetchone()
-        return int(row["version"] or 0)
+        return _number(connection, "SELECT MAX(version) AS version FROM schema_version", "version")
 
     def set_schema_version(self, connection: Connection, version: int) -> None:
         connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version BIGINT PRIMARY KEY)")
-        connection.execute("INSERT INTO schema_version VALUES (?)", (version,))
+        connection.execute("INSERT INTO schema_version (version) VALUES (?)", (version,))
 
 
 class _Postgres:
@@ -188,14 +198,24 @@ class _Postgres:
         self._connection.close()
 
 
+def _number(connection: Connection, sql: str, column: str) -> int:
+    row = connection.execute(sql).fetchone()
+    value = None if row is None else row[column]
+    return value if isinstance(value, int) else 0
+
+
 @functools.lru_cache(maxsize=512)
 def _translated(sql: str) -> Any:
+    """Every `?` becomes a placeholder, also inside a literal: the coordinator's SQL has none there."""
     return sql.replace("?", "%s").replace(" WITHOUT ROWID", "")
 
 
 def _plain(values: Sequence[object]) -> list[object]:
-    """Flags are kept as numbers, as SQLite does."""
-    return [int(value) if isinstance(value, bool) else value for value in values]
+    """Flags are kept as numbers, as in SQLite, and states as their text."""
+    return [
+        int(value) if isinstance(value, bool) else str(value) if isinstance(value, StrEnum) else value
+        for value in values
+    ]
 
 
 def _driver() -> Any:
@@ -218,6 +238,11 @@ def _without_password(driver: Any, url: str) -> str:
     return f"postgresql://{fields.get('host', '')}/{fields.get('dbname', '')}"
 
 
+def is_shared(store: str) -> bool:
+    """Whether several coordinator processes may serve a run with this `coordinator.store`."""
+    return store != "sqlite"
+
+
 def open_database(store: str, path: Path) -> Database:
     """The database that `coordinator.store` names; `sqlite` is the file of the run directory."""
-    return SQLite(path) if store == "sqlite" else PostgreSQL(store)
+    return PostgreSQL(store) if is_shared(store) else SQLite(path)

@@ -1,27 +1,30 @@
-"""The coordinator's memory: one schema, one writer, durable in groups.
+"""The coordinator's store: one schema, one writer, group commit.
 
-`write(work)` runs a function on the writer's connection inside a transaction and returns when it is on disk. Waiting writes
-share one commit, each inside its own savepoint, so that a refused one leaves no trace and a busy coordinator syncs once per
-few milliseconds, not once per request. `read(work)` sees one committed state, whatever is written meanwhile. A lost connection is
-made again; what was under way is refused and may be repeated.
+`write(work)` runs a function inside a transaction and returns when it is on disk. Waiting writes share one commit, each inside
+its own savepoint, so that a refused one leaves no trace and a busy coordinator syncs once per few milliseconds, not once per
+request. Changes of memory wait for the commit (`Transaction.on_commit`). `read(work)` sees one committed state, whatever is
+written meanwhile. A lost connection is made again; what was under way is refused and may be repeated.
 """
 
 import contextlib
+import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from shoal.coordinator.store.database import Connection, Database, SQLite
+from shoal.coordinator.store.database import Connection, Database, SQLite, Transaction
 from shoal.coordinator.store.schema import migrate
 from shoal.errors import ShoalError
 
 Result = TypeVar("Result")
-Work = Callable[[Connection], Result]
-Outcome = tuple[object, BaseException | None]
+Work = Callable[[Transaction], Result]
+Look = Callable[[Connection], Result]
+Effect = Callable[[], object]
+log = logging.getLogger(__name__)
 
 LARGEST_GROUP = 256
 
@@ -32,7 +35,7 @@ class StoreError(ShoalError):
 
 
 class Settled(Protocol):
-    """Where a result goes: a future, or whatever takes its place."""
+    """Where a result goes: a future, or an object with the same methods."""
 
     def set_running_or_notify_cancel(self) -> bool: ...
 
@@ -46,6 +49,22 @@ class _Job(Generic[Result]):
     work: Work[Result]
     future: Settled
     announces: "Callable[[Result], bool] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    result: object
+    problem: BaseException | None
+    effects: Sequence[Effect]
+
+
+class Savepoint:
+    """The transaction of one write: the writer's connection, and what waits for its commit."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection, self.effects = connection, list[Effect]()
+        self.execute, self.executemany, self.close = connection.execute, connection.executemany, connection.close
+        self.on_commit = self.effects.append
 
 
 class Store:
@@ -64,7 +83,7 @@ class Store:
             thread.start()
 
     def enqueue(self, work: Work[Result], future: Settled, announces: Callable[[Result], bool] | None = None) -> None:
-        """Queues a change. One whose result asks for it is heard by the listeners of every process once it is on disk."""
+        """Queues a change. One that `announces` notifies the listeners of every process once it is on disk."""
         if self._closing.is_set():
             raise StoreError("The store is closed.", hint="The coordinator is stopping; try again.")
         self._queue.put(_Job(work, future, announces))  # type: ignore[arg-type]  # the pair agrees on Result
@@ -77,7 +96,7 @@ class Store:
     def write(self, work: Work[Result], *, announces: Callable[[Result], bool] | None = None) -> Result:
         return self.submit(work, announces=announces).result()
 
-    def read(self, work: Work[Result]) -> Result:
+    def read(self, work: Look[Result]) -> Result:
         def look(connection: Connection) -> Result:
             self.database.begin_read(connection)
             try:
@@ -87,11 +106,11 @@ class Store:
 
         return self._look(self._reader, look)
 
-    def read_rows(self, work: Work[Result]) -> Result:
+    def read_rows(self, work: Look[Result]) -> Result:
         """Reads a few rows, never behind a long read; each statement sees the newest committed state."""
         return self._look(self._row_reader, work)
 
-    def _look(self, line: "_Line", work: Work[Result]) -> Result:
+    def _look(self, line: "_Line", work: Look[Result]) -> Result:
         try:
             return line.use(work)
         except self.database.broken as error:
@@ -109,12 +128,12 @@ class Store:
         self._reader.close()
         self._row_reader.close()
 
-    def _tell_listeners(self) -> None:
+    def _notify_listeners(self) -> None:
         for heard in list(self._listeners):
             heard()
 
     def _listen(self) -> None:
-        self.database.listen(self._tell_listeners, self._closing)
+        self.database.listen(self._notify_listeners, self._closing)
 
     def _write_forever(self) -> None:
         line = _Line(self.database)
@@ -140,19 +159,20 @@ class Store:
             for job in running:
                 job.future.set_exception(failure)
             return
+        _apply_effects(outcomes)
         if announced and not self.database.is_shared:
-            self._tell_listeners()
-        for job, (result, problem) in zip(running, outcomes, strict=True):
-            if problem is None:
-                job.future.set_result(result)
+            self._notify_listeners()
+        for job, outcome in zip(running, outcomes, strict=True):
+            if outcome.problem is None:
+                job.future.set_result(outcome.result)
             else:
-                job.future.set_exception(problem)
+                job.future.set_exception(outcome.problem)
 
-    def _run_group(self, connection: Connection, group: "list[_Job[object]]") -> tuple[list[Outcome], bool]:
+    def _run_group(self, connection: Connection, group: "list[_Job[object]]") -> tuple[list[_Outcome], bool]:
         self.database.begin_write(connection)
         try:
             outcomes = [_run_in_savepoint(connection, job.work, self.database.broken) for job in group]
-            announced = any(_asks_to_be_heard(job, *outcome) for job, outcome in zip(group, outcomes, strict=True))
+            announced = any(_is_announced(job, outcome) for job, outcome in zip(group, outcomes, strict=True))
             if announced:
                 self.database.announce(connection)
             connection.execute("COMMIT")
@@ -171,7 +191,7 @@ class _Line:
         self._lock = threading.Lock()
         self._connection: Connection | None = None
 
-    def use(self, work: Work[Result]) -> Result:
+    def use(self, work: Look[Result]) -> Result:
         with self._lock:
             if self._connection is None:
                 self._connection = self._database.connect()
@@ -192,19 +212,28 @@ class _Line:
         self._connection = None
 
 
-def _asks_to_be_heard(job: "_Job[object]", result: object, problem: BaseException | None) -> bool:
-    return problem is None and job.announces is not None and job.announces(result)
+def _is_announced(job: "_Job[object]", outcome: _Outcome) -> bool:
+    return outcome.problem is None and job.announces is not None and job.announces(outcome.result)
 
 
-def _run_in_savepoint(connection: Connection, work: Work[object], broken: type[Exception]) -> Outcome:
+def _run_in_savepoint(connection: Connection, work: Work[object], broken: type[Exception]) -> _Outcome:
+    savepoint = Savepoint(connection)
     connection.execute("SAVEPOINT work")
     try:
-        result = work(connection)
+        result = work(savepoint)
     except broken:
         raise  # disk full, I/O error, connection lost: the whole group fails
     except Exception as error:  # handed to the caller through its future
         connection.execute("ROLLBACK TO work")
         connection.execute("RELEASE work")
-        return None, error
+        return _Outcome(None, error, ())
     connection.execute("RELEASE work")
-    return result, None
+    return _Outcome(result, None, savepoint.effects)
+
+
+def _apply_effects(outcomes: Sequence[_Outcome]) -> None:
+    for effect in [effect for outcome in outcomes for effect in outcome.effects]:
+        try:
+            effect()
+        except Exception:  # the change is on disk, and the writer must go on
+            log.exception("a change of memory after a commit failed")

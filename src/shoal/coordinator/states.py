@@ -1,0 +1,164 @@
+"""The four state machines of the coordinator: slot, lease, submission, group.
+
+A state changes only along a transition of its machine; `store.rows.update` is the one place where states change, and it asks
+`Machine.require`. SQL is built from the names here, and `mermaid` draws the diagrams of docs/design/coordinator.md.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from shoal.errors import ShoalError
+
+
+class SlotState(StrEnum):
+    """A slot of a step: one unit of work, filled by one key at a time."""
+
+    LEASED = "leased"
+    SUBMITTED = "submitted"
+    RESOLVED = "resolved"
+    OPEN = "open"
+    CLOSED = "closed"
+    VOID = "void"
+
+
+class LeaseState(StrEnum):
+    """The right of one key to fill one slot until a deadline."""
+
+    LEASED = "leased"
+    SUBMITTED = "submitted"
+    RETURNED = "returned"
+    EXPIRED = "expired"
+    ABANDONED = "abandoned"
+    QUARANTINED = "quarantined"
+    VOID = "void"
+
+
+class SubmissionState(StrEnum):
+    """An uploaded rollout file."""
+
+    PENDING = "pending"
+    CLAIMED = "claimed"
+    DECIDED = "decided"
+    QUARANTINED = "quarantined"
+    VOID = "void"
+
+
+class GroupState(StrEnum):
+    """The samples of one task in an accepted submission."""
+
+    ACCEPTED = "accepted"
+    NO_SIGNAL = "no_signal"
+    CONSUMED = "consumed"
+    EXPIRED = "expired"
+    WITHDRAWN = "withdrawn"
+
+
+State = TypeVar("State", bound=StrEnum)
+
+
+class TransitionError(ShoalError):
+    """A change of state that no machine has: a defect of the coordinator, never a user's mistake."""
+
+    code = "transition"
+
+
+@dataclass(frozen=True)
+class Machine(Generic[State]):
+    name: str
+    initial: Mapping[State, str]
+    """States in which a row may be inserted, and what causes it."""
+    transitions: Mapping[tuple[State, State], str]
+
+    def require_initial(self, state: State) -> None:
+        if state not in self.initial:
+            raise TransitionError(f"A {self.name} cannot begin as {state}.")
+
+    def require(self, before: State, after: State) -> None:
+        if (before, after) not in self.transitions:
+            raise TransitionError(f"A {self.name} cannot go from {before} to {after}.")
+
+    def states(self) -> set[State]:
+        return {*self.initial, *(state for pair in self.transitions for state in pair)}
+
+    def final(self) -> set[State]:
+        return self.states() - {before for before, _ in self.transitions}
+
+
+SLOT = Machine(
+    "slot",
+    {SlotState.LEASED: "a key takes the next slot of the step"},
+    {
+        (SlotState.LEASED, SlotState.SUBMITTED): "the file is uploaded",
+        (SlotState.LEASED, SlotState.OPEN): "the lease ends without a file",
+        (SlotState.SUBMITTED, SlotState.RESOLVED): "the file is accepted",
+        (SlotState.SUBMITTED, SlotState.OPEN): "the file is rejected, quarantined, or not used",
+        (SlotState.OPEN, SlotState.LEASED): "a different key takes it",
+        (SlotState.OPEN, SlotState.CLOSED): "the batch of the step is formed",
+        (SlotState.RESOLVED, SlotState.VOID): "its key is banned during the step",
+    },
+)
+LEASE = Machine(
+    "lease",
+    {LeaseState.LEASED: "granted"},
+    {
+        (LeaseState.LEASED, LeaseState.SUBMITTED): "the file is uploaded",
+        (LeaseState.LEASED, LeaseState.RETURNED): "the worker gives it back",
+        (LeaseState.LEASED, LeaseState.EXPIRED): "the deadline passes",
+        (LeaseState.LEASED, LeaseState.ABANDONED): "the worker is marked as gone",
+        (LeaseState.LEASED, LeaseState.VOID): "its key is banned",
+        (LeaseState.SUBMITTED, LeaseState.VOID): "its key is banned",
+        (LeaseState.SUBMITTED, LeaseState.QUARANTINED): "the file is quarantined",
+    },
+)
+SUBMISSION = Machine(
+    "submission",
+    {SubmissionState.PENDING: "uploaded"},
+    {
+        (SubmissionState.PENDING, SubmissionState.CLAIMED): "a validator claims it",
+        (SubmissionState.PENDING, SubmissionState.VOID): "its key is banned",
+        (SubmissionState.CLAIMED, SubmissionState.PENDING): "a fault, or the claim runs out",
+        (SubmissionState.CLAIMED, SubmissionState.DECIDED): "accepted or rejected",
+        (SubmissionState.CLAIMED, SubmissionState.QUARANTINED): "too many faults",
+        (SubmissionState.CLAIMED, SubmissionState.VOID): "its key is banned",
+    },
+)
+GROUP = Machine(
+    "group",
+    {
+        GroupState.ACCEPTED: "accepted, rewards differ",
+        GroupState.NO_SIGNAL: "accepted, rewards are equal",
+    },
+    {
+        (GroupState.ACCEPTED, GroupState.CONSUMED): "enters a batch",
+        (GroupState.ACCEPTED, GroupState.EXPIRED): "too old for the batch",
+        (GroupState.ACCEPTED, GroupState.WITHDRAWN): "its key is banned",
+    },
+)
+MACHINES: tuple[Machine[SlotState] | Machine[LeaseState] | Machine[SubmissionState] | Machine[GroupState], ...] = (
+    SLOT,
+    LEASE,
+    SUBMISSION,
+    GROUP,
+)
+
+FILLING = (SlotState.LEASED, SlotState.SUBMITTED)
+"""Slots that a key works on or has filled without a verdict."""
+HOLDING = (LeaseState.LEASED, LeaseState.SUBMITTED)
+"""Leases that count as filled by their key."""
+DROPPED = (LeaseState.RETURNED, LeaseState.EXPIRED, LeaseState.ABANDONED)
+"""Leases that ended without a file."""
+UNDECIDED = (SubmissionState.PENDING, SubmissionState.CLAIMED)
+
+
+def one_of(*states: StrEnum) -> str:
+    """The states as an SQL list."""
+    return "(" + ",".join(f"'{state}'" for state in states) + ")"
+
+
+def mermaid(machine: Machine[State]) -> str:
+    """The machine as a Mermaid state diagram."""
+    lines = ["stateDiagram-v2", *(f"    [*] --> {state}: {cause}" for state, cause in machine.initial.items())]
+    lines += [f"    {before} --> {after}: {cause}" for (before, after), cause in machine.transitions.items()]
+    return "\n".join([*lines, *(f"    {state} --> [*]" for state in sorted(machine.final()))])

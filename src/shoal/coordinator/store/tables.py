@@ -1,0 +1,156 @@
+"""The tables of the store as records; `schema` has the same columns in SQL."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from shoal.coordinator import states
+from shoal.coordinator.states import GroupState, LeaseState, Machine, SlotState, SubmissionState
+from shoal.coordinator.store.rows import Record
+from shoal.protocol.api import WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow(Record):
+    table: ClassVar[str] = "workers"
+    key_columns: ClassVar[tuple[str, ...]] = ("key",)
+
+    key: str
+    name: str
+    numerics_class: str
+    tokens_per_s: float
+    memory_bytes: int
+    link_bytes_per_s: float
+    registered_at: float
+    state: WorkerState = "registered"
+    reason: str = ""
+    """Of a ban."""
+    clean_audits: int = 0
+    anomalies: int = 0
+    drift: float = 0.0
+    accepted: int = 0
+    rejected: int = 0
+    credit_held: int = 0
+    credit_released: int = 0
+    banned_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRow(Record):
+    table: ClassVar[str] = "slots"
+    key_columns: ClassVar[tuple[str, ...]] = ("step", "slot")
+    machine: ClassVar[Machine[Any] | None] = states.SLOT
+
+    step: int
+    slot: int
+    state: SlotState
+    lease_id: str | None
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRow(Record):
+    table: ClassVar[str] = "leases"
+    key_columns: ClassVar[tuple[str, ...]] = ("lease_id",)
+    machine: ClassVar[Machine[Any] | None] = states.LEASE
+
+    lease_id: str
+    request_id: str
+    worker: str
+    step: int
+    slot: int
+    policy_version: int
+    manifest_digest: str
+    issued_at: float
+    expires_at: float
+    state: LeaseState
+    by_active_key: bool
+    """Whether the key had left probation when it took the lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionRow(Record):
+    table: ClassVar[str] = "submissions"
+    key_columns: ClassVar[tuple[str, ...]] = ("submission_id",)
+    machine: ClassVar[Machine[Any] | None] = states.SUBMISSION
+
+    submission_id: str
+    lease_id: str
+    worker: str
+    digest: str
+    size_bytes: int
+    signature: str
+    received_at: float
+    audit: bool
+    audit_step: int
+    audit_rate: float
+    numerics_class: str
+    state: SubmissionState = SubmissionState.PENDING
+    claim_id: str | None = None
+    claimed_by: str | None = None
+    claim_request: str | None = None
+    claim_expires: float | None = None
+    tries: int = 0
+    faults: int = 0
+    retry_at: float = 0.0
+    decided_at: float | None = None
+    verdict: str | None = None
+    collected_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow(Record):
+    table: ClassVar[str] = "groups"
+    key_columns: ClassVar[tuple[str, ...]] = ("group_id",)
+    machine: ClassVar[Machine[Any] | None] = states.GROUP
+
+    group_id: str
+    submission_id: str
+    worker: str
+    step: int
+    slot: int
+    number: int
+    policy_version: int
+    useful: bool
+    tokens: int
+    rewards: str
+    task_rewards: str
+    logprobs_verified: bool
+    state: GroupState
+    batch_step: int | None = None
+    position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow(Record):
+    table: ClassVar[str] = "batches"
+    key_columns: ClassVar[tuple[str, ...]] = ("step",)
+
+    step: int
+    formed_at: float
+    groups: int
+    generated: int
+    dropped: str
+    ages: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRow(Record):
+    table: ClassVar[str] = "versions"
+    key_columns: ClassVar[tuple[str, ...]] = ("version",)
+
+    version: int
+    manifest_digest: str
+    weights_digest: str
+    bytes_total: int
+    published_at: float
+    report: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRow(Record):
+    table: ClassVar[str] = "evaluations"
+    key_columns: ClassVar[tuple[str, ...]] = ("version",)
+
+    version: int
+    at: float
+    body: str
