@@ -9,6 +9,7 @@ others as the gaps between changes. Any bits survive: NaN payloads, −0.0, deno
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.broadcast.codec import kernels
 from shoal.broadcast.codec.entropy import Reader, corrupt, read_stream, varint, write_stream
@@ -22,38 +23,27 @@ DENSE_RATE = 0.25
 def encode_changes(pairs: Sequence[tuple[Bits, Bits]], layout: Layout) -> bytes:
     """What turns every first array into its second; the pairs are coded as if they were one long pair."""
     cut_exponent = choose_cut(pairs, layout)
+    return varint(cut_exponent) + b"".join(map(write_stream, change_streams(pairs, layout, cut_exponent)))
+
+
+def change_streams(pairs: Sequence[tuple[Bits, Bits]], layout: Layout, cut_exponent: int) -> list[NDArray[np.uint32]]:
+    """Gaps and steps of the sparse changes, then the steps of all numbers below the cut, one stream per context."""
     size = sum(len(base) for base, _ in pairs)
     # As large as they could ever become; only the pages that are used cost memory.
     dense, contexts = np.empty(size, np.uint32), np.empty(size, np.uint8)
     gaps, steps = np.empty(size, np.uint32), np.empty(size, np.uint32)
-    cursors = np.zeros(3, np.int64)
-    magnitude, limit = typed(layout, layout.magnitude), typed(layout, cut_exponent << layout.exponent_shift)
+    out = kernels.Collected(dense, contexts, gaps, steps, np.zeros(3, np.int64))
     for base, new in pairs:
-        kernels.collect(
-            base,
-            new,
-            layout.width,
-            layout.exponent_shift,
-            magnitude,
-            limit,
-            dense,
-            contexts,
-            gaps,
-            steps,
-            cursors,
-        )
-    near_zero, sparse = int(cursors[0]), int(cursors[1])
+        kernels.collect(base, new, _numbers(layout, cut_exponent), out)
+    near_zero, sparse = int(out.cursors[0]), int(out.cursors[1])
     dense, contexts = dense[:near_zero], contexts[:near_zero]
-    parts = [varint(cut_exponent), write_stream(gaps[:sparse]), write_stream(steps[:sparse])]
-    parts += [write_stream(dense[contexts == context]) for context in range(CONTEXTS)]
-    return b"".join(parts)
+    return [gaps[:sparse], steps[:sparse], *(dense[contexts == context] for context in range(CONTEXTS))]
 
 
 def apply_changes(reader: Reader, arrays: Sequence[Bits], layout: Layout) -> None:
     """Turn the first arrays of `encode_changes` into the second ones, in place."""
     size = sum(len(array) for array in arrays)
-    cut = typed(layout, reader.varint(layout.exponents) << layout.exponent_shift)
-    magnitude = typed(layout, layout.magnitude)
+    numbers = _numbers(layout, reader.varint(layout.exponents))
     gaps, steps = read_stream(reader, size), read_stream(reader, size)
     streams = [read_stream(reader, size) for _ in range(CONTEXTS)]
     if len(gaps) != len(steps):
@@ -63,22 +53,21 @@ def apply_changes(reader: Reader, arrays: Sequence[Bits], layout: Layout) -> Non
     dense_cursors, sparse_cursors = np.concatenate([[0], ends[:-1]]), np.zeros(2, np.int64)
     for array in arrays:
         # Dense first: a sparse step may carry a number below the cut, never the other way round for one that was below.
-        status = kernels.patch_dense(
-            array, layout.width, layout.exponent_shift, magnitude, cut, dense, dense_cursors, ends
-        )
-        if status == kernels.CORRUPT:
+        if kernels.patch_dense(array, numbers, dense, dense_cursors, ends) == kernels.CORRUPT:
             raise corrupt("it has too few steps for the numbers near zero")
         kernels.patch_sparse(array, layout.width, gaps, steps, sparse_cursors)
     if (dense_cursors != ends).any() or sparse_cursors[0] != len(gaps):
         raise corrupt("it describes changes beyond the end")
 
 
-def typed(layout: Layout, value: int) -> kernels.Word:
-    return np.uint16(value) if layout.width == 16 else np.uint32(value)
+def _numbers(layout: Layout, cut_exponent: int) -> kernels.Numbers:
+    word = np.uint16 if layout.width == 16 else np.uint32
+    cut = word(cut_exponent << layout.exponent_shift)
+    return kernels.Numbers(layout.width, layout.exponent_shift, word(layout.magnitude), cut)
 
 
 def choose_cut(pairs: Sequence[tuple[Bits, Bits]], layout: Layout) -> int:
-    """The exponent below which numbers change often, judged on a sample."""
+    """The exponent below which numbers change often, measured on a sample."""
     members, changes = np.zeros(layout.exponents, np.int64), np.zeros(layout.exponents, np.int64)
     for base, new in pairs:
         kernels.survey(base, new, layout.exponent_shift, layout.magnitude, members, changes)

@@ -5,7 +5,7 @@ value, never outside an array. Compilation is cached beside this file.
 """
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import numba
 import numpy as np
@@ -36,6 +36,25 @@ EVERY_MARK = np.uint64(0x0101010101010101)
 DIRECT = 16
 MANTISSA_BITS = 3
 DIRECT_BITS = 4
+
+
+class Numbers(NamedTuple):
+    """How the numbers lie in their bits, and below which magnitude (`cut`) they change often."""
+
+    width: int
+    exponent_shift: int
+    magnitude: Word
+    cut: Word
+
+
+class Collected(NamedTuple):
+    """What `collect` found. `cursors` (dense items, sparse items, numbers since the last change) run on between pieces."""
+
+    dense: U32
+    contexts: U8
+    gaps: U32
+    steps: U32
+    cursors: I64
 
 
 def kernel(function: Kernel) -> Kernel:
@@ -226,29 +245,18 @@ def lowest_mark(word: np.uint64) -> int:
 
 
 @kernel
-def collect(
-    base: Bits,
-    new: Bits,
-    width: int,
-    shift: int,
-    magnitude: Word,
-    cut: Word,
-    dense: U32,
-    contexts: U8,
-    gaps: U32,
-    steps: U32,
-    cursors: I64,
-) -> None:
-    """Describe one piece of a block; `cursors` (dense items, sparse items, numbers since the last change) run on between pieces.
+def collect(base: Bits, new: Bits, numbers: Numbers, out: Collected) -> None:
+    """Describe one piece of a block.
 
-    Most numbers of magnitude below `cut` change, so each of them gets a folded step, with its exponent as context; of the
+    Most numbers of magnitude below the cut change, so each of them gets a folded step, with its exponent as context; of the
     others only changes are noted, each with how many numbers were passed since the last one. Eight marks are looked at in
     one go, because nearly all are zero.
     """
+    shift, magnitude, cut = numbers.exponent_shift, numbers.magnitude, numbers.cut
     top = (np.int64(cut) - 1) >> shift
     words = np.zeros(CHUNK // 8, np.uint64)
     marks = words.view(np.uint8)
-    dense_at, sparse_at, last = cursors[0], cursors[1], -1 - cursors[2]
+    dense_at, sparse_at, last = out.cursors[0], out.cursors[1], -1 - out.cursors[2]
     for start in range(0, len(base), CHUNK):
         end = min(start + CHUNK, len(base))
         marks[end - start :] = 0
@@ -259,57 +267,56 @@ def collect(
                 index = start + 8 * word + lowest_mark(left)
                 left &= left - ONE
                 size = base[index] & magnitude
-                step = fold_step(np.int64(base[index]), np.int64(new[index]), width)
+                step = fold_step(np.int64(base[index]), np.int64(new[index]), numbers.width)
                 if size < cut:
-                    dense[dense_at] = step
-                    contexts[dense_at] = min(int(top - (np.int64(size) >> shift)), CONTEXTS - 1)
+                    out.dense[dense_at] = step
+                    out.contexts[dense_at] = min(int(top - (np.int64(size) >> shift)), CONTEXTS - 1)
                     dense_at += 1
                 else:
-                    gaps[sparse_at] = index - last - 1
-                    steps[sparse_at] = step
+                    out.gaps[sparse_at] = index - last - 1
+                    out.steps[sparse_at] = step
                     sparse_at += 1
                     last = index
-    cursors[0], cursors[1], cursors[2] = dense_at, sparse_at, len(base) - 1 - last
+    out.cursors[0], out.cursors[1], out.cursors[2] = dense_at, sparse_at, len(base) - 1 - last
 
 
 @kernel
-def patch_dense(
-    numbers: Bits, width: int, shift: int, magnitude: Word, cut: Word, dense: U32, cursors: I64, ends: I64
-) -> int:
-    """Move every number below `cut` by its step; `cursors`, one per context, run on between pieces."""
+def patch_dense(values: Bits, numbers: Numbers, dense: U32, cursors: I64, ends: I64) -> int:
+    """Move every number below the cut by its step; `cursors`, one per context, run on between pieces."""
+    shift, magnitude, cut = numbers.exponent_shift, numbers.magnitude, numbers.cut
     top = (np.int64(cut) - 1) >> shift
     words = np.zeros(CHUNK // 8, np.uint64)
     marks = words.view(np.uint8)
-    for start in range(0, len(numbers), CHUNK):
-        end = min(start + CHUNK, len(numbers))
+    for start in range(0, len(values), CHUNK):
+        end = min(start + CHUNK, len(values))
         marks[end - start :] = 0
-        mark(numbers[start:end], numbers[start:end], magnitude, cut, marks)
+        mark(values[start:end], values[start:end], magnitude, cut, marks)
         for word in range(len(words)):
             left = words[word]
             while left:
                 index = start + 8 * word + lowest_mark(left)
                 left &= left - ONE
-                number = numbers[index]
-                context = min(int(top - (np.int64(number & magnitude) >> shift)), CONTEXTS - 1)
+                value = values[index]
+                context = min(int(top - (np.int64(value & magnitude) >> shift)), CONTEXTS - 1)
                 at = cursors[context]
                 if at >= ends[context]:
                     return CORRUPT
-                numbers[index] = unfold_step(np.int64(number), np.int64(dense[at]), width)
+                values[index] = unfold_step(np.int64(value), np.int64(dense[at]), numbers.width)
                 cursors[context] = at + 1
     return 0
 
 
 @kernel
-def patch_sparse(numbers: Bits, width: int, gaps: U32, steps: U32, cursors: I64) -> None:
+def patch_sparse(values: Bits, width: int, gaps: U32, steps: U32, cursors: I64) -> None:
     """Move the changed numbers; `cursors` (next change, numbers already passed of its gap) run on between pieces."""
     at, passed = cursors[0], cursors[1]
     index = -passed
     while at < len(gaps):
         index += np.int64(gaps[at])
-        if index >= len(numbers):
+        if index >= len(values):
             index -= np.int64(gaps[at])
             break
-        numbers[index] = unfold_step(np.int64(numbers[index]), np.int64(steps[at]), width)
+        values[index] = unfold_step(np.int64(values[index]), np.int64(steps[at]), width)
         index += 1
         at += 1
-    cursors[0], cursors[1] = at, len(numbers) - index
+    cursors[0], cursors[1] = at, len(values) - index
