@@ -6,7 +6,7 @@ Origin, relay and client are processes of their own, on loopback, with all files
 runs from the call that publishes until the client holds the verified file. shardcast polls once per second, its minimum, and its
 client asks for the list in a loop. Every version has new bytes; for deltas 0.6 % of the bf16 weights change, those nearest to zero
 by many units and the others by one, and encoding and applying count. Capped: every link passes a proxy that shares one byte rate.
-`swap_ms` is how long the embedded engine stands still while the new weights are copied in. Rounds alternate; figures are ratios of
+`swap_ms` is how long the embedded engine stands still while the new weights are copied in. Rounds alternate; results are ratios of
 medians.
 """
 
@@ -367,21 +367,21 @@ def main() -> None:
     if shutil.which("wget") is None:
         sys.exit("shardcast needs wget.")
     size_bytes = options.megabytes * 1_000_000
-    figures: dict[str, object] = {}
+    results: dict[str, object] = {}
     parts = (options.only,) if options.only else ("full", "delta", "capped", "swap")
     for kind in ("full", "delta"):
         if kind in parts:
             seconds = compare(kind, size_bytes, options.rounds)
-            figures[f"{kind}_speedup_vs_shardcast"] = round(seconds["theirs"] / seconds[kind], 2)
-            figures[f"seconds_{kind}"] = seconds
+            results[f"{kind}_speedup_vs_shardcast"] = round(seconds["theirs"] / seconds[kind], 2)
+            results[f"seconds_{kind}"] = seconds
     if "capped" in parts:
         seconds = compare("delta", size_bytes, options.capped_rounds, options.capped_mb_s * 1e6)
-        figures["delta_speedup_capped"] = round(seconds["theirs"] / seconds["delta"], 1)
-        figures["seconds_capped"] = seconds
+        results["delta_speedup_capped"] = round(seconds["theirs"] / seconds["delta"], 1)
+        results["seconds_capped"] = seconds
     if "swap" in parts:
-        figures["swap_ms"] = round(swap_milliseconds(size_bytes), 1)
-    figures["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
-    print(json.dumps(figures))
+        results["swap_ms"] = round(swap_milliseconds(size_bytes), 1)
+    results["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

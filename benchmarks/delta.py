@@ -260,7 +260,7 @@ def main() -> None:
     def speed(seconds: Callable[[Measured], float]) -> float:
         return round(statistics.median(result.full_bytes / seconds(result) / 1e9 for result in everything), 2)
 
-    figures: dict[str, object] = {
+    metrics: dict[str, object] = {
         "bound_fraction_min": round(min(result.bound_fraction for result in everything), 3),
         **{
             f"ratio_{name}": round(statistics.fmean(result.ratio for result in measured), 1)
@@ -278,7 +278,7 @@ def main() -> None:
         "versions": options.versions - 1,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
-    print(json.dumps(figures))
+    print(json.dumps(metrics))
 
 
 if __name__ == "__main__":

@@ -146,9 +146,9 @@ def main() -> None:
                         speed = bytes_per_second(port, paths, connections, options.seconds)
                         speeds.setdefault((side, connections), []).append(speed)
     median = {key: statistics.median(values) for key, values in speeds.items()}
-    figures = {f"ratio_{count}": round(median["ours", count] / median["nginx", count], 3) for count in (1, 64)}
+    results = {f"ratio_{count}": round(median["ours", count] / median["nginx", count], 3) for count in (1, 64)}
     rates = {f"{side}_{count}_mb_s": round(speed / 1e6) for (side, count), speed in median.items()}
-    print(json.dumps({**figures, **rates, "machine": f"{platform.machine()}, {os.cpu_count()} cores"}))
+    print(json.dumps({**results, **rates, "machine": f"{platform.machine()}, {os.cpu_count()} cores"}))
 
 
 if __name__ == "__main__":

@@ -181,9 +181,9 @@ def main() -> None:
             print(f"{name}: last {max(finished):.2f} s, bound {bound_s:.2f} s", file=sys.stderr, flush=True)
     if options.plot is not None:
         draw(options.plot, last, bound_s)
-    figures = {name: round(statistics.median(values), 3) for name, values in ratios.items()}
+    results = {name: round(statistics.median(values), 3) for name, values in ratios.items()}
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
-    print(json.dumps({**figures, "bound_s": round(bound_s, 2), "relays": options.relays, "machine": machine}))
+    print(json.dumps({**results, "bound_s": round(bound_s, 2), "relays": options.relays, "machine": machine}))
 
 
 if __name__ == "__main__":

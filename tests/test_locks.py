@@ -33,7 +33,7 @@ def test_a_released_lock_can_be_taken_again(tmp_path: Path) -> None:
             pass
 
 
-def test_whoever_waits_gets_the_lock_when_it_is_free(tmp_path: Path) -> None:
+def test_a_process_that_waits_gets_the_lock_when_it_is_free(tmp_path: Path) -> None:
     first = hold(tmp_path / "lock", "busy")
     first.__enter__()
     naps: list[float] = []

@@ -1,4 +1,4 @@
-"""A publisher, relays and clients on loopback, and a web server that can be told to misbehave."""
+"""A publisher, relays and clients on loopback, and a web server that can be made to misbehave."""
 
 import http.server
 import random

@@ -172,15 +172,15 @@ def test_served_files_come_whole_and_bounded(origin: Origin, make_mirror: MakeMi
         client.fetch_file(large, max_bytes=100, deadline_s=0.2)
 
 
-def test_progress_is_told_and_ends_complete(
+def test_progress_is_reported_and_ends_complete(
     origin: Origin, origin_server: OriginServer, make_client: MakeClient
 ) -> None:
     digest = publish(origin)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     client = make_client(origin_server.url)
-    client.fetch_version(0, digest, on_progress=lambda p: told.append((p.bytes_done, p.bytes_total)))
-    assert told[0][0] == 0
-    assert max(told) == (told[0][1], told[0][1])
+    client.fetch_version(0, digest, on_progress=lambda p: reported.append((p.bytes_done, p.bytes_total)))
+    assert reported[0][0] == 0
+    assert max(reported) == (reported[0][1], reported[0][1])
 
 
 def test_progress_line_is_for_people() -> None:
@@ -218,7 +218,9 @@ def test_superseded_fetch_moves_to_the_newer_version(
     assert weights_of(directory) == expected_weights(1)
 
 
-def test_nothing_published_yet_is_told(origin: Origin, origin_server: OriginServer, make_client: MakeClient) -> None:
+def test_nothing_published_yet_is_an_error(
+    origin: Origin, origin_server: OriginServer, make_client: MakeClient
+) -> None:
     origin.announce(ledger_head="")
     with pytest.raises(UnavailableError, match="Nothing has been published"):
         make_client(origin_server.url).fetch_newest(deadline_s=5)

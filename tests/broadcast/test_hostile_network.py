@@ -1,4 +1,4 @@
-"""Relays that lie, stall, vanish or never end: no wrong byte is accepted, no wait is unbounded, the reason is always told."""
+"""Relays that lie, stall, vanish or never end: no wrong byte is accepted, no wait is unbounded, the reason is always reported."""
 
 import http.server
 import json
@@ -242,7 +242,7 @@ def test_relay_that_vanishes_in_the_middle_is_replaced(
     assert weights_of(client.fetch_version(0, digest, deadline_s=60)) == expected_weights()
 
 
-def test_full_disk_is_told_before_anything_is_fetched(
+def test_full_disk_is_reported_before_anything_is_fetched(
     origin: Origin, make_mirror: MakeMirror, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = publish(origin)
@@ -257,7 +257,7 @@ def test_full_disk_is_told_before_anything_is_fetched(
     assert not any(path.startswith("/shards/") for path in mirror.requests)
 
 
-def test_disk_that_fills_up_while_fetching_is_told(
+def test_disk_that_fills_up_while_fetching_is_reported(
     origin: Origin, make_mirror: MakeMirror, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = publish(origin)

@@ -82,13 +82,13 @@ def test_hostile_manifest_is_refused_even_when_signed(changes: dict[str, object]
 
 
 def test_two_tensors_may_not_share_a_name() -> None:
-    twins = [tensor(), tensor()]
+    duplicates = [tensor(), tensor()]
     with pytest.raises(ValueError, match="unique"):
         Manifest(
             run_id="run",
             version=0,
-            tensors=tuple(twins),
-            weights_digest=digest_weights(twins),
+            tensors=tuple(duplicates),
+            weights_digest=digest_weights(duplicates),
             encodings=(Encoding(kind="full", shards=(ShardEntry(digest=DIGEST, size_bytes=16),)),),
         )
 

@@ -221,19 +221,19 @@ def test_relay_in_a_mesh_takes_its_share_from_a_parent_that_is_no_member(
         assert weights_of(client.fetch_version(0, digest, deadline_s=4)) == expected_weights()
 
 
-def test_missing_parent_is_told_at_once(make_relay: MakeRelay) -> None:
-    told = threading.Event()
+def test_missing_parent_is_reported_at_once(make_relay: MakeRelay) -> None:
+    reported = threading.Event()
 
     class Heard(EventLog):
         def event(self, name: str, /, **fields: object) -> None:
             if name == "relay_failed" and "127.0.0.1:9" in str(fields["reason"]):
-                told.set()
+                reported.set()
 
     make_relay("http://127.0.0.1:9", metrics=Heard())
-    assert told.wait(10)
+    assert reported.wait(10)
 
 
-def test_full_disk_is_told_and_cured(
+def test_full_disk_is_reported_and_cured(
     origin: Origin,
     origin_server: OriginServer,
     make_relay: MakeRelay,
@@ -241,7 +241,7 @@ def test_full_disk_is_told_and_cured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     digest = publish(origin)
-    full, told = threading.Event(), threading.Event()
+    full, reported = threading.Event(), threading.Event()
     full.set()
     write = ShardStore.put
 
@@ -253,11 +253,11 @@ def test_full_disk_is_told_and_cured(
     class Heard(EventLog):
         def event(self, name: str, /, **fields: object) -> None:
             if "no space on the disk" in str(fields.get("reason")):
-                told.set()
+                reported.set()
 
     monkeypatch.setattr(ShardStore, "put", put)
     relay = make_relay(origin_server.url, metrics=Heard())
-    assert told.wait(10)
+    assert reported.wait(10)
     full.clear()
     client = make_client(relay.url)
     client.head(newer_than=0, wait_s=20)

@@ -1,4 +1,4 @@
-"""Any static web server can stand in for a relay."""
+"""Any static web server can replace a relay."""
 
 import re
 import shutil

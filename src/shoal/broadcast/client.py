@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.broadcast.download import DownloadProgress, GiveUp, OnProgress, ShardFetch
+from shoal.broadcast.download import DownloadProgress, OnProgress, ShardFetch, StopWhen
 from shoal.broadcast.heads import HeadNews, HeadWatch, ManifestCache
 from shoal.broadcast.manifest import MAX_SHARD_BYTES, Head, Manifest, VersionEntry
 from shoal.broadcast.peers import ANSWER_WITHIN_S, Sources
@@ -118,7 +118,7 @@ class WeightClient:
         if not is_digest(manifest_digest):
             raise IntegrityError(f"{manifest_digest[:80]!r} is not a manifest digest.")
         ready = self._fetch(version, manifest_digest, self._monotonic() + deadline_s, on_progress)
-        assert ready is not None, "only a fetch of the newest version is given up"
+        assert ready is not None, "only a fetch of the newest version is ended early"
         return ready
 
     def fetch_newest(
@@ -176,9 +176,9 @@ class WeightClient:
         digest: str,
         deadline: float,
         on_progress: OnProgress | None,
-        give_up: GiveUp | None = None,
+        stop_when: StopWhen | None = None,
     ) -> Path | None:
-        """The version's directory; None if it was given up."""
+        """The version's directory; None if `stop_when` ended it."""
         remaining_s = deadline - self._monotonic()
         if not self._busy.acquire(timeout=max(0.0, remaining_s)):
             raise UnavailableError(f"Another fetch of this client did not end within {remaining_s:.0f} s.")
@@ -186,7 +186,7 @@ class WeightClient:
             manifest = self._manifests.get(digest, deadline=deadline)
             if manifest.version != version:
                 raise IntegrityError(f"Manifest {digest[:12]}… is of version {manifest.version}, not of {version}.")
-            if not self._usable(digest, manifest) and not self._obtain(digest, deadline, on_progress, give_up):
+            if not self._usable(digest, manifest) and not self._obtain(digest, deadline, on_progress, stop_when):
                 return None
             ready = self._versions / digest
             self._prune(ready)
@@ -194,16 +194,16 @@ class WeightClient:
         finally:
             self._busy.release()
 
-    def _obtain(self, wanted: str, deadline: float, on_progress: OnProgress | None, give_up: GiveUp | None) -> bool:
+    def _obtain(self, wanted: str, deadline: float, on_progress: OnProgress | None, stop_when: StopWhen | None) -> bool:
         """Follow the cheapest plan; once more if the disk turns out to have lost something."""
         try:
-            return self._follow_plan(wanted, deadline, on_progress, give_up)
+            return self._follow_plan(wanted, deadline, on_progress, stop_when)
         except IntegrityError as error:
             self._metrics.event("fetch_repeated", reason=str(error))
-            return self._follow_plan(wanted, deadline, on_progress, give_up)
+            return self._follow_plan(wanted, deadline, on_progress, stop_when)
 
     def _follow_plan(
-        self, wanted: str, deadline: float, on_progress: OnProgress | None, give_up: GiveUp | None
+        self, wanted: str, deadline: float, on_progress: OnProgress | None, stop_when: StopWhen | None
     ) -> bool:
         plan = self._plan(wanted, deadline)
 
@@ -216,7 +216,7 @@ class WeightClient:
             self._sources,
             DownloadProgress(version, plan.size_bytes, clock=self._monotonic),
             on_progress=on_progress,
-            give_up=give_up,
+            stop_when=stop_when,
             connections=self._settings.connections,
             deadline=deadline,
         )

@@ -35,12 +35,12 @@ class DownloadProgress:
         return f"version {self.version}: {done:.1f} of {total:.1f} MB ({share:.0%}), {self.bytes_s / 1e6:.1f} MB/s"
 
 
-GiveUp = Callable[[DownloadProgress], bool]
+StopWhen = Callable[[DownloadProgress], bool]
 OnProgress = Callable[[DownloadProgress], None]
 
 
 class ShardFetch:
-    """Fetches the shards of one plan; ends early when `give_up(progress)` is true after a shard."""
+    """Fetches the shards of one plan; ends early when `stop_when(progress)` is true after a shard."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class ShardFetch:
         progress: DownloadProgress,
         *,
         on_progress: OnProgress | None,
-        give_up: GiveUp | None,
+        stop_when: StopWhen | None,
         connections: int,
         deadline: float,
     ) -> None:
         self._sources = sources
         self._progress = progress
         self._on_progress = on_progress
-        self._give_up = give_up
+        self._stop_when = stop_when
         self._connections = connections
         self._deadline = deadline
         self._lock = threading.Lock()
@@ -94,5 +94,5 @@ class ShardFetch:
             self._progress.bytes_done += size_bytes
         if self._on_progress is not None:
             self._on_progress(self._progress)
-        if self._give_up is not None and self._give_up(self._progress):
+        if self._stop_when is not None and self._stop_when(self._progress):
             self._stopped.set()

@@ -121,12 +121,12 @@ class Sources:
         return open_manifest(data, run_key), data
 
     def ask(self, url: str, what: str, attempt: Attempt[T], deadline: float, *, size_bytes: int = 0) -> T:
-        """One attempt at one relay, which is credited with it or blamed for it."""
+        """One attempt at one relay, whose score it changes."""
         started = self._clock()
         try:
             result = attempt(url, deadline)
         except ShoalError as error:
-            self._blame(url, what, error)
+            self._record_error(url, what, error)
             raise
         self._scores.record_success(url, size_bytes, self._clock() - started)
         self._metrics.count("bytes_received", size_bytes)
@@ -176,7 +176,7 @@ class Sources:
             tried.add(url)
             yield url
 
-    def _blame(self, url: str, what: str, error: ShoalError) -> None:
+    def _record_error(self, url: str, what: str, error: ShoalError) -> None:
         """Remember what a relay did: a lie if its bytes are wrong, a failure if they did not come, nothing if not yet."""
         if isinstance(error, (IntegrityError, SignatureError)):
             self._scores.record_lie(url, str(error))

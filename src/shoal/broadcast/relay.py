@@ -262,7 +262,7 @@ class Relay:
             write_atomic(self._root / "descriptor.json", data)
 
         for url in self.sources.urls():
-            with contextlib.suppress(ShoalError):  # the relay was blamed for it
+            with contextlib.suppress(ShoalError):  # recorded in its score
                 self.sources.ask(url, "descriptor.json", attempt, self._monotonic() + DESCRIPTOR_WITHIN_S)
                 break
 

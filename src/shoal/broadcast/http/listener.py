@@ -98,7 +98,7 @@ class ServerThread:
             self.stop()
             reason = error.strerror or str(error)
             message = f"The {self._name} cannot listen on {self._host}:{self.port}: {reason}."
-            raise UnavailableError(message, hint="Choose another port, or stop whoever uses it.") from None
+            raise UnavailableError(message, hint="Choose another port, or stop the process that uses it.") from None
 
     def stop(self) -> None:
         if self._thread is None:

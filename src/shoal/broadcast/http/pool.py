@@ -86,7 +86,7 @@ class HttpPool:
         self._get(base_url, path, consume, deadline)
 
     def close(self) -> None:
-        """Close idle connections and break those under way, so that whoever reads from one fails at once."""
+        """Close idle connections and break those under way, so that reads from them fail at once."""
         with self._lock:
             self._closed = True
             sockets = list(self._open)
@@ -104,7 +104,7 @@ class HttpPool:
             except ConnectionError:
                 if not reused or self._closed:
                     raise
-                # The server closed an idle connection at the moment we used it; that says nothing about the server.
+                # The server closed an idle connection at the moment we used it, which is no failure.
                 connection.close()
                 connection = _connection(base_url)
                 response = self._request(connection, base_url, path, deadline)
