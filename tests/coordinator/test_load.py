@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+HAS_HISTORY = shutil.which("git") is not None and (Path(__file__).parents[2] / ".git").exists()
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 600
 
@@ -24,3 +25,15 @@ def test_whatever_a_loaded_coordinator_has_answered_survives_its_kill() -> None:
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["requests_dense"] == 2400
     assert [figures[f"{name}_dense"] for name in ("refused", "lost_leases", "lost_submissions")] == [0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_HISTORY, reason="needs a clone")
+def test_the_cost_of_a_request_is_compared_with_another_revision() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "request_cost.py"), "--against", "HEAD"]
+    command += ["--rounds", "1", "--workers", "20", "--turns", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr[-2000:]
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["requests"] == 200
+    assert figures["ratio"] > 0
