@@ -18,7 +18,6 @@ from support.samples import keypair
 from support.swarm import Swarm, registration
 
 SIGNED_ROUTES = [route for route in ROUTES if route.access.is_signed]
-FOR_SOME = {"trainer", "validator", "evaluator", "run"}
 
 
 def name_of(route: AnyRoute) -> str:
@@ -35,10 +34,6 @@ def signature(swarm: Swarm, route: AnyRoute, signer: str, body: bytes = b"") -> 
     return stamp_request(keypair(signer), target, swarm.clock()).headers()
 
 
-async def unread() -> Message:
-    raise AssertionError("the body was read")
-
-
 def sends(*chunks: bytes) -> Receive:
     messages: list[Message] = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
 
@@ -48,12 +43,17 @@ def sends(*chunks: bytes) -> Receive:
     return receive
 
 
-def ask(swarm: Swarm, route: AnyRoute, headers: dict[str, str], receive: Receive) -> tuple[int, list[Message]]:
-    """Status and messages of the answer, without any server in between."""
-    messages: list[Message] = []
+def ask(swarm: Swarm, route: AnyRoute, headers: dict[str, str], body: Receive) -> list[str | int]:
+    """What happens, without any server in between: each read of the body, and the status when the answer begins."""
+    events: list[str | int] = []
+
+    async def receive() -> Message:
+        events.append("read")
+        return await body()
 
     async def send(message: Message) -> None:
-        messages.append(message)
+        if message["type"] == "http.response.start":
+            events.append(message["status"])
 
     scope: dict[str, Any] = {
         "type": "http",
@@ -64,24 +64,24 @@ def ask(swarm: Swarm, route: AnyRoute, headers: dict[str, str], receive: Receive
         "client": ("192.0.2.1", 1000),
     }
     asyncio.run(swarm.app(scope, receive, send))
-    return messages[0]["status"], messages
+    return events
 
 
 @pytest.mark.parametrize("route", SIGNED_ROUTES, ids=name_of)
 def test_an_unsigned_request_is_refused_before_its_body_is_read(swarm: Swarm, route: AnyRoute) -> None:
-    assert ask(swarm, route, {}, unread)[0] == 401
+    assert ask(swarm, route, {}, sends(b"x")) == [401, "read", "read"]
 
 
 @pytest.mark.parametrize("route", SIGNED_ROUTES, ids=name_of)
 def test_a_forged_request_is_refused_before_its_body_is_read(swarm: Swarm, route: AnyRoute) -> None:
     forged = signature(swarm, route, "eve") | {"x-shoal-key": keypair("trainer").public}
-    assert ask(swarm, route, forged, unread)[0] == 401
+    assert ask(swarm, route, forged, sends(b"x")) == [401, "read", "read"]
 
 
 @pytest.mark.parametrize("route", [route for route in SIGNED_ROUTES if hasattr(route.access, "names")], ids=name_of)
 def test_a_key_without_the_role_is_refused_before_its_body_is_read(swarm: Swarm, route: AnyRoute) -> None:
     for signer in ("stranger", "run"):
-        assert ask(swarm, route, signature(swarm, route, signer), unread)[0] == 403
+        assert ask(swarm, route, signature(swarm, route, signer), sends())[0] == 403
 
 
 def test_only_the_run_key_does_what_the_owner_does(swarm: Swarm) -> None:
@@ -89,7 +89,7 @@ def test_only_the_run_key_does_what_the_owner_does(swarm: Swarm) -> None:
     assert len(owned) == 3
     for route in owned:
         for signer in ("stranger", "trainer", "validator", "coordinator"):
-            assert ask(swarm, route, signature(swarm, route, signer), unread)[0] == 403
+            assert ask(swarm, route, signature(swarm, route, signer), sends())[0] == 403
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if isinstance(route.reads, Json)], ids=name_of)
@@ -100,20 +100,24 @@ def test_a_body_other_than_the_signed_one_is_never_parsed(
     assert isinstance(route.reads, Json)
     monkeypatch.setattr(route.reads.model, "model_validate_json", None)
     headers = signature(swarm, route, signer, b"{}")
-    assert ask(swarm, route, headers, sends(b'{"a":', b"1}"))[0] == 401
+    assert ask(swarm, route, headers, sends(b'{"a":', b"1}")) == ["read", "read", "read", 401]
 
 
 def test_reading_stops_at_the_limit_of_the_route(swarm: Swarm) -> None:
     route = next(route for route in ROUTES if route.path == "/v1/heartbeat")
     assert isinstance(route.reads, Json)
-    read = list[int]()
 
     async def endless() -> Message:
-        read.append(1024)
         return {"type": "http.request", "body": b" " * 1024, "more_body": True}
 
-    assert ask(swarm, route, signature(swarm, route, "ann"), endless)[0] == 413
-    assert sum(read) == route.reads.max_bytes + 1024
+    events = ask(swarm, route, signature(swarm, route, "ann"), endless)
+    assert events.index(413) == route.reads.max_bytes // 1024 + 1
+    discarded = len(events) - events.index(413) - 1
+    assert discarded == swarm.context.config.coordinator.max_upload_bytes // 1024 + 1
+
+
+def test_a_sender_that_asks_before_it_sends_is_not_waited_for(swarm: Swarm) -> None:
+    assert ask(swarm, SIGNED_ROUTES[0], {"expect": "100-continue"}, sends()) == [401]
 
 
 def test_a_sender_that_goes_away_gets_no_answer(swarm: Swarm) -> None:
@@ -122,8 +126,8 @@ def test_a_sender_that_goes_away_gets_no_answer(swarm: Swarm) -> None:
     async def gone() -> Message:
         return {"type": "http.disconnect"}
 
-    with pytest.raises(IndexError):
-        ask(swarm, route, signature(swarm, route, "ann"), gone)
+    assert ask(swarm, route, signature(swarm, route, "ann"), gone) == ["read"]
+    assert ask(swarm, route, {}, gone) == [401, "read"]
 
 
 def test_no_two_routes_answer_one_address() -> None:

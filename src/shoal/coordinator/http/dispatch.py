@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from shoal.coordinator.http.auth import RequestHead
+from shoal.coordinator.http.body import BodyReader
 from shoal.coordinator.http.limits import address_block
 from shoal.coordinator.http.refusals import SEE_DOCS, refusal_of, too_many
 from shoal.coordinator.http.route import AnyRoute, Incoming
@@ -57,18 +58,20 @@ class Dispatcher:
         self._max_upload_bytes = service.context.config.coordinator.max_upload_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = BodyReader(receive)
         try:
-            answer = await self._answer(scope, receive)
+            answer = await self._answer(scope, body)
         except ClientDisconnect:
             return
         except (ShoalError, ValidationError) as error:
-            answer = refusal_of(error)
+            await self._refuse(refusal_of(error), scope, body, send)
         except Exception as error:  # ours: the caller learns that, the log learns why
             log.exception("%s %s failed", scope["method"], scope["path"])
-            answer = refusal_of(error)
-        await self._send(answer, scope, receive, send)
+            await self._refuse(refusal_of(error), scope, body, send)
+        else:
+            await self._send(answer, scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+    async def _answer(self, scope: Scope, body: BodyReader) -> Answer:
         service, method, path = self._service, scope["method"], scope["path"]
         found = self._finder.find(method, path)
         self._count_address(scope, found[0].cost if found else 1)
@@ -78,8 +81,8 @@ class Dispatcher:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         head = RequestHead(method, path, scope["query_string"].decode("latin-1"), headers)
         caller = route.access.admit(service.gate, head, route.cost)
-        body = await route.reads.read(Incoming(head, caller, named, receive, self._max_upload_bytes))
-        answer: Answer = await route.handler(service, body, caller)
+        sent = await route.reads.read(Incoming(head, caller, named, body, self._max_upload_bytes))
+        answer: Answer = await route.handler(service, sent, caller)
         return answer
 
     def _count_address(self, scope: Scope, cost: int) -> None:
@@ -88,12 +91,24 @@ class Dispatcher:
             raise too_many("Your address asks too often.", wait_s)
 
     async def _send(self, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
-        time = (TIME, b"%.3f" % self._service.context.clock())
         if isinstance(answer, Response):
-            answer.raw_headers.append(time)
+            answer.raw_headers.append(self._time())
             await answer(scope, receive, send)
             return
         data = b"" if answer is None else answer.model_dump_json().encode()
-        headers = [JSON_TYPE, (b"content-length", b"%d" % len(data)), time] if answer is not None else [time]
-        await send({"type": "http.response.start", "status": 204 if answer is None else 200, "headers": headers})
+        described = () if answer is None else (JSON_TYPE, (b"content-length", b"%d" % len(data)))
+        status = 204 if answer is None else 200
+        await send({"type": "http.response.start", "status": status, "headers": [*described, self._time()]})
         await send({"type": "http.response.body", "body": data})
+
+    async def _refuse(self, refusal: Response, scope: Scope, body: BodyReader, send: Send) -> None:
+        """Answers at once, then lets the sender finish: closing on it makes it see a broken pipe instead of the refusal."""
+        headers = [*refusal.raw_headers, self._time()]
+        await send({"type": "http.response.start", "status": refusal.status_code, "headers": headers})
+        await send({"type": "http.response.body", "body": refusal.body, "more_body": True})
+        if all(name != b"expect" for name, _ in scope["headers"]):  # who asks first sends nothing after a refusal
+            await body.discard(self._max_upload_bytes)
+        await send({"type": "http.response.body", "body": b""})
+
+    def _time(self) -> tuple[bytes, bytes]:
+        return TIME, b"%.3f" % self._service.context.clock()

@@ -11,12 +11,10 @@ from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive
 
 from shoal.coordinator.http.auth import Access, RequestHead, Signed
-from shoal.coordinator.http.refusals import too_large
+from shoal.coordinator.http.body import BodyReader
 from shoal.coordinator.http.service import Service
 from shoal.errors import SignatureError
 from shoal.files import digest_bytes
@@ -44,7 +42,7 @@ class Incoming:
     caller: Signed | None
     named: dict[str, str]
     """Values of the path's parameters."""
-    receive: Receive
+    body: BodyReader
     max_upload_bytes: int
 
 
@@ -67,7 +65,7 @@ class Json(Generic[ModelT]):
     max_bytes: int = SMALL_BYTES
 
     async def read(self, incoming: Incoming) -> ModelT:
-        body = b"".join([chunk async for chunk in read_body(incoming.receive, self.max_bytes)])
+        body = await incoming.body.whole(self.max_bytes)
         if incoming.caller is None or digest_bytes(body) != incoming.caller.body_digest:
             raise SignatureError("The body is not the one that was signed.")
         return self.model.model_validate_json(body)
@@ -103,22 +101,8 @@ class UploadStream:
             incoming.named["lease_id"],
             incoming.caller.body_digest,
             incoming.head.headers.get(SUBMISSION_SIGNATURE_HEADER, ""),
-            read_body(incoming.receive, incoming.max_upload_bytes),
+            incoming.body.chunks(incoming.max_upload_bytes),
         )
-
-
-async def read_body(receive: Receive, max_bytes: int) -> AsyncIterator[bytes]:
-    size_bytes, more = 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk: bytes = message.get("body", b"")
-        size_bytes += len(chunk)
-        if size_bytes > max_bytes:
-            raise too_large(max_bytes)
-        yield chunk
-        more = message.get("more_body", False)
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,15 @@ from shoal.coordinator.http.service import Service
 from shoal.coordinator.store.database import Transaction
 from shoal.coordinator.store.tables import LeaseRow
 from shoal.coordinator.submissions import ReceivedFile
-from shoal.errors import RefusedError, ShoalError
+from shoal.errors import RefusedError
 from shoal.protocol import api
 
 
 async def submit(service: Service, upload: Upload, caller: Signed) -> api.SubmissionAnswer:
     """Takes the rollouts of a lease in. The same file again gets the same answer."""
     context = service.context
-    try:
-        context.require_space()
-        await _expect(service, caller, upload.lease_id, upload.digest, upload.signature)
-    except ShoalError:
-        await _discard(upload.chunks)
-        raise
+    context.require_space()
+    await _expect(service, caller, upload.lease_id, upload.digest, upload.signature)
     submission_id = uuid.uuid4().hex
     path = context.file_of(submission_id)
     digest, size_bytes = await stream_to_disk(service, upload.chunks, path)
@@ -99,12 +95,6 @@ async def _expect(service: Service, caller: Signed, lease_id: str, digest: str, 
 def _require_signed(digest: str, signed: str) -> None:
     if digest != signed:
         raise RefusedError("digest", "The uploaded bytes are not those that were signed.", status=400)
-
-
-async def _discard(chunks: AsyncIterator[bytes]) -> None:
-    """Reads the rest: closing on a sender makes it see a broken pipe instead of the refusal."""
-    async for _ in chunks:
-        pass
 
 
 async def stream_to_disk(service: Service, chunks: AsyncIterator[bytes], path: Path) -> tuple[str, int]:
