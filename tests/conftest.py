@@ -1,4 +1,4 @@
-"""Property tests run the same way every time, and are never judged by the speed of the machine. A disk that can be filled."""
+"""Property tests run the same way every time, and never depend on the speed of the machine. A disk that can be filled."""
 
 from collections.abc import Iterator
 from pathlib import Path

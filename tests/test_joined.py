@@ -1,4 +1,4 @@
-"""Whoever joins builds everything from the descriptor and trusts no relay."""
+"""A new worker builds everything from the descriptor and trusts no relay."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -37,7 +37,7 @@ def test_each_role_has_one_key(directory: RunDirectory) -> None:
     assert len(made) == len(ROLES)
 
 
-def test_a_role_key_that_should_be_there_is_not_made_anew(directory: RunDirectory) -> None:
+def test_a_role_key_that_should_be_there_is_not_made_again(directory: RunDirectory) -> None:
     with pytest.raises(KeyFileError, match=r"trainer\.key"):
         directory.existing_key("trainer")
 

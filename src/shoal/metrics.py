@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 Report = Callable[[str], None]
-"""Takes one sentence for whoever watches this process."""
+"""Takes one sentence for the operator of this process."""
 
 REPEAT_S = 10.0
 """Between two reports of the same trouble."""

@@ -55,13 +55,13 @@ def tasks(tmp_path: Path) -> Path:
 QUICK = ("--samples", 2, "--max-new-tokens", 6, "--threads", 1)
 
 
-def test_eval_tells_figures_by_category_and_leaves_every_answer(shoal: Shoal, model: Path, tasks: Path) -> None:
+def test_eval_prints_metrics_by_category_and_leaves_every_answer(shoal: Shoal, model: Path, tasks: Path) -> None:
     out = shoal("eval", model, "--tasks", tasks, *QUICK, "--answers", "a.parquet", "--json", "f.json")
     assert "avg@2" in out
     assert "| even" in out
     assert len(read_answers(Path("a.parquet"))) == 8
-    figures = json.loads(Path("f.json").read_text())["policies"][0]["metrics"]
-    assert [(row["category"], row["problems"]) for row in figures] == [("all", 4), ("even", 2), ("odd", 2)]
+    metrics = json.loads(Path("f.json").read_text())["policies"][0]["metrics"]
+    assert [(row["category"], row["problems"]) for row in metrics] == [("all", 4), ("even", 2), ("odd", 2)]
 
 
 def test_eval_goes_on_where_it_was_and_compares_two_policies(shoal: Shoal, model: Path, tasks: Path) -> None:
@@ -111,7 +111,7 @@ def test_mistakes_are_one_sentence(shoal: Shoal, model: Path, tasks: Path) -> No
     assert "There is no task source" in shoal("eval", model, "--tasks", "nowhere.jsonl")
     assert "is no list of lengths" in shoal("eval", model, "--tasks", tasks, "--target-lengths", "many")
     assert "There is no engine" in shoal("eval", model, "--tasks", tasks, "--engine", "steam")
-    assert "neither answers nor a run" in shoal("reward-model", "train", "nowhere", "--out", "judge")
+    assert "neither answers nor a run" in shoal("reward-model", "train", "nowhere", "--out", "polite")
 
 
 @pytest.mark.parametrize("command", [("eval", "bundled", "--tasks"), ("curate",)])

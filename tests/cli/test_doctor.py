@@ -17,7 +17,7 @@ def test_this_machine_can_run_shoal() -> None:
     assert reports.some("cores")
 
 
-def test_a_missing_package_is_fatal_and_told_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_fatal_and_shown_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "NEEDED", ("torch", "no_such_package"))
     reports = Reports()
     assert doctor.examine(reports) == 1

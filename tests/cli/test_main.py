@@ -84,7 +84,7 @@ def taken_port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-def test_the_version_is_told(shoal: Run) -> None:
+def test_the_version_is_printed(shoal: Run) -> None:
     assert shoal("--version").out.strip() == __version__
 
 
@@ -153,7 +153,7 @@ def test_every_setting_is_listed_with_its_reason(shoal: Run) -> None:
     assert "training.async_level = 2\n    k: the batch of step s" in shoal("config").out
 
 
-def test_a_new_run_is_told_how_others_join_it(shoal: Run, run_config: ShoalConfig) -> None:
+def test_init_prints_how_others_join(shoal: Run, run_config: ShoalConfig) -> None:
     result = shoal("init", run_config.run.dir / "run.toml")
     assert "contributors join with: shoal work http://127.0.0.1:7300 --run-key " in result.out
 
@@ -182,7 +182,7 @@ def test_the_demo_finds_a_taken_port_before_it_starts_anything(
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["supervisor.lock"]
 
 
-def test_a_key_file_that_is_no_key_is_told_before_anybody_is_waited_for(shoal: Run, tmp_path: Path) -> None:
+def test_a_key_file_that_is_no_key_is_refused_before_anybody_is_waited_for(shoal: Run, tmp_path: Path) -> None:
     key = tmp_path / "my.key"
     key.write_text("hello")
     result = shoal("work", NOBODY, "--key", key, "--dir", tmp_path / "w")

@@ -1,4 +1,4 @@
-"""The supervisor keeps roles alive, gives up with a reason, and leaves nobody behind."""
+"""The supervisor keeps roles alive, ends with a reason, and leaves nobody behind."""
 
 import os
 import signal

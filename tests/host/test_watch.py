@@ -14,7 +14,7 @@ STEPS = 8
 
 
 class Roles:
-    """A supervisor whose processes do as they are told."""
+    """A supervisor whose processes do as the test says."""
 
     def __init__(self) -> None:
         self.events: list[RoleEvent] = []

@@ -160,7 +160,7 @@ def test_a_version_that_is_published_meanwhile_makes_it_start_again(
     assert len(copies) == 2
 
 
-def test_a_run_that_never_holds_still_is_given_up_with_the_way_out(
+def test_a_run_that_never_holds_still_is_refused_with_the_way_out(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions = iter(range(2, 100))

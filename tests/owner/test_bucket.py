@@ -75,7 +75,7 @@ def test_other_bytes_in_the_bucket_are_not_backed_up(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_was_just_removed_is_told_apart_from_a_bucket_that_refuses(tmp_path: Path) -> None:
+def test_a_file_that_was_just_removed_is_distinguished_from_a_bucket_that_refuses(tmp_path: Path) -> None:
     memory = MemoryBucket()
     with pytest.raises(FileNotFoundError, match=r"a\.parquet"):
         memory.rollouts().copy_to(tmp_path, BOTH)

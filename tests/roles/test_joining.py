@@ -48,7 +48,7 @@ def test_a_given_key_must_match_and_replaces_the_pin(show: Show, tmp_path: Path)
 @pytest.mark.parametrize(
     "error", [RefusedError("http", "It answered 404."), IntegrityError("These bytes are not a signed envelope.")]
 )
-def test_a_web_server_that_is_no_coordinator_is_told_apart(fail: Fail, tmp_path: Path, error: Exception) -> None:
+def test_a_web_server_that_is_no_coordinator_is_recognised(fail: Fail, tmp_path: Path, error: Exception) -> None:
     fail(error)
     with pytest.raises(ConfigError, match="is not a Shoal coordinator"):
         joining.joined_descriptor(URL, None, tmp_path, Reports())

@@ -12,7 +12,7 @@ from coordinator.http.test_tls import make_certificates
 from shoal.broadcast.client import Preview
 from shoal.config import RewardConfig
 from shoal.errors import ConfigError, UnavailableError
-from shoal.roles import welcome as joining
+from shoal.roles import welcome
 from shoal.tasks import Task, TaskSet
 from support.samples import descriptor
 from support.tiny_run import Reports
@@ -28,37 +28,37 @@ class Weights:
         return self.answer
 
 
-def told(answer: Preview | Exception | None, folder: Path) -> Reports:
+def reported(answer: Preview | Exception | None, folder: Path) -> Reports:
     reports = Reports()
-    joining.explain_weights(Weights(answer), 4, folder, reports)  # type: ignore[arg-type]
+    welcome.explain_weights(Weights(answer), 4, folder, reports)  # type: ignore[arg-type]
     return reports
 
 
-def test_a_contributor_is_told_what_will_be_fetched_and_run() -> None:
+def test_a_contributor_reads_what_will_be_fetched_and_run() -> None:
     reports = Reports()
-    joining.explain_run(descriptor(), reports)
+    welcome.explain_run(descriptor(), reports)
     assert reports.some("run run-1")
     assert reports.some("will fetch 1 model file and the tasks")
     assert reports.some("only outbound HTTP is used")
 
 
-def test_the_size_of_the_policy_is_told_with_the_disk_it_needs(tmp_path: Path) -> None:
-    (line,) = told(Preview(7, 1_500_000, 2_000_000), tmp_path)
+def test_the_size_of_the_policy_is_reported_with_the_disk_it_needs(tmp_path: Path) -> None:
+    (line,) = reported(Preview(7, 1_500_000, 2_000_000), tmp_path)
     assert line.startswith(f"policy: version 7, 1.5 MB to fetch; 4 versions will take 8.0 MB in {tmp_path}, where ")
 
 
-def test_a_policy_that_does_not_fit_is_told_before_it_is_fetched(tmp_path: Path) -> None:
-    assert told(Preview(7, 1 << 60, 1 << 60), tmp_path)[-1] == "that will not fit: choose a larger disk with --dir"
+def test_a_policy_that_does_not_fit_is_reported_before_it_is_fetched(tmp_path: Path) -> None:
+    assert reported(Preview(7, 1 << 60, 1 << 60), tmp_path)[-1] == "that will not fit: choose a larger disk with --dir"
 
 
 def test_a_policy_that_is_not_there_yet_stops_nobody(tmp_path: Path) -> None:
-    assert told(None, tmp_path) == ["no version of the policy is published yet"]
-    assert told(UnavailableError("No relay answers."), tmp_path).some("not known yet: No relay answers.")
+    assert reported(None, tmp_path) == ["no version of the policy is published yet"]
+    assert reported(UnavailableError("No relay answers."), tmp_path).some("not known yet: No relay answers.")
 
 
 def test_every_figure_of_the_model_is_shown_only_if_it_is_there(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "hidden_size": 64}))
-    assert joining.describe_model(tmp_path / "config.json") == "LlamaForCausalLM, 64 hidden"
+    assert welcome.describe_model(tmp_path / "config.json") == "LlamaForCausalLM, 64 hidden"
 
 
 def task(kind: str) -> Task:
@@ -66,9 +66,9 @@ def task(kind: str) -> Task:
     return Task(problem_id=kind, source="s", task_type=kind, prompt="?", verification_info=info)
 
 
-def test_a_contributor_is_told_that_programs_of_the_model_will_run() -> None:
-    assert joining.describe_judging(TaskSet([task("verifiable_math")]), RewardConfig()) == "verifiable_math"
-    words = joining.describe_judging(TaskSet([task("verifiable_math"), task("verifiable_code")]), RewardConfig())
+def test_a_contributor_reads_that_programs_of_the_model_will_run() -> None:
+    assert welcome.describe_scoring(TaskSet([task("verifiable_math")]), RewardConfig()) == "verifiable_math"
+    words = welcome.describe_scoring(TaskSet([task("verifiable_math"), task("verifiable_code")]), RewardConfig())
     assert (
         words
         == "verifiable_code, verifiable_math; programs that the model writes are run here, in a sandbox without network"
@@ -80,7 +80,7 @@ def test_a_private_authority_is_trusted_besides_the_public_ones(
 ) -> None:
     bundle = tmp_path / "trusted.pem"
     monkeypatch.setenv("SSL_CERT_FILE", "")
-    joining.trust_authority(make_certificates(tmp_path), bundle)
+    welcome.trust_authority(make_certificates(tmp_path), bundle)
     assert os.environ["SSL_CERT_FILE"] == str(bundle)
     public = len(ssl.create_default_context(cafile=certifi.where()).get_ca_certs())
     assert len(ssl.create_default_context().get_ca_certs()) == public + 1
@@ -91,5 +91,5 @@ def test_a_file_without_certificates_is_named(tmp_path: Path, content: bytes | N
     if content is not None:
         (tmp_path / "ca.pem").write_bytes(content)
     with pytest.raises(ConfigError, match=rf"ca\.pem cannot be trusted: {reason}.* PEM format"):
-        joining.trust_authority(tmp_path / "ca.pem", tmp_path / "trusted.pem")
+        welcome.trust_authority(tmp_path / "ca.pem", tmp_path / "trusted.pem")
     assert not (tmp_path / "trusted.pem").exists()

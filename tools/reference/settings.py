@@ -11,7 +11,7 @@ INTRODUCTION = (
 CHANGES = (
     "Settings marked **fixed** belong to what workers and validators build on: a run keeps them from its first start to"
     " its last, and another value is refused. All others may change between two starts: stop the role that uses them,"
-    " change the run file or give the flag, and start it again. Whoever starts it reads what has changed."
+    " change the run file or give the flag, and start it again. The command that starts it prints what has changed."
 )
 
 

@@ -20,14 +20,14 @@ from shoal.files import write_atomic
 from shoal.tasks import Task, load_tasks, verifiable
 from shoal.tasks.sources import tasks_to_measure
 
-reward_model_app = typer.Typer(no_args_is_help=True, help="A learned judge for the validator's side.")
+reward_model_app = typer.Typer(no_args_is_help=True, help="A reward model for the validator's side.")
 
 Model = Annotated[str, typer.Option(help="`bundled`, a model directory, or a Hugging Face id.")]
 Tasks = Annotated[
     str,
     typer.Option(help="A JSONL or Parquet file, a directory of them, hf:ORG/NAME, reasoning-gym:NAME or builtin:NAME."),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N tasks.")]
 Seed = Annotated[str, typer.Option(help="Other seeds give other samples.")]
 
 
@@ -35,7 +35,7 @@ Seed = Annotated[str, typer.Option(help="Other seeds give other samples.")]
 def evaluate_policy(
     policy: Annotated[str, typer.Argument(help="`bundled`, a model directory, or a Hugging Face id.")],
     tasks: Tasks = "builtin:chain-sums",
-    against: Annotated[str | None, typer.Option(help="A second policy; told with a paired test.")] = None,
+    against: Annotated[str | None, typer.Option(help="A second policy, compared by a paired test.")] = None,
     by: Annotated[str, typer.Option(help="Metadata field that names the categories of the table.")] = "",
     limit: Limit = None,
     seed: Seed = "evaluation",
@@ -216,11 +216,11 @@ def train_reward(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the pairs.")] = 2,
     batch: Annotated[int, typer.Option(min=1, help="Pairs of one optimiser step.")] = 32,
     learning_rate: Annotated[float, typer.Option(help="Peak of the schedule; 1e-5 for billions of parameters.")] = 2e-4,
-    pairs_per_task: Annotated[int, typer.Option(min=1, help="At most so many pairs of one task.")] = 8,
+    pairs_per_task: Annotated[int, typer.Option(min=1, help="Most pairs of one task.")] = 8,
     work_dir: Annotated[Path | None, typer.Option(help="Where checkpoints go; OUT.work without it.")] = None,
     threads: Threads = 0,
 ) -> None:
-    """Fit a reward model to preference pairs of verified completions, and tell its accuracy on held-out tasks."""
+    """Fit a reward model to preference pairs of verified completions, and report its accuracy on held-out tasks."""
     from dataclasses import replace
 
     from shoal.curation import REWARD_FIT, make_pairs, read_candidates, train_reward_model
@@ -253,7 +253,7 @@ def _training_tasks(source: str) -> list[Task]:
 
 
 def _measurable(tasks: list[Task]) -> list[Task]:
-    """Tells how many tasks are left out because only a reward model could judge them."""
+    """Reports how many tasks are left out because only a reward model could score them."""
     found = verifiable(tasks)
     if left_out := len(tasks) - len(found):
         report(f"{left_out} tasks are left to reward models, whose rankings measure no policy")
@@ -265,7 +265,7 @@ def _limited(tasks: list[Task], limit: int | None) -> list[Task]:
 
 
 def _kept(path: Path, settings: Any, model: str) -> list[Any]:
-    """The demonstrations that pass; tells how many fell to which filter."""
+    """The demonstrations that pass; reports how many fell to which filter."""
     from shoal.curation import filter_demonstrations, read_demonstrations
     from shoal.policy import resolve_model
     from shoal.tasks import TextCodec
@@ -282,14 +282,14 @@ def _kept(path: Path, settings: Any, model: str) -> list[Any]:
 
 
 def _fit_progress(curve: list[tuple[int, float]]) -> Any:
-    """Tells every twentieth part of the way."""
+    """Reports every twentieth part of the way."""
     seconds: list[float] = []
 
-    def tell(step: Any) -> None:
+    def report_step(step: Any) -> None:
         curve.append((step.step, step.loss))
         seconds.append(step.seconds)
         if step.step % max(1, step.steps // 20) == 0 or step.step == step.steps:
             left = sum(seconds) / len(seconds) * (step.steps - step.step)
             report(f"step {step.step}/{step.steps}: loss {step.loss:.4f}, about {left:.0f} s left")
 
-    return tell
+    return report_step

@@ -112,7 +112,7 @@ def calibrate(
     ] = None,
     extend: Annotated[bool, typer.Option("--extend", help="Keep the other classes that OUT has already.")] = False,
 ) -> None:
-    """Measure honest arithmetic and forgeries for a model, and write the limits of its verdicts."""
+    """Measure honest numerics and forgeries for a model, and write the limits of its verdicts."""
     from shoal.validation.calibration.measure import Machine, calibrate_run
 
     machine = Machine(engine, device, tuple(dtype or Machine.dtypes))

@@ -21,7 +21,7 @@ Key = Annotated[
     Path | None, typer.Option("--key", help="The run key; taken from the run directory if that is on this host.")
 ]
 WorkerName = Annotated[str, typer.Argument(metavar="KEY", help="Key of a worker, its beginning, or its name.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why; stands in the ledger for everybody to read.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; recorded in the public ledger.")]
 
 
 @run_app.command("status")

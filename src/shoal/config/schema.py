@@ -42,7 +42,7 @@ class ModelConfig(Section):
 class TasksConfig(Section):
     source: str = "builtin:chain-sums"
     """Where tasks come from: `builtin:NAME`, `reasoning-gym:NAME`, `hf:ORG/NAME@REVISION`, or a JSONL, Parquet or Arrow
-    file or a directory of them, which whoever joins fetches from the origin."""
+    file or a directory of them, which new workers fetch from the origin."""
     subset: str = ""
     """Configuration of a hub dataset, where it has several."""
     split: str = "train"
@@ -241,18 +241,18 @@ class ValidationConfig(Section):
     calibration: str = "bundled"
     """`bundled`, or a calibration file made by `shoal calibrate`."""
     numerics_classes: tuple[str, ...] = ()
-    """Classes of the calibration that may work here; none named admits all. Each is as strict as its arithmetic is fine."""
+    """Classes of the calibration that may work here; none named admits all. Each is as strict as its numerics are fine."""
     foreign_calibration: bool = False
     """Accept a calibration that was made for another model: its limits may wrong the honest or let forgeries pass."""
     engine: Literal["torch", "vllm"] = "torch"
     """What the validators score with; `shoal validate --engine` chooses for one of them."""
     claim_s: Positive = 60
-    """A submission that a validator took and did not judge by then goes to another one."""
+    """A submission that a validator claimed and did not decide by then goes to another one."""
     reward_models: dict[str, str] = {}
-    """Directories of learned judges, such as `{polite = "judges/polite"}`, made by `shoal reward-model train`. The validator
+    """Directories of reward models, such as `{polite = "models/polite"}`, made by `shoal reward-model train`. The validator
     ranks each group with those that `reward.parts` or tasks name, as `reward_model:polite`."""
     max_tries: Positive = 3
-    """Crashes over one submission before it is set aside without penalty."""
+    """Crashes over one submission before its file is quarantined; the worker is not penalised."""
 
 
 class EvaluationConfig(Section):

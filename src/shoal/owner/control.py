@@ -1,7 +1,7 @@
 """The owner's side of a run that may be anywhere: named by its run file, its directory, or its coordinator's address.
 
 Commands are signed with the run key and sent to the coordinator. While none runs, those of a run on this host are applied to its
-store directly, with the same functions, so that a drained or stopped run can be told to go on.
+store directly, with the same functions, so that a drained or stopped run can be resumed.
 """
 
 from collections.abc import Callable, Sequence

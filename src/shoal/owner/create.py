@@ -158,7 +158,7 @@ def _publish_descriptor(directory: RunDirectory, descriptor: RunDescriptor) -> N
 
 
 def _update_descriptor(directory: RunDirectory, config: ShoalConfig) -> None:
-    """Whoever joins takes addresses and admitted classes from the descriptor: a run that moves or opens up signs it again."""
+    """New workers take addresses and admitted classes from the descriptor: a run that moves or opens up signs it again."""
     old = directory.descriptor()
     addresses = {"coordinator_url": config.coordinator_url, "relay_urls": (config.origin_url,)}
     new = old.model_copy(update=addresses | {"numerics_classes": _admitted(directory, old, config)})
@@ -198,7 +198,7 @@ def _check_prompts(tasks: TaskSet, codec: TextCodec, config: ShoalConfig, vocab_
 
 
 def _serve_tasks(origin: Origin, tasks: TaskSet) -> tuple[FileReference, ...]:
-    """Tasks of the owner's disk go to whoever joins like any other file."""
+    """Tasks of the owner's disk go to new workers like any other file."""
     return tuple(FileReference(digest=origin.add_file(piece), bytes=len(piece)) for piece in pack(tasks))
 
 

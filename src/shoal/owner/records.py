@@ -64,9 +64,9 @@ def replay_rollouts(config: ShoalConfig, recording: Path, work_dir: Path, report
         work_dir, config.training.trackers, run_name=config.run.name, settings=config.model_dump(mode="json")
     )
 
-    def on_step(figures: StepReport) -> None:
-        trackers.log(figures.step, figures.as_dict())
-        report(f"step {figures.step}: task reward {figures.task_reward_mean:.3f}, loss {figures.loss:.4f}")
+    def on_step(step: StepReport) -> None:
+        trackers.log(step.step, step.as_dict())
+        report(f"step {step.step}: task reward {step.task_reward_mean:.3f}, loss {step.loss:.4f}")
 
     limits = RolloutLimits.for_settings(config.rollouts, CHUNK_TOKENS, TOP_K)
     trained = replay(trainer, recorded_groups(recording, limits), steps=config.run.steps, on_step=on_step)

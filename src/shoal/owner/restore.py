@@ -26,7 +26,7 @@ from shoal.owner.bucket import BucketRollouts
 from shoal.rundir import RunDirectory, located
 
 COUNTER_LEAP = 1 << 20
-"""Whoever has seen a newer head than the restored one must still take the next head for new."""
+"""Workers that have seen a newer head than the restored one must still take the next head as new."""
 
 
 def restore_backup(

@@ -34,6 +34,6 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     run = join_run(descriptor, place, keep_versions=descriptor.async_level + 3, clock=client.server_time)
     engine = run.make_engine(engine_kind or config.validation.engine)
     metrics = EventLog(directory.events / f"{place.name}.jsonl")
-    report(f"judging for {descriptor.run_id} with {engine.numerics_class}")
+    report(f"validating {descriptor.run_id} with {engine.numerics_class}")
     reward_models = make_scorer(config.validation.reward_models, descriptor, run.workload.tasks.train)
     Validator(run, client, engine, calibration, reward_models=reward_models, metrics=metrics, report=report).run()

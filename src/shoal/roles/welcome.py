@@ -1,4 +1,4 @@
-"""What a contributor is told before it costs anything: what will be fetched, kept, run and judged here, and whom TLS trusts.
+"""What a contributor reads before it costs anything: what will be fetched, kept, run and scored here, and whom TLS trusts.
 
 Everything comes from the signed descriptor, the signed head and this machine's own disk; nothing is downloaded to say it.
 """
@@ -71,8 +71,8 @@ def describe_model(config_file: Path) -> str:
     return ", ".join([str(name), *(f"{fields[key]} {word}" for key, word in sizes.items() if key in fields)])
 
 
-def describe_judging(tasks: TaskSet, reward: RewardConfig) -> str:
-    """How answers are judged here, and whether anything is executed for it."""
+def describe_scoring(tasks: TaskSet, reward: RewardConfig) -> str:
+    """How answers are scored here, and whether anything is executed for it."""
     types = sorted(verifier_names(tasks, reward))
     text = ", ".join(types)
     if any(find_verifier(name).sandboxed for name in types):

@@ -14,7 +14,7 @@ from shoal.metrics import Report, ReportingEventLog
 from shoal.protocol.client import CoordinatorClient
 from shoal.roles.joining import joined_descriptor
 from shoal.roles.process import use_threads
-from shoal.roles.welcome import describe_judging, describe_model, explain_run, explain_weights, trust_authority
+from shoal.roles.welcome import describe_model, describe_scoring, explain_run, explain_weights, trust_authority
 
 if TYPE_CHECKING:
     from shoal.worker import Worker
@@ -36,7 +36,7 @@ def work(
 ) -> None:
     key_path = key_file or root / "worker.key"
     if os.path.lexists(key_path):
-        Keypair.load(key_path)  # a key that cannot be used is told before anybody is waited for
+        Keypair.load(key_path)  # a key that cannot be used is refused before anybody is waited for
     with hold(root / "lock", f"Another worker uses {root}.", hint="Give this one its own directory with --dir."):
         remove_all_leftovers(root)
         if authority is not None:
@@ -59,7 +59,7 @@ def work(
             descriptor, root / "cache", metrics=metrics, own_verifiers=own_verifiers, clock=client.server_time
         )
         report(f"model: {describe_model(run.model_files / CONFIG_FILE)}")
-        report(f"judging: {describe_judging(run.workload.tasks.train, descriptor.reward)}")
+        report(f"scoring: {describe_scoring(run.workload.tasks.train, descriptor.reward)}")
         explain_weights(run.weights, descriptor.async_level + 2, root, report)
         name = name or platform.node()[:60] or "worker"
         kind, ready_engine = _worker_kind(cheat), run.make_engine(engine, numerics)
