@@ -1,6 +1,7 @@
 """The import rules of the package: a package imports only from packages below it, and torch-free packages stay torch-free."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -117,3 +118,73 @@ def test_no_corner_of_a_torch_free_package_imports_torch() -> None:
         if package_of(path) not in TORCH_PACKAGES and path.stem != "__main__"
     ]
     import_in_order(corners, ("torch", "transformers", "vllm"))
+
+
+PURE = {
+    *("bisect", "collections", "dataclasses", "enum", "fractions", "functools", "heapq", "itertools", "math", "typing"),
+    "blake3",
+    "shoal.config",
+    "shoal.errors",
+    "shoal.coordinator.rules",
+    "shoal.protocol.verdicts",
+}
+NAMES_OF_STATES = {f"shoal.protocol.api.{name}" for name in ("OwnerState", "RunState", "WorkerState")}
+IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "__import__", "globals"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "coordinator/rules").glob("*.py")), ids=lambda path: path.name)
+def test_a_rule_of_the_swarm_is_pure(path: Path) -> None:
+    """No SQL, no HTTP, no clock, no chance, no files: a simulator imports exactly this package."""
+    used = {name for name in imported_names(path) if name not in NAMES_OF_STATES}
+    impure = {name for name in used if not any(name == pure or name.startswith(f"{pure}.") for pure in PURE)}
+    assert not impure, f"{path.name} imports {', '.join(sorted(impure))}"
+    tree = ast.parse(path.read_text())
+    calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    assert not calls & IMPURE_CALLS
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Global | ast.Nonlocal | ast.AsyncFunctionDef)]
+
+
+STATEMENT = re.compile(r"(?:SELECT|INSERT INTO|UPDATE|DELETE FROM|CREATE TABLE|DROP TABLE|ALTER TABLE)\b.*", re.DOTALL)
+STATE_CHANGE = re.compile(r"UPDATE (slots|leases|submissions|groups) SET")
+BY_POSITION = re.compile(r"INSERT INTO [a-z_{}.]+ (VALUES|SELECT)")
+
+
+def statements(path: Path) -> list[str]:
+    """Strings that are SQL, f-strings with their fixed parts."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            found.append("".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values))  # type: ignore[misc]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+    return [text for text in found if STATEMENT.match(text.strip())]
+
+
+def test_sql_stays_in_the_coordinator() -> None:
+    outside = {path: statements(path) for path in modules() if package_of(path) != "coordinator"}
+    assert not {str(path.relative_to(ROOT)): found for path, found in outside.items() if found}
+    assert statements(ROOT / "coordinator/records.py"), "the search finds what is there"
+
+
+def test_the_database_is_opened_in_the_coordinator_only() -> None:
+    users = {package_of(path) for path in modules() if {"sqlite3", "psycopg"} & set(imported_names(path))}
+    assert users == {"coordinator"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "coordinator").rglob("*.py")), ids=lambda path: path.name)
+def test_rows_are_written_by_column_name_and_states_change_in_one_place(path: Path) -> None:
+    found = statements(path)
+    assert not [text for text in found if BY_POSITION.search(text)], "name the columns"
+    retained = [text for text in found if STATE_CHANGE.search(text) and "state" in text.split("WHERE")[0]]
+    assert not retained, "use store.rows.update, which checks the transition"
+
+
+def test_rows_of_the_coordinator_are_typed() -> None:
+    """Values of the database are objects until `store.rows` makes records of them."""
+    for path in sorted((ROOT / "coordinator").rglob("*.py")):
+        text = path.read_text()
+        assert not re.search(r"[Rr]ow: (dict\[str, )?Any|-> (list\[)?(Row|Any)\b", text) or path.name in (
+            "database.py",
+            "rows.py",
+        ), path
+        assert 'row["' not in text or path.name in ("database.py", "meta.py", "rows.py"), path

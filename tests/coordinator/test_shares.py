@@ -65,27 +65,27 @@ def test_keys_on_probation_share_what_proven_ones_leave(tmp_path: Path) -> None:
 
 
 def test_work_means_a_lease_granted_lately_to_somebody_who_is_present(swarm: Swarm) -> None:
-    def others_work(name: str, *, active: bool = False) -> bool:
+    def works_beside(name: str, *, active: bool = False) -> bool:
         key = keypair(name).public
         return swarm.read(lambda connection: leasing.has_other_workers(connection, swarm.context, key, active=active))
 
     swarm.publish(0)
     ann, bob = swarm.join("ann", "bob")
-    assert not others_work("ann")
+    assert not works_beside("ann")
     swarm.write(lambda connection: connection.execute("UPDATE workers SET state='active' WHERE name='ann'"))
     swarm.lease(ann)
-    assert not others_work("ann", active=True)
-    assert others_work("bob", active=True)
+    assert not works_beside("ann", active=True)
+    assert works_beside("bob", active=True)
     swarm.lease(bob)
-    assert others_work("ann")
-    assert not others_work("ann", active=True)
+    assert works_beside("ann")
+    assert not works_beside("ann", active=True)
     swarm.clock.advance(31)
-    assert not others_work("ann")
+    assert not works_beside("ann")
     bob.heartbeat(HEARTBEAT)
-    assert others_work("ann")
+    assert works_beside("ann")
     swarm.clock.advance(30)
     bob.heartbeat(HEARTBEAT)
-    assert not others_work("ann")
+    assert not works_beside("ann")
 
 
 def test_one_who_works_is_found_behind_many_who_left(swarm: Swarm) -> None:

@@ -98,8 +98,8 @@ def _swarm_view(
         next_slot=number(connection, "SELECT MAX(slot) + 1 AS n FROM slots WHERE step=?", (now.step,)),
         tasks_per_slot=context.descriptor.rollouts.tasks_per_slot,
         keys_present=len(context.presence.workers),
-        others_work=others_active or has_other_workers(connection, context, key, active=False),
-        others_active=others_active,
+        has_other_workers=others_active or has_other_workers(connection, context, key, active=False),
+        has_other_active_workers=others_active,
     )
 
 

@@ -20,8 +20,8 @@ LOAD = StepLoad(
     slots_of_probation=0,
     slots_planned=10,
     slots_outstanding=1,
-    others_work=True,
-    others_active=True,
+    has_other_workers=True,
+    has_other_active_workers=True,
 )
 
 
@@ -56,14 +56,14 @@ def test_a_lease_lasts_as_long_as_the_measured_speed_needs(speed: float, expecte
 def test_no_key_fills_more_than_its_share_while_others_work() -> None:
     assert may_lease(load(slots_of_key=4), False, TRUST)
     assert not may_lease(load(slots_of_key=5), False, TRUST)
-    assert may_lease(load(slots_of_key=9, others_work=False, others_active=False), False, TRUST)
+    assert may_lease(load(slots_of_key=9, has_other_workers=False, has_other_active_workers=False), False, TRUST)
 
 
 def test_all_keys_on_probation_together_fill_no_more_than_their_share_while_proven_ones_work() -> None:
     assert may_lease(load(slots_of_probation=2), True, TRUST)
     assert not may_lease(load(slots_of_probation=3), True, TRUST)
     assert may_lease(load(slots_of_probation=3), False, TRUST)
-    assert may_lease(load(slots_of_probation=9, others_active=False), True, TRUST)
+    assert may_lease(load(slots_of_probation=9, has_other_active_workers=False), True, TRUST)
 
 
 def test_shares_never_keep_a_step_waiting_on_which_nobody_works() -> None:
@@ -79,4 +79,4 @@ def test_a_small_step_leaves_everybody_one_slot() -> None:
 def test_who_drops_many_slots_gets_no_more_while_others_work() -> None:
     assert may_lease(load(drops_of_key=DROPS_PER_STEP - 1), False, TRUST)
     assert not may_lease(load(drops_of_key=DROPS_PER_STEP), False, TRUST)
-    assert may_lease(load(drops_of_key=DROPS_PER_STEP, others_work=False), False, TRUST)
+    assert may_lease(load(drops_of_key=DROPS_PER_STEP, has_other_workers=False), False, TRUST)

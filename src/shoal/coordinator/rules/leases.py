@@ -70,9 +70,9 @@ class SwarmView:
     next_slot: int
     tasks_per_slot: int
     keys_present: int
-    others_work: bool
+    has_other_workers: bool
     """Whether another key works."""
-    others_active: bool
+    has_other_active_workers: bool
     """Whether another key that has left probation works."""
 
 
@@ -161,8 +161,8 @@ class StepLoad:
     slots_of_probation: int
     slots_planned: int
     slots_outstanding: int
-    others_work: bool
-    others_active: bool
+    has_other_workers: bool
+    has_other_active_workers: bool
 
 
 def _load(swarm: SwarmView, key: KeyView, wanted: int) -> StepLoad:
@@ -173,19 +173,19 @@ def _load(swarm: SwarmView, key: KeyView, wanted: int) -> StepLoad:
         slots_of_probation=counts.probation_slots,
         slots_planned=-(-(counts.resolved_groups + counts.outstanding_groups + wanted) // swarm.tasks_per_slot),
         slots_outstanding=counts.outstanding_groups // swarm.tasks_per_slot,
-        others_work=swarm.others_work,
-        others_active=swarm.others_active,
+        has_other_workers=swarm.has_other_workers,
+        has_other_active_workers=swarm.has_other_active_workers,
     )
 
 
 def may_lease(load: StepLoad, on_probation: bool, trust: TrustConfig) -> bool:
-    if load.others_work and load.drops_of_key >= DROPS_PER_STEP:
+    if load.has_other_workers and load.drops_of_key >= DROPS_PER_STEP:
         return False
     if load.slots_outstanding == 0:
         return True
-    if load.others_work and load.slots_of_key >= _share(trust.key_share, load.slots_planned):
+    if load.has_other_workers and load.slots_of_key >= _share(trust.key_share, load.slots_planned):
         return False
-    if on_probation and load.others_active:
+    if on_probation and load.has_other_active_workers:
         return load.slots_of_probation < _share(trust.probation_share, load.slots_planned)
     return True
 
