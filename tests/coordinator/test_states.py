@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from shoal.coordinator.states import (
     one_of,
 )
 
+PAGE = Path(__file__).parents[2] / "docs/design/coordinator.md"
 KINDS: dict[str, type[StrEnum]] = {
     "slot": SlotState,
     "lease": LeaseState,
@@ -69,6 +71,9 @@ class TestMachine:
                 *(f"{state} --> [*]" for state in machine.final()),
             ]
         )
+
+    def test_the_docs_show_this_diagram(self, machine: Machine[Any]) -> None:
+        assert f"```mermaid\n{mermaid(machine)}\n```" in PAGE.read_text()
 
 
 def test_a_consumed_group_and_a_closed_slot_stay_what_they_are() -> None:
