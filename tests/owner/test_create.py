@@ -65,6 +65,24 @@ def test_a_run_admits_the_numerics_classes_that_its_owner_names(model: Path, tmp
         )
 
 
+def test_without_a_name_a_run_admits_the_finest_classes_only(model: Path, tmp_path: Path) -> None:
+    reports: list[str] = []
+    descriptor = initialise(config(model, tmp_path / "run"), reports.append).descriptor()
+    assert descriptor.numerics_classes == ("torch/float32/cpu", "vllm/float32/cpu")
+    assert not any("admits" in report for report in reports)
+
+
+def test_an_owner_who_admits_a_coarse_class_is_shown_what_it_costs(model: Path, tmp_path: Path) -> None:
+    reports: list[str] = []
+    both = ["torch/float32/cpu", "torch/bfloat16/cpu"]
+    initialise(config(model, tmp_path / "run", validation={"numerics_classes": both[:1]}), reports.append)
+    assert not any("admits" in report for report in reports)
+    initialise(config(model, tmp_path / "run", validation={"numerics_classes": both}), reports.append)
+    (cost,) = [report for report in reports if report.startswith("admits torch/bfloat16/cpu: ")]
+    assert "4.07 bits per 1,000 tokens" in cost
+    assert "int8 (16 of 16)" in cost
+
+
 def test_a_tokenizer_whose_tokens_the_model_does_not_know_is_refused(model: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(model, other)

@@ -34,10 +34,10 @@ def initialise(config: ShoalConfig, report: Report = silent) -> RunDirectory:
     directory = RunDirectory(config.run.dir)
     remove_leftovers(directory.root, directory.origin, directory.key_file("run").parent)
     if not directory.is_initialised:
-        _create(directory, config)
+        _create(directory, config, report)
     changed = changes(directory.config(), located(config, directory.root))
     _check_same_run(config, changed)
-    _update_descriptor(directory, config)
+    _update_descriptor(directory, config, report)
     for change in changed:
         report(f"changed since the last start: {change}")
     write_atomic(directory.run_file, to_toml(located(config, directory.root)).encode())
@@ -53,7 +53,7 @@ def _check_same_run(config: ShoalConfig, changed: Sequence[Change]) -> None:
         )
 
 
-def _create(directory: RunDirectory, config: ShoalConfig) -> None:
+def _create(directory: RunDirectory, config: ShoalConfig, report: Report) -> None:
     # Imports torch; needed once per run.
     from shoal.policy.directory import check_vocabulary, read_config, resolve_model
 
@@ -66,7 +66,7 @@ def _create(directory: RunDirectory, config: ShoalConfig) -> None:
     _check_prompts(tasks.train, codec, config, vocab_size)
     check_parts(tasks.train, config.reward.parts)
     _check_reward_models(tasks.train, config, model_directory)
-    numerics_classes = _numerics_classes(config.validation, model_directory)
+    numerics_classes = _numerics_classes(config.validation, model_directory, report)
     busy = f"Another process has been making the run in {directory.root} for {CREATE_DEADLINE_S:.0f} s."
     with hold(directory.create_lock, busy, wait_s=CREATE_DEADLINE_S):
         if not directory.is_initialised:
@@ -82,8 +82,8 @@ def _check_reward_models(tasks: TaskSet, config: ShoalConfig, model_directory: P
         find_reward_model(path, digest_file(model_directory / TOKENIZER_FILE))
 
 
-def _numerics_classes(config: ValidationConfig, model_directory: Path) -> tuple[str, ...]:
-    """The classes that the run admits: those named, or all that are calibrated for this model."""
+def _numerics_classes(config: ValidationConfig, model_directory: Path, report: Report) -> tuple[str, ...]:
+    """The classes that the run admits: those named, each coarse one with what it costs, or the finest of the calibration."""
     from shoal.validation.calibration.limits import ModelIdentity, load_calibration
 
     calibration = load_calibration(config.calibration)
@@ -96,7 +96,11 @@ def _numerics_classes(config: ValidationConfig, model_directory: Path) -> tuple[
             f"The calibration {config.calibration} does not cover {unknown[0]}.",
             hint=f"It covers {', '.join(known)}; `shoal calibrate` measures others.",
         )
-    return config.numerics_classes or known
+    finest = calibration.finest()
+    for name in config.numerics_classes:
+        if name not in finest:
+            report(f"admits {name}: {calibration.cost(name)}")
+    return config.numerics_classes or finest
 
 
 def _compile_proofs() -> None:
@@ -157,22 +161,22 @@ def _publish_descriptor(directory: RunDirectory, descriptor: RunDescriptor) -> N
     write_atomic(directory.descriptor_file, sealed)
 
 
-def _update_descriptor(directory: RunDirectory, config: ShoalConfig) -> None:
+def _update_descriptor(directory: RunDirectory, config: ShoalConfig, report: Report) -> None:
     """New workers take addresses and admitted classes from the descriptor: a run that moves or opens up signs it again."""
     old = directory.descriptor()
     addresses = {"coordinator_url": config.coordinator_url, "relay_urls": (config.origin_url,)}
-    new = old.model_copy(update=addresses | {"numerics_classes": _admitted(directory, old, config)})
+    new = old.model_copy(update=addresses | {"numerics_classes": _admitted(directory, old, config, report)})
     if new != old:
         _publish_descriptor(directory, new)
 
 
-def _admitted(directory: RunDirectory, old: RunDescriptor, config: ShoalConfig) -> tuple[str, ...]:
+def _admitted(directory: RunDirectory, old: RunDescriptor, config: ShoalConfig, report: Report) -> tuple[str, ...]:
     """A run may admit more classes, never fewer: files of an admitted class may be on their way."""
     if config.validation == directory.config().validation:
         return old.numerics_classes
     from shoal.policy.directory import resolve_model  # imports torch; needed when the owner changed the classes
 
-    classes = _numerics_classes(config.validation, resolve_model(config.model.path))
+    classes = _numerics_classes(config.validation, resolve_model(config.model.path), report)
     gone = [name for name in old.numerics_classes if name not in classes]
     if gone:
         raise ConfigError(

@@ -8,7 +8,7 @@ from shoal.config import build_config
 from shoal.errors import ConfigError
 from shoal.policy import bundled_directory
 from shoal.tasks import TextCodec
-from shoal.validation import Limits, load_calibration
+from shoal.validation import Calibration, Limits, load_calibration
 from shoal.validation.calibration.limits import COARSER, ModelIdentity
 from shoal.validation.calibration.measure import Machine, Work, calibrate, calibrate_run, table
 from support.tiny_run import save_policy
@@ -38,6 +38,20 @@ def test_the_bundled_calibration_covers_the_embedded_engine() -> None:
     calibration = load_calibration("bundled")
     assert calibration.limits("torch/float32/cpu") is not None
     assert calibration.limits("torch/float8/toaster") is None
+
+
+def test_the_finest_classes_are_those_of_the_finest_compute_type_that_was_measured() -> None:
+    known = load_calibration("bundled").classes["torch/float32/cpu"]
+
+    def finest(*names: str) -> tuple[str, ...]:
+        return Calibration(model="m", made_with="t", classes=dict.fromkeys(names, known)).finest()
+
+    assert finest("torch/bfloat16/cpu", "torch/float32/cuda", "vllm/float32/cuda") == (
+        "torch/float32/cuda",
+        "vllm/float32/cuda",
+    )
+    assert finest("torch/bfloat16/cuda", "torch/float16/cuda", "torch/float8/cuda") == ("torch/float16/cuda",)
+    assert finest("torch/float8/cuda", "torch/bfloat16/cuda") == ("torch/bfloat16/cuda",)
 
 
 def test_the_limits_of_the_bundled_calibration_separate_honest_from_forged() -> None:

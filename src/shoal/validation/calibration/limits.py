@@ -21,6 +21,10 @@ COARSER = 1.5
 """The sequential test looks for numerics this many times as coarse as honest ones."""
 
 
+COMPUTE_TYPES = ("float32", "float16", "bfloat16")
+"""From fine to coarse; any other is taken to be coarser."""
+
+
 class Limits(BaseModel):
     """Beyond any of these an audit rejects."""
 
@@ -104,6 +108,12 @@ class Evidence(BaseModel):
     residual_bits_per_1000_tokens: float
     forgeries: dict[str, Forgery] = {}
 
+    @property
+    def missed(self) -> dict[str, str]:
+        """Each forgery that an audit let pass, with how many of how many."""
+        found = {name: forgery for name, forgery in self.forgeries.items() if forgery.missed}
+        return {name: f"{forgery.missed} of {forgery.submissions}" for name, forgery in found.items()}
+
 
 class NumericsClass(BaseModel):
     model_config = ConfigDict(frozen=True)
@@ -145,6 +155,20 @@ class Calibration(BaseModel):
         known = self.classes.get(numerics_class)
         return known.limits if known else None
 
+    def finest(self) -> tuple[str, ...]:
+        """The classes of the finest compute type that was measured."""
+        ranks = {name: _rank(name) for name in self.classes}
+        return tuple(name for name, rank in ranks.items() if rank == min(ranks.values()))
+
+    def cost(self, numerics_class: str) -> str:
+        """What audits of this class let pass, in one sentence."""
+        evidence = self.classes[numerics_class].evidence
+        passed = ", ".join(f"{name} ({count})" for name, count in evidence.missed.items())
+        return (
+            f"{evidence.residual_bits_per_1000_tokens:.2f} bits per 1,000 tokens are left to a forger, and audits let pass "
+            f"{passed or 'none of the forgeries that were tried'}"
+        )
+
     def require_model(self, model: ModelIdentity) -> None:
         """Refuses a model that this was not measured on: limits of another one are too wide or too narrow."""
         differs = self.identity.difference(model) if self.identity else "identity"
@@ -154,6 +178,11 @@ class Calibration(BaseModel):
                 hint="Make one with `shoal calibrate OUT RUN_FILE` and name it in validation.calibration, "
                 "or set validation.foreign_calibration if you know that it fits.",
             )
+
+
+def _rank(numerics_class: str) -> int:
+    dtype = numerics_class.partition("/")[2].partition("/")[0]
+    return COMPUTE_TYPES.index(dtype) if dtype in COMPUTE_TYPES else len(COMPUTE_TYPES)
 
 
 def load_calibration(path: str) -> Calibration:
