@@ -46,8 +46,8 @@ class Stage:
             self.activity, self.size = f"downloading {match.group(1)[:40]}", match.group(2)
         elif line.startswith(INSTALLING):
             self.installing = line.count(",") + 1
-        elif "Preparing" in line or "Building" in line:
-            self.activity, self.size = line.strip().split("...")[0].lower()[:60], ""
+        elif match := re.match(r"\s*((?:Preparing|Building) [^(:.]+)", line):
+            self.activity, self.size = match.group(1).strip().lower(), ""
 
     def __str__(self) -> str:
         if self.installing:
@@ -116,9 +116,7 @@ def install(directory: Path, constraints: str, given: Sequence[str], line: Line)
             line.show(str(state))
             reader.join(REFRESH_S)
         if process.wait() == 0:
-            line.show(
-                f"{state.installing} packages installed" if state.installing else "nothing to install", is_last=True
-            )
+            line.show(f"{state.installing} installed" if state.installing else "nothing to install", is_last=True)
         else:
             line.show(f"pip failed; {directory}/setup.log has everything", is_last=True)
             print("".join(tail[-20:]))

@@ -24,7 +24,7 @@ http {{
 
 
 def documented_site(root: Path, port: int) -> str:
-    site = PAGE.read_text().split("nginx with rate limits:\n\n```\n")[1].split("```")[0]
+    site = PAGE.read_text().split("nginx with\nrate limits:\n\n```\n")[1].split("```")[0]
     return site.replace("listen 80;", f"listen 127.0.0.1:{port};").replace("/srv/shoal/origin", str(root))
 
 

@@ -8,18 +8,20 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tools.reference import codes, commands, results, settings
+from tools.reference import api, codes, commands, results, settings, states
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES: dict[str, Callable[[], str]] = {
     "reference/settings.md": settings.page,
     "reference/cli.md": commands.page,
+    "reference/api.md": api.page,
     "reference/codes.md": codes.page,
 }
 BLOCKS: dict[str, Callable[[], str]] = {
     "residual": results.residual,
     "detection": results.detection,
     "audit costs": results.audit_costs,
+    "states": states.diagrams,
 }
 MARKED = re.compile(r"(<!-- generated: ([\w -]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
 
