@@ -1,8 +1,9 @@
 """The diagrams of docs/design/coordinator.md, drawn from the coordinator's state machines."""
 
-from shoal.coordinator.states import MACHINES, mermaid
+from shoal.coordinator.states import GROUP, LEASE, SLOT, SUBMISSION, mermaid
 
 
 def diagrams() -> str:
-    parts = [f"### {machine.name.capitalize()}\n\n```mermaid\n{mermaid(machine).strip()}\n```" for machine in MACHINES]
+    drawn = {"Slot": mermaid(SLOT), "Lease": mermaid(LEASE), "Submission": mermaid(SUBMISSION), "Group": mermaid(GROUP)}
+    parts = [f"### {name}\n\n```mermaid\n{text}\n```" for name, text in drawn.items()]
     return "\n" + "\n\n".join(parts) + "\n"
