@@ -22,6 +22,7 @@ from shoal.policy.engine import (
     check_ready,
     check_scoring,
 )
+from shoal.policy.exactness import use_exact_products
 from shoal.policy.memory import CachePlan, available_bytes, cache_rows
 from shoal.policy.models import build_empty_model, build_model
 from shoal.policy.scoring import score_requests
@@ -42,6 +43,7 @@ class TorchEngine:
         prefill_tokens: int = 4096,
     ) -> None:
         """`model_files` holds config.json; if it holds safetensors too, they are loaded."""
+        use_exact_products(torch.device(device))
         self.numerics_class = f"torch/{dtype}/{torch.device(device).type}"
         self.max_batch, self.prefill_tokens = max_batch, prefill_tokens
         self._eos_token_ids = tuple(eos_token_ids)

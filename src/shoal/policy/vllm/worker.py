@@ -21,6 +21,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
 from shoal.policy.directory import weight_files
+from shoal.policy.exactness import use_exact_products
 from shoal.policy.vllm.recorder import Recorded, Recorder
 from shoal.proofs.sampling import choose_tokens, token_margins
 
@@ -96,9 +97,11 @@ class WorkerExtension:
     """Mixed into vLLM's worker class; method names carry a prefix because vLLM refuses clashes."""
 
     rank: int
+    device: torch.device
     model_runner: Any
 
     def shoal_install(self) -> None:
+        use_exact_products(self.device)
         layers = [module for module in self.model_runner.get_model().modules() if isinstance(module, LogitsLayer)]
         if len(layers) != 1:
             raise RuntimeError(f"expected one layer that makes logits, found {len(layers)}")

@@ -1,0 +1,72 @@
+"""Float32 products are exact or the engine does not start."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.policy import exactness
+from shoal.policy.embedded.engine import TorchEngine
+from shoal.policy.exactness import PRODUCTS, InexactProductsError, require_exact
+from support.tiny_run import save_policy
+
+CPU = torch.device("cpu")
+
+
+def rounded(bits: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Products whose inputs keep so many bits of the mantissa: 10 are TF32, 7 are bfloat16."""
+    mask = -1 << (23 - bits)
+
+    def product(inputs: Tensor, weight: Tensor) -> Tensor:
+        cut = (inputs.view(torch.int32) & mask).view(torch.float32)
+        return F.linear(cut, weight)
+
+    return product
+
+
+def bfloat16_pairs(inputs: Tensor, weight: Tensor) -> Tensor:
+    """oneDNN's finer reduction: two bfloat16 terms, 16 bits."""
+    high = inputs.bfloat16().float()
+    return F.linear(high, weight) + F.linear((inputs - high).bfloat16().float(), weight)
+
+
+def only_for_many_rows(inputs: Tensor, weight: Tensor) -> Tensor:
+    return rounded(7)(inputs, weight) if len(inputs) >= 64 else F.linear(inputs, weight)
+
+
+def test_products_of_this_machine_are_exact() -> None:
+    require_exact(CPU, PRODUCTS)
+
+
+@pytest.mark.parametrize("product", [rounded(7), rounded(10), rounded(22), bfloat16_pairs, only_for_many_rows])
+def test_every_kind_of_reduced_product_is_noticed(product: Callable[[Tensor, Tensor], Tensor]) -> None:
+    with pytest.raises(
+        InexactProductsError, match=r"products on this machine's cpu are reduced .* NVIDIA_TF32_OVERRIDE"
+    ):
+        require_exact(CPU, {"linear": product})
+
+
+@pytest.fixture
+def untried() -> Iterator[None]:
+    exactness._require.cache_clear()
+    yield
+    exactness._require.cache_clear()
+
+
+def test_an_engine_on_a_machine_that_reduces_products_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untried: None
+) -> None:
+    policy = save_policy(tmp_path / "policy", seed=0)
+    monkeypatch.setitem(PRODUCTS, "linear", rounded(10))
+    with pytest.raises(InexactProductsError):
+        TorchEngine(policy, eos_token_ids=(1,))
+
+
+def test_an_engine_asks_for_exact_products_whatever_was_set_before(tmp_path: Path) -> None:
+    policy = save_policy(tmp_path / "policy", seed=0)
+    torch.set_float32_matmul_precision("medium")
+    TorchEngine(policy, eos_token_ids=(1,))
+    assert torch.get_float32_matmul_precision() == "highest"
