@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +128,11 @@ def start(coordinator: FakeCoordinator, config: ShoalConfig, model_dir: Path, tm
         trainer.close()
 
 
+def lose_last_checkpoint(trainer: Trainer) -> None:
+    """As if it had been killed after it published its last version, and before the checkpoint of it was written."""
+    shutil.rmtree(trainer.save())
+
+
 def published(coordinator: FakeCoordinator) -> list[tuple[int, str]]:
     return [(body.version, body.weights_digest) for body in coordinator.versions]
 
@@ -223,7 +229,7 @@ def test_a_run_that_diverges_stops_with_the_reason_and_keeps_the_last_good_check
     assert kept == ["step-00000001", "step-00000002"]
     again = start(config)
     assert again.trainer.resume()
-    again.publish({})
+    again.publish()
     assert published(coordinator)[-1] == published(coordinator)[-2]  # the weights of version 2, bit for bit
 
 
@@ -258,7 +264,7 @@ def test_a_group_with_fewer_rows_than_rewards_is_refused(start: Start, coordinat
 def test_a_batch_without_groups_publishes_the_same_weights_again(start: Start, coordinator: FakeCoordinator) -> None:
     record_batch(coordinator, 0, groups=0)
     service = start()
-    service.publish({})
+    service.publish()
     service.publish(service.step())
     (_, before), (version, after) = published(coordinator)
     assert (version, after) == (1, before)
@@ -267,7 +273,9 @@ def test_a_batch_without_groups_publishes_the_same_weights_again(start: Start, c
 def test_a_killed_trainer_repeats_a_step_without_groups_too(start: Start, coordinator: FakeCoordinator) -> None:
     for step in range(3):
         record_batch(coordinator, step, groups=0 if step == 2 else 2)
-    start().run()
+    killed = start()
+    killed.run()
+    lose_last_checkpoint(killed.trainer)
     first = published(coordinator)
     assert first[3][1] == first[2][1]
     coordinator.versions.clear()
@@ -326,7 +334,9 @@ def test_a_run_is_drained_only_if_every_rank_was_told_so(start: Start, coordinat
 def test_a_killed_trainer_repeats_its_steps_bit_for_bit(start: Start, coordinator: FakeCoordinator) -> None:
     for step in range(3):
         record_batch(coordinator, step)
-    start(report=(said := Reports())).run()
+    killed = start(report=(said := Reports()))
+    killed.run()
+    lose_last_checkpoint(killed.trainer)
     first = published(coordinator)
     coordinator.versions.clear()
     assert said.some("found no checkpoint, starting at step 0")
@@ -337,6 +347,19 @@ def test_a_killed_trainer_repeats_its_steps_bit_for_bit(start: Start, coordinato
     assert resumed.origin is not None
     assert resumed.origin.head is not None
     assert [entry.version for entry in resumed.origin.head.versions] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_the_last_version_is_always_checkpointed(
+    start: Start, coordinator: FakeCoordinator, config: ShoalConfig, steps: int
+) -> None:
+    for step in range(steps):
+        record_batch(coordinator, step)
+    rare = config.training.model_copy(update={"checkpoint_every": 100})
+    run = config.run.model_copy(update={"steps": steps})
+    service = start(config.model_copy(update={"training": rare, "run": run}))
+    assert service.run()
+    assert service.trainer.checkpoint_steps()[-1] == steps
 
 
 def test_a_full_disk_stops_the_trainer_with_a_sentence_and_costs_no_step(
@@ -352,7 +375,7 @@ def test_a_full_disk_stops_the_trainer_with_a_sentence_and_costs_no_step(
         start(root=tiny_disk.root).run()
     tiny_disk.make_room()
     service = start(root=tiny_disk.root)
-    service.publish({})
+    service.publish()
     service.step()
     tiny_disk.fill()
     with contextlib.suppress(OSError):
@@ -372,7 +395,9 @@ def test_versions_that_nobody_can_fetch_any_more_are_not_published_again(
     rare = config.model_copy(update={"training": config.training.model_copy(update={"checkpoint_every": 100})})
     for step in range(3):
         record_batch(coordinator, step)
-    start(rare, keep_versions=2).run()
+    killed = start(rare, keep_versions=2)
+    killed.run()
+    lose_last_checkpoint(killed.trainer)
     first = published(coordinator)
     coordinator.versions.clear()
     start(rare, keep_versions=2).run()
@@ -382,7 +407,7 @@ def test_versions_that_nobody_can_fetch_any_more_are_not_published_again(
 def test_other_bytes_under_a_published_number_are_refused(start: Start, coordinator: FakeCoordinator) -> None:
     record_batch(coordinator, 0)
     service = start()
-    service.publish({})
+    service.publish()
     whole = service.trainer.wire_tensors
 
     def changed() -> Iterator[WireTensor]:
@@ -391,12 +416,12 @@ def test_other_bytes_under_a_published_number_are_refused(start: Start, coordina
 
     service.trainer.wire_tensors = changed  # type: ignore[method-assign]
     with pytest.raises(RepeatedStepError, match=r"Version 0 is already published.*\[training\]") as refused:
-        service.publish({})
+        service.publish()
     assert refused.value.code == "repeated_step"
 
 
 def test_a_rank_without_an_origin_only_takes_part_in_gathering(start: Start, coordinator: FakeCoordinator) -> None:
     service = start()
     service.origin = None
-    service.publish({})
+    service.publish()
     assert coordinator.versions == []

@@ -255,7 +255,7 @@ def test_sequence_weighting_counts_every_completion_the_same(model_dir: Path, tm
         trainer = make_trainer(model_dir, tmp_path, loss_weighting=weighting, minibatches=1)
         samples = [Sample([1, 2], [3] * 6, 1.0, 1.0), Sample([1, 2], [4], 0.0, 0.0)]
         members = choose_members([Group("0/0/0", samples)], ADVANTAGES["grpo"], trainer.config, 9)[0]
-        (part,) = (minibatch := trainer._build(members)).parts
+        (part,) = (minibatch := trainer._build(members)).micro_batches
         losses[weighting] = float((part.weights_N * (part.advantages_N > 0)).sum() / minibatch.total_weight)
     assert losses == pytest.approx({"token": 6 / 7, "sequence": 1 / 2})
 

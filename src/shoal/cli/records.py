@@ -97,7 +97,8 @@ def plan_memory(
     """What the trainer of a run will hold in memory, before anything is loaded."""
     from shoal.owner.records import show_memory_plan
 
-    show_memory_plan(run_config(context, run_file), ranks, report)
+    shapes = run_file.parent / "shapes" if run_file is not None else None
+    show_memory_plan(run_config(context, run_file), ranks, report, shapes=shapes)
 
 
 def calibrate(

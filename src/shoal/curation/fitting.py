@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from shoal.errors import ConfigError
 from shoal.files import write_atomic
 from shoal.rundir import checkpoints_of
 from shoal.training import Checkpoints, DivergedError, World
+from shoal.training.model.distributed import clip_gradients
 
 PLAN_FILE = "plan.json"
 
@@ -127,8 +127,7 @@ class Fit:
     def _step(self, step: int, steps: int, learn: Callable[[list[int]], float], chosen: list[int]) -> FitReport:
         started = self._clock()
         loss = learn(chosen)
-        total = torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.max_grad_norm)
-        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
+        norm = clip_gradients(self.module.parameters(), self.settings.max_grad_norm)
         if not math.isfinite(norm):
             raise DivergedError(f"The gradient of step {step} is not finite.", hint="Lower the learning rate.")
         rate = scheduled_rate(step, steps, self.settings)

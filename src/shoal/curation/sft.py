@@ -5,7 +5,6 @@ log-likelihood summed over tokens, divided by the tokens of the optimiser step, 
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -49,8 +48,9 @@ class WarmStart:
     ) -> None:
         self.world = world or World.join()
         self._micro_batch_tokens = micro_batch_tokens
-        self._dtype = torch.bfloat16 if self.world.device.type == "cuda" else torch.float32
-        self.policy = load_policy(model_dir, temperature=1.0, world=self.world, compute_dtype=self._dtype)
+        self.policy = load_policy(
+            model_dir, temperature=1.0, world=self.world, compute_dtype=self.world.compute_dtype()
+        )
         self._fit = Fit(self.policy.model, settings, work_dir, self.world)
 
     def train(self, examples: Sequence[Example], on_step: Callable[[FitReport], None] = lambda report: None) -> Path:
@@ -66,9 +66,8 @@ class WarmStart:
         """Gradients of all bins; the mean negative log-likelihood per token over all ranks."""
         minibatch = self._build(examples)
         total = torch.zeros((), device=self.world.device)
-        for part in minibatch.parts:
-            with self._precision():
-                logprobs_N, _ = self.policy(part.bin)
+        for micro_batch in minibatch.micro_batches:
+            logprobs_N, _ = self.policy(micro_batch.bin)
             loss: Tensor = -logprobs_N.sum()
             # FSDP averages gradients over ranks, the loss is a sum over them.
             torch.autograd.backward(loss * (self.world.size / minibatch.total_weight))
@@ -85,11 +84,6 @@ class WarmStart:
             ranks=self.world.size,
             device=self.world.device,
         )
-
-    def _precision(self) -> AbstractContextManager[object]:
-        if self._dtype == torch.float32 or self.world.size > 1:
-            return nullcontext()  # FSDP casts the gathered parameters itself
-        return torch.autocast(self.world.device.type, dtype=self._dtype)
 
 
 def write_policy(

@@ -113,10 +113,11 @@ def inspect_rollouts(
     console.print(inspection.render_summary(shown, matching, len(everything)))
 
 
-def show_memory_plan(config: ShoalConfig, ranks: int, report: Report) -> None:
+def show_memory_plan(config: ShoalConfig, ranks: int, report: Report, *, shapes: Path | None = None) -> None:
+    """`shapes` may hold the shapes of models that are not to be downloaded for this."""
     from shoal.training import model_shape, plan_memory
 
-    shape = model_shape(config.model.path)
+    shape = model_shape(config.model.path, shapes)
     plan = plan_memory(shape, config.training, ranks=ranks, on_gpu=config.training.device != "cpu")
     report(f"{config.model.path}: {shape.parameters / 1e9:.2f}B parameters on {ranks} ranks")
     report(plan.as_text())

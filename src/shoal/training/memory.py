@@ -5,36 +5,16 @@ fitted to what autograd saves: c·(11·D + 4·I) bytes per token and layer, c th
 that run in fp32 under bf16. Shapes: D model width, I width of the feed-forward part, V vocabulary.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from shoal.config import TrainingConfig
 from shoal.errors import ConfigError
-from shoal.policy import resolve_model
+from shoal.policy.architecture import decoder_blocks, meta_model
+from shoal.policy.directory import read_config, resolve_model
 from shoal.training.model.logprobs import CHUNK_ELEMENTS
-
-
-def _qwen2(width: int, inner_width: int, layers: int, heads: int, key_heads: int) -> dict[str, Any]:
-    return {
-        "model_type": "qwen2",
-        "vocab_size": 152064,
-        "tie_word_embeddings": False,
-        "hidden_size": width,
-        "intermediate_size": inner_width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_heads,
-    }
-
-
-KNOWN_MODELS = {
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _qwen2(3584, 18944, 28, 28, 4),
-    "Qwen/QwQ-32B": _qwen2(5120, 27648, 64, 40, 8),
-}
-"""Shapes of the models named in configs/, so that a plan needs no download."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +52,12 @@ class TrainerMemory:
         return "\n".join(f"{name:<{width}}  {size / 2**30:8.2f} GiB" for name, size in rows)
 
 
-def model_shape(model: str) -> ModelShape:
-    """Shape of `bundled`, a directory, a model known from configs/, or a Hugging Face id."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    if model in KNOWN_MODELS:
-        settings = dict(KNOWN_MODELS[model])
-        config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    else:
-        config = AutoConfig.from_pretrained(resolve_model(model), local_files_only=True)
-    with torch.device("meta"):
-        skeleton: Any = AutoModelForCausalLM.from_config(config)
-    blocks = [module for module in skeleton.modules() if type(module).__name__ in set(skeleton._no_split_modules or ())]
+def model_shape(model: str, shapes: Path | None = None) -> ModelShape:
+    """Shape of `bundled`, a directory or a Hugging Face id. `shapes`/NAME.json spares the download of org/NAME."""
+    known = shapes / f"{Path(model).name}.json" if shapes is not None else None
+    config = _read_shape(known) if known is not None and known.is_file() else read_config(resolve_model(model))
+    skeleton = meta_model(config)
+    blocks = decoder_blocks(skeleton)
     if not blocks:
         raise ConfigError(f"{Path(model).name} does not say which modules are its layers.")
     text = config.get_text_config()
@@ -96,6 +70,13 @@ def model_shape(model: str) -> ModelShape:
         inner_width=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         vocabulary=text.vocab_size,
     )
+
+
+def _read_shape(path: Path) -> Any:
+    from transformers import AutoConfig
+
+    settings = json.loads(path.read_bytes())
+    return AutoConfig.for_model(settings.pop("model_type"), **settings)
 
 
 def plan_memory(shape: ModelShape, config: TrainingConfig, *, ranks: int, on_gpu: bool = True) -> TrainerMemory:

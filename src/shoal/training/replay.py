@@ -55,7 +55,8 @@ def replay(
     steps: int,
     on_step: Callable[[StepReport], None] = lambda report: None,
 ) -> int:
-    """Train until `steps` or the end of the recording; returns the steps trained. The last, smaller batch is trained too.
+    """Train until `steps` or the end of the recording; returns the steps trained. The last, smaller batch is trained too,
+    and the last step is always checkpointed.
 
     A resumed trainer skips what it has seen: batches are dealt from the beginning, deterministically.
     """
@@ -72,6 +73,8 @@ def replay(
             trained += 1
             if trainer.step % trainer.config.checkpoint_every == 0:
                 trainer.save()
+        if trained:
+            trainer.save()
     return trained
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.training.model.distributed import World
-from shoal.training.objective.losses import TokenLoss, k3_divergence
+from shoal.training.objective.losses import TokenBatch, TokenLoss, k3_divergence
 from shoal.training.packing.samples import Group
 
 SUMS = (
@@ -88,12 +88,12 @@ class TokenSums:
 
 
 def token_statistics(
-    logprobs_N: Tensor, old_N: Tensor, entropies_N: Tensor, advantages_N: Tensor, behaviour_N: Tensor, loss: TokenLoss
+    tokens: TokenBatch, entropies_N: Tensor, behaviour_N: Tensor, loss: TokenLoss
 ) -> dict[str, Tensor]:
     """Per-token values to sum, without gradients."""
-    logprobs_N = logprobs_N.detach()
+    logprobs_N, old_N = tokens.logprobs_N.detach(), tokens.old_logprobs_N
     known = ~behaviour_N.isnan()
-    raised, lowered = advantages_N > 0, advantages_N < 0
+    raised, lowered = tokens.advantages_N > 0, tokens.advantages_N < 0
     return {
         "tokens": torch.ones_like(logprobs_N),
         "ratio": torch.exp(logprobs_N - old_N),
@@ -108,39 +108,44 @@ def token_statistics(
     }
 
 
-def describe_groups(step: int, groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> StepReport:
+def group_metrics(step: int, groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """What a report says about the batch, before anything is trained."""
     samples = [sample for group in groups for sample in group.samples]
     rewards = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
     ages = [step - sample.policy_version for sample in samples]
     task_reward_mean = fmean(sample.task_reward for sample in samples)
-    return StepReport(
-        step=step,
-        policy_version=step + 1,
-        groups=len(groups),
-        samples=len(samples),
-        reward_mean=float(rewards.mean()),
-        reward_std=float(rewards.std(correction=0)),
-        task_reward_mean=task_reward_mean,
-        length_term_mean=float(rewards.mean()) - task_reward_mean,
-        output_length_mean=fmean(len(sample.output_tokens) for sample in samples),
-        truncation_rate=fmean(sample.truncated for sample in samples),
-        zero_signal_fraction=fmean(not any(values) for values in advantages),
-        age_mean=fmean(ages),
-        age_histogram=dict(sorted(Counter(ages).items())),
-    )
+    return {
+        "step": step,
+        "policy_version": step + 1,
+        "groups": len(groups),
+        "samples": len(samples),
+        "reward_mean": float(rewards.mean()),
+        "reward_std": float(rewards.std(correction=0)),
+        "task_reward_mean": task_reward_mean,
+        "length_term_mean": float(rewards.mean()) - task_reward_mean,
+        "output_length_mean": fmean(len(sample.output_tokens) for sample in samples),
+        "truncation_rate": fmean(sample.truncated for sample in samples),
+        "zero_signal_fraction": fmean(not any(values) for values in advantages),
+        "age_mean": fmean(ages),
+        "age_histogram": dict(sorted(Counter(ages).items())),
+    }
 
 
-def fill_token_means(report: StepReport, totals: dict[str, float]) -> None:
-    tokens = totals["tokens"]
-    for name in ("loss", "policy_loss", "entropy", "kl_update", "kl_reference"):
-        setattr(report, name, _share(totals[name], tokens))
-    report.ratio_mean = _share(totals["ratio"], tokens)
-    report.ratio_max = totals["ratio_max"]
-    report.correction_mean = _share(totals["correction"], tokens)
-    report.kl_behaviour = _share(totals["kl_behaviour"], totals["behaviour_tokens"])
-    report.behaviour_fraction = _share(totals["behaviour_tokens"], tokens)
-    report.clip_fraction_positive = _share(totals["raised_clipped"], totals["raised_tokens"])
-    report.clip_fraction_negative = _share(totals["lowered_clipped"], totals["lowered_tokens"])
+def token_metrics(totals: dict[str, float]) -> dict[str, Any]:
+    """Means per trained token from sums over all ranks."""
+    tokens, known = totals["tokens"], totals["behaviour_tokens"]
+    means = {
+        name: _share(totals[name], tokens) for name in ("loss", "policy_loss", "entropy", "kl_update", "kl_reference")
+    }
+    return means | {
+        "ratio_mean": _share(totals["ratio"], tokens),
+        "ratio_max": totals["ratio_max"],
+        "correction_mean": _share(totals["correction"], tokens),
+        "kl_behaviour": _share(totals["kl_behaviour"], known),
+        "behaviour_fraction": _share(known, tokens),
+        "clip_fraction_positive": _share(totals["raised_clipped"], totals["raised_tokens"]),
+        "clip_fraction_negative": _share(totals["lowered_clipped"], totals["lowered_tokens"]),
+    }
 
 
 def _share(part: float, whole: float) -> float:

@@ -4,9 +4,9 @@ The coordinator's batch records are the authority. A trainer that died resumes a
 batches bit for bit, so that it never publishes other bytes under a published number; origin and coordinator would refuse them.
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.patience import patiently
 from shoal.protocol.rollouts import Rollout, RolloutLimits, read_rollouts
 from shoal.training.packing.samples import Group, Sample
+from shoal.training.reports import StepReport
 from shoal.training.trackers import Trackers
 from shoal.training.trainer import DivergedError, Trainer
 
@@ -43,20 +44,45 @@ class RepeatedStepError(ShoalError):
     permanent = True
 
 
-@contextlib.contextmanager
-def _explained(version: int) -> Iterator[None]:
-    """Says why other weights under a published number can come about, and what to do."""
-    try:
-        yield
-    except (IntegrityError, RefusedError) as error:
-        if isinstance(error, RefusedError) and error.code != "version_conflict":
-            raise
-        raise RepeatedStepError(
-            f"Version {version} is already published, and repeating its step gave other weights ({error.message})",
-            hint="A trainer that resumes repeats the steps since its last checkpoint, bit for bit. Undo what has changed "
-            "since (settings in [training], torch, threads, device) until it has passed the newest published version, "
-            "and change it then.",
-        ) from error
+def _other_weights(version: int, error: ShoalError) -> RepeatedStepError:
+    return RepeatedStepError(
+        f"Version {version} is already published, and repeating its step gave other weights ({error.message})",
+        hint="A trainer that resumes repeats the steps since its last checkpoint, bit for bit. Undo what has changed "
+        "since (settings in [training], torch, threads, device) until it has passed the newest published version, "
+        "and change it then.",
+    )
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One trained step: the trainer's report, and what the batch and its files took."""
+
+    report: StepReport
+    batch: api.BatchRecord
+    wait_batch_s: float
+    fetch_s: float
+
+    def metrics(self) -> dict[str, Any]:
+        """As trackers and the coordinator take them."""
+        metrics = self.report.as_dict()
+        return metrics | {
+            "time_wait_batch_s": self.wait_batch_s,
+            "time_fetch_s": self.fetch_s,
+            "time_old_logprobs_s": metrics.pop("old_logprobs_s"),
+            "time_update_s": metrics.pop("update_s"),
+            "generated_groups": self.batch.generated_groups,
+            "zero_signal_fraction": self.batch.dropped.get("no_signal", 0) / max(1, self.batch.generated_groups),
+            **{f"dropped_{reason}": count for reason, count in self.batch.dropped.items()},
+        }
+
+
+@dataclass(frozen=True)
+class PublishTimes:
+    """How long training stood still for its weights, and how large they are."""
+
+    time_stage_s: float
+    time_announce_s: float
+    weights_bytes: int
 
 
 class TrainerService:
@@ -96,22 +122,22 @@ class TrainerService:
     def _train(self) -> bool:
         resumed = self.trainer.resume()
         self.report(f"resumed at step {self.trainer.step}" if resumed else "found no checkpoint, starting at step 0")
-        figures: dict[str, Any] = {}
+        record: StepRecord | None = None
         while True:
-            self.publish(figures)
-            self._log(figures)
-            if self.trainer.step % self.config.training.checkpoint_every == 0:
+            self._log(record, self.publish(record))
+            finished = self.trainer.step >= self.config.run.steps
+            if finished or self.trainer.step % self.config.training.checkpoint_every == 0:
                 self.trainer.save()
-            if self.trainer.step >= self.config.run.steps:
+            if finished:
                 return True
             try:
-                figures = self.step()
+                record = self.step()
             except DrainedError:
                 self.trainer.save()
                 return False
 
-    def step(self) -> dict[str, Any]:
-        """One training step; returns its figures."""
+    def step(self) -> StepRecord:
+        """One training step, not yet published."""
         started = self._clock()
         batch = self.wait_for_batch(self.trainer.step)
         waited = self._clock()
@@ -119,37 +145,26 @@ class TrainerService:
         fetched = self._clock()
         # The oversampling cap may be reached without a group that has a signal; then the version is published unchanged.
         report = self.trainer.train_step(groups) if groups else self.trainer.skip_step()
-        figures = report.as_dict()
-        figures |= {
-            "time_wait_batch_s": waited - started,
-            "time_fetch_s": fetched - waited,
-            "time_old_logprobs_s": figures.pop("old_logprobs_s"),
-            "time_update_s": figures.pop("update_s"),
-            "generated_groups": batch.generated_groups,
-            "zero_signal_fraction": batch.dropped.get("no_signal", 0) / max(1, batch.generated_groups),
-            **{f"dropped_{reason}": count for reason, count in batch.dropped.items()},
-        }
         self.metrics.count("step")
-        return figures
+        return StepRecord(report, batch, wait_batch_s=waited - started, fetch_s=fetched - waited)
 
-    def _log(self, figures: dict[str, Any]) -> None:
-        """After publishing, so that the record also says how long the trainer stood still for its weights."""
-        if "step" in figures and self.trackers is not None:
-            self.trackers.log(int(figures["step"]), figures)
+    def _log(self, record: StepRecord | None, times: PublishTimes | None) -> None:
+        if record is not None and self.trackers is not None:
+            self.trackers.log(record.report.step, record.metrics() | (asdict(times) if times else {}))
 
     def wait_for_batch(self, step: int) -> api.BatchRecord:
         """The durable batch of a step. Waits as long as the run lives; says every few seconds what is missing.
 
-        Every rank asks for itself, and the owner may change his mind between two answers: drained is what all were told.
+        Every rank asks for itself, and the owner may change his mind between two answers: the run is drained if all ranks hear so.
         """
-        batch = self._hear(step)
+        batch = self._ask_for_batch(step)
         if not self.trainer.world.any(batch is not None):
             raise DrainedError(f"The run is drained; step {step} gets no batch.")
         while batch is None:
-            batch = self._hear(step)
+            batch = self._ask_for_batch(step)
         return batch
 
-    def _hear(self, step: int) -> api.BatchRecord | None:
+    def _ask_for_batch(self, step: int) -> api.BatchRecord | None:
         """The batch, or None if the run is drained."""
         while True:
             answer = self._patiently(lambda: self.client.batch(step, BATCH_WAIT_S))
@@ -172,51 +187,60 @@ class TrainerService:
                 )
             yield Group(record.group_id, [_sample(row, record, index) for index, row in enumerate(rows)])
 
-    def publish(self, figures: dict[str, Any]) -> None:
-        """Stages the current weights, records the version with the coordinator, then shows it to the swarm.
+    def publish(self, record: StepRecord | None = None) -> PublishTimes | None:
+        """Stages the current weights, records the version with the coordinator, then announces it to the swarm.
 
-        Adds to the figures of the step how long that took.
+        `record` is of the step that made the version. None where this rank publishes nothing.
         """
         started = self._clock()
         if self.origin is None or _is_history(self.origin, self.trainer.step):
             for _ in self.trainer.wire_tensors():
                 pass  # every rank takes part in gathering
-            return
-        with _explained(self.trainer.step):
-            publication = self.origin.stage(self.trainer.step, self.trainer.wire_tensors())
-            figures["time_stage_s"] = self._clock() - started
-            figures["weights_bytes"] = publication.weights_bytes
-            report: dict[str, api.Metric] = {
-                name: value for name, value in figures.items() if isinstance(value, (int, float, str))
-            }
-            body = api.VersionBody(
-                version=publication.version,
-                manifest_digest=publication.manifest_digest,
-                weights_digest=publication.weights_digest,
-                bytes_total=publication.follow_bytes,
-                report=report,
-                oldest_checkpoint=min(self.trainer.checkpoint_steps(), default=0),
-            )
-            answer = self._patiently(lambda: self.client.publish(body))
-        self.origin.announce(ledger_head=answer.ledger_head)
-        figures["time_announce_s"] = self._clock() - started - figures["time_stage_s"]
-        self._say(publication, figures)
+            return None
+        publication = self._stage(self.origin)
+        staged = self._clock()
+        metrics = record.metrics() if record else {}
+        metrics |= {"time_stage_s": staged - started, "weights_bytes": publication.weights_bytes}
+        self.origin.announce(ledger_head=self._record_version(publication, metrics))
+        self._report_version(publication, record, self.origin.files_collected)
+        return PublishTimes(staged - started, self._clock() - staged, publication.weights_bytes)
+
+    def _stage(self, origin: Origin) -> Publication:
+        try:
+            return origin.stage(self.trainer.step, self.trainer.wire_tensors())
+        except IntegrityError as error:
+            raise _other_weights(self.trainer.step, error) from error
+
+    def _record_version(self, publication: Publication, metrics: Mapping[str, Any]) -> str:
+        """Returns the head of the ledger."""
+        body = api.VersionBody(
+            version=publication.version,
+            manifest_digest=publication.manifest_digest,
+            weights_digest=publication.weights_digest,
+            bytes_total=publication.follow_bytes,
+            report={name: value for name, value in metrics.items() if isinstance(value, (int, float, str))},
+            oldest_checkpoint=min(self.trainer.checkpoint_steps(), default=0),
+        )
+        try:
+            return self._patiently(lambda: self.client.publish(body)).ledger_head
+        except RefusedError as error:
+            if error.code != "version_conflict":
+                raise
+            raise _other_weights(publication.version, error) from error
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
         return patiently(ask, self.report, outage_s=OUTAGE_S, clock=self._clock)
 
-    def _say(self, publication: Publication, figures: dict[str, Any]) -> None:
-        assert self.origin is not None
+    def _report_version(self, publication: Publication, record: StepRecord | None, files_collected: int) -> None:
         self.metrics.event(
             "published",
             version=publication.version,
             kind=publication.kind,
             bytes_total=publication.follow_bytes,
             weights_bytes=publication.weights_bytes,
-            files_collected=self.origin.files_collected,
+            files_collected=files_collected,
         )
-        reward = figures.get("task_reward_mean")
-        detail = f", task reward {reward:.3f}" if isinstance(reward, float) else ""
+        detail = f", task reward {record.report.task_reward_mean:.3f}" if record else ""
         size = f"{publication.follow_bytes / 1e6:.1f} MB"
         if publication.follow_bytes < publication.weights_bytes:
             size += f" instead of {publication.weights_bytes / 1e6:.1f}, {publication.ratio:.0f}x less"

@@ -1,4 +1,4 @@
-"""Where the figures of a step go: JSON lines always, TensorBoard and Weights & Biases by config.
+"""Where the metrics of a step go: JSON lines always, TensorBoard and Weights & Biases by config.
 
 One line per trained step, in `steps.jsonl`; a step that was trained again after a kill appears again, with the same values but
 the times. Only numbers go to the other trackers; W&B honours WANDB_MODE=offline.
@@ -14,7 +14,7 @@ from shoal.errors import ConfigError
 
 
 class Tracker(Protocol):
-    def log(self, step: int, figures: Mapping[str, Any]) -> None: ...
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -24,8 +24,8 @@ class JsonLines:
         directory.mkdir(parents=True, exist_ok=True)
         self._file = (directory / "steps.jsonl").open("a", buffering=1)
 
-    def log(self, step: int, figures: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps({"step": step, **figures}) + "\n")
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
 
     def close(self) -> None:
         self._file.close()
@@ -39,8 +39,8 @@ class TensorBoard:
             raise _missing("tensorboard") from None
         self._writer = SummaryWriter(str(directory / "tensorboard"))
 
-    def log(self, step: int, figures: Mapping[str, Any]) -> None:
-        for name, value in _numbers(figures).items():
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        for name, value in _numbers(metrics).items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
@@ -58,8 +58,8 @@ class WeightsAndBiases:
             project="shoal", name=run_name, id=run_name, resume="allow", dir=str(directory), config=dict(settings)
         )
 
-    def log(self, step: int, figures: Mapping[str, Any]) -> None:
-        self._run.log(_numbers(figures), step=step)
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._run.log(_numbers(metrics), step=step)
 
     def close(self) -> None:
         self._run.finish()
@@ -82,19 +82,19 @@ class Trackers:
         if "wandb" in names:
             self._trackers.append(WeightsAndBiases(directory, run_name, settings or {}))
 
-    def log(self, step: int, figures: Mapping[str, Any]) -> None:
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         for tracker in self._trackers:
-            tracker.log(step, figures)
+            tracker.log(step, metrics)
 
     def close(self) -> None:
         for tracker in self._trackers:
             tracker.close()
 
 
-def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Scalars, and histograms as one scalar per bar."""
     numbers: dict[str, float] = {}
-    for name, value in figures.items():
+    for name, value in metrics.items():
         if isinstance(value, (int, float)):
             numbers[name] = float(value)
         elif isinstance(value, Mapping):

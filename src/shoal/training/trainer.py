@@ -9,14 +9,12 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from shoal.broadcast import WireTensor
 from shoal.config import TrainingConfig
@@ -24,16 +22,16 @@ from shoal.errors import ConfigError, ShoalError
 from shoal.policy.weights import unique_tensors, wire_tensors
 from shoal.rundir import checkpoints_of
 from shoal.training.checkpoints import Checkpoints
-from shoal.training.model.distributed import World
+from shoal.training.model.distributed import World, clip_gradients
 from shoal.training.model.dithering import dither_masters
 from shoal.training.model.model import PolicyModel, load_policy
 from shoal.training.objective.advantages import ADVANTAGES
 from shoal.training.objective.corrections import CORRECTIONS
-from shoal.training.objective.losses import LOSSES, TokenBatch, k3_divergence
+from shoal.training.objective.losses import LOSSES, TokenBatch, TokenLoss, k3_divergence
 from shoal.training.objective.registry import find_function
 from shoal.training.packing.batch import Member, MicroBatch, MiniBatch, build_minibatch, choose_members, split_groups
 from shoal.training.packing.samples import Group, check_groups
-from shoal.training.reports import StepReport, TokenSums, describe_groups, fill_token_means, token_statistics
+from shoal.training.reports import StepReport, TokenSums, group_metrics, token_metrics, token_statistics
 
 BETAS = (0.9, 0.99)
 """AdamW moments; 0.99 follows the drifting objective faster than 0.999."""
@@ -100,26 +98,27 @@ class Trainer:
         # Whatever a user's own function draws depends on seed and step only, so no random state has to be saved.
         torch.manual_seed(random.Random(f"{self._seed}/{self.step}").getrandbits(63))
         members = choose_members(groups, self._advantage, self.config, self._max_new_tokens)
-        report = describe_groups(self.step, groups, [[member.advantage for member in group] for group in members])
         minibatches = [
             self._build(part) for part in split_groups(members, self.config.minibatches, self._seed, self.step)
         ]
         self._recompute_logprobs(minibatches)
-        report.old_logprobs_s = self._clock() - started
+        recomputed = self._clock()
         sums = TokenSums(self.world.device)
-        norms = [self._update(part, sums) for _ in range(self.config.epochs) for part in minibatches]
-        self._finish(report, sums, norms, started)
+        norms = [self._update(minibatch, sums) for _ in range(self.config.epochs) for minibatch in minibatches]
+        report = StepReport(
+            **group_metrics(self.step, groups, [[member.advantage for member in group] for group in members]),
+            **self._update_metrics(sums.reduce(self.world), norms),
+            **_times(started, recomputed, self._clock()),
+        )
+        report.tokens_per_s = report.trained_tokens / report.step_s if report.step_s else 0.0
         self._check_divergence(report)
         self.step += 1
         return report
 
     def skip_step(self) -> StepReport:
         """A step without anything to train on: the weights stay as they are, under the next number."""
-        report = StepReport(
-            self.step, self.step + 1, learning_rate=learning_rate(self.config, max(0, self.updates - 1))
-        )
         self.step += 1
-        return report
+        return StepReport(self.step - 1, self.step)
 
     def save(self) -> Path:
         """Start writing a checkpoint of the current step; the directory appears when it is whole."""
@@ -160,7 +159,7 @@ class Trainer:
             model_dir,
             temperature=temperature,
             world=self.world,
-            compute_dtype=self.compute_dtype,
+            compute_dtype=self.world.compute_dtype(self.config.compute_dtype),
             trained=trained,
             activation_checkpointing=trained and self.config.activation_checkpointing,
         )
@@ -182,36 +181,19 @@ class Trainer:
         The first mini-batch is left out: its own forward pass runs on the same weights and the same bins, bit for bit.
         """
         for number, minibatch in enumerate(minibatches):
-            for part in minibatch.parts:
+            for micro_batch in minibatch.micro_batches:
                 if number > 0:
-                    part.old_N = self._forward(self.policy, part)[0]
+                    micro_batch.old_N = self.policy(micro_batch.bin)[0]
                 if self._reference is not None:
-                    part.reference_N = self._forward(self._reference, part)[0]
-
-    def _forward(self, policy: PolicyModel, part: MicroBatch) -> tuple[Tensor, Tensor]:
-        with self._precision():
-            logprobs_N, entropies_N = policy(part.bin)
-        return logprobs_N, entropies_N
-
-    def _precision(self) -> AbstractContextManager[object]:
-        if self.compute_dtype == torch.float32 or self.world.size > 1:
-            return nullcontext()  # FSDP casts the gathered parameters itself
-        return torch.autocast(self.world.device.type, dtype=self.compute_dtype)
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        automatic = "bfloat16" if self.world.device.type == "cuda" else "float32"
-        name = automatic if self.config.compute_dtype == "auto" else self.config.compute_dtype
-        return torch.bfloat16 if name == "bfloat16" else torch.float32
+                    micro_batch.reference_N = self._reference(micro_batch.bin)[0]
 
     def _update(self, minibatch: MiniBatch, sums: TokenSums) -> float:
         """One optimiser step; returns the gradient norm before clipping."""
-        for part in minibatch.parts:
+        for micro_batch in minibatch.micro_batches:
             # FSDP averages gradients over ranks, the loss is a sum over them.
-            loss = self._part_loss(part, sums) * (self.world.size / minibatch.total_weight)
+            loss = self._loss_of(micro_batch, sums) * (self.world.size / minibatch.total_weight)
             torch.autograd.backward(loss)
-        total = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
-        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
+        norm = clip_gradients(self.policy.parameters(), self.config.max_grad_norm)
         if not math.isfinite(norm):
             raise DivergedError(
                 f"The gradient of step {self.step} is not finite.",
@@ -224,46 +206,53 @@ class Trainer:
         self.updates += 1
         return norm
 
-    def _part_loss(self, part: MicroBatch, sums: TokenSums) -> Tensor:
-        """Weighted sum over the tokens of one bin."""
-        logprobs_N, entropies_N = self._forward(self.policy, part)
-        if part.old_N is None:
-            part.old_N = logprobs_N.detach()
-        tokens = TokenBatch(logprobs_N, part.old_N, part.advantages_N, part.bin.row_N, part.bin.rows)
-        policy_loss = self._loss(tokens, self.config)
-        correction_N = self._correction_weights(part, part.old_N)
-        loss_N = policy_loss.loss_N * correction_N
-        statistics = token_statistics(
-            logprobs_N, part.old_N, entropies_N, part.advantages_N, part.behaviour_N, policy_loss
+    def _loss_of(self, micro_batch: MicroBatch, sums: TokenSums) -> Tensor:
+        """Weighted sum over the tokens of one bin; adds what is reported about them to `sums`."""
+        logprobs_N, entropies_N = self.policy(micro_batch.bin)
+        if micro_batch.old_N is None:
+            micro_batch.old_N = logprobs_N.detach()
+        tokens = TokenBatch(
+            logprobs_N, micro_batch.old_N, micro_batch.advantages_N, micro_batch.bin.row_N, micro_batch.bin.rows
         )
-        statistics |= {"policy_loss": loss_N.detach(), "correction": correction_N}
-        if part.reference_N is not None:
-            kl_N = k3_divergence(logprobs_N, part.reference_N)
-            statistics["kl_reference"] = kl_N.detach()
-            loss_N = loss_N + self.config.kl_beta * kl_N
+        policy_loss = self._loss(tokens, self.config)
+        terms = self._loss_terms(micro_batch, tokens, policy_loss)
+        loss_N = terms["policy_loss"]
+        if "kl_reference" in terms:
+            loss_N = loss_N + self.config.kl_beta * terms["kl_reference"]
         if self.config.entropy_eta:
             loss_N = loss_N - self.config.entropy_eta * entropies_N
-        sums.add(loss=loss_N.detach(), **statistics)
-        return (loss_N * part.weights_N).sum()
+        sums.add(
+            loss=loss_N.detach(),
+            **{name: term_N.detach() for name, term_N in terms.items()},
+            **token_statistics(tokens, entropies_N, micro_batch.behaviour_N, policy_loss),
+        )
+        return (loss_N * micro_batch.weights_N).sum()
 
-    def _correction_weights(self, part: MicroBatch, old_N: Tensor) -> Tensor:
-        known = ~part.behaviour_N.isnan()
-        log_ratio_N = torch.where(known, old_N - part.behaviour_N, 0.0)
-        weights_N = self._correction(log_ratio_N, part.bin.row_N, part.bin.rows, CORRECTION_CAP)
+    def _loss_terms(self, micro_batch: MicroBatch, tokens: TokenBatch, policy_loss: TokenLoss) -> dict[str, Tensor]:
+        """Per token: the corrected policy loss, its correction, and the divergence from the reference if there is one."""
+        correction_N = self._correction_weights(micro_batch, tokens.old_logprobs_N)
+        terms = {"policy_loss": policy_loss.loss_N * correction_N, "correction": correction_N}
+        if micro_batch.reference_N is not None:
+            terms["kl_reference"] = k3_divergence(tokens.logprobs_N, micro_batch.reference_N)
+        return terms
+
+    def _correction_weights(self, micro_batch: MicroBatch, old_N: Tensor) -> Tensor:
+        known = ~micro_batch.behaviour_N.isnan()
+        log_ratio_N = torch.where(known, old_N - micro_batch.behaviour_N, 0.0)
+        bin = micro_batch.bin
+        weights_N = self._correction(log_ratio_N, bin.row_N, bin.rows, CORRECTION_CAP)
         return torch.where(known, weights_N, 1.0)
 
-    def _finish(self, report: StepReport, sums: TokenSums, norms: Sequence[float], started: float) -> None:
-        totals = sums.reduce(self.world)
-        fill_token_means(report, totals)
-        report.trained_tokens = round(totals["tokens"] / self.config.epochs)
-        report.optimiser_steps = len(norms)
-        report.grad_norm_mean = sum(norms) / len(norms) if norms else 0.0
-        report.grad_norm_max = max(norms, default=0.0)
-        report.grad_clip_fraction = sum(norm > self.config.max_grad_norm for norm in norms) / max(1, len(norms))
-        report.learning_rate = learning_rate(self.config, max(0, self.updates - 1))
-        report.step_s = self._clock() - started
-        report.update_s = report.step_s - report.old_logprobs_s
-        report.tokens_per_s = report.trained_tokens / report.step_s if report.step_s else 0.0
+    def _update_metrics(self, totals: dict[str, float], norms: Sequence[float]) -> dict[str, Any]:
+        count = max(1, len(norms))
+        return token_metrics(totals) | {
+            "trained_tokens": round(totals["tokens"] / self.config.epochs),
+            "optimiser_steps": len(norms),
+            "grad_norm_mean": sum(norms) / count,
+            "grad_norm_max": max(norms, default=0.0),
+            "grad_clip_fraction": sum(norm > self.config.max_grad_norm for norm in norms) / count,
+            "learning_rate": learning_rate(self.config, max(0, self.updates - 1)),
+        }
 
     def _check_divergence(self, report: StepReport) -> None:
         for name in ("kl_update", "kl_behaviour"):
@@ -273,6 +262,14 @@ class Trainer:
                     f"{name} of step {self.step} is {value:.3g}, above the limit {self.config.kl_limit:g}.",
                     hint="Resume from the last checkpoint with a lower learning rate, or raise training.kl_limit.",
                 )
+
+
+def _times(started: float, recomputed: float, finished: float) -> dict[str, Any]:
+    return {
+        "old_logprobs_s": recomputed - started,
+        "update_s": finished - recomputed,
+        "step_s": finished - started,
+    }
 
 
 def learning_rate(config: TrainingConfig, update: int) -> float:

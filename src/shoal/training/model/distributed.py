@@ -5,15 +5,14 @@ member. Metric sums and decisions are reduced here, so every rank reports and do
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-Thing = TypeVar("Thing")
+from torch.distributed.tensor import DTensor
 
 COLLECTIVE_TIMEOUT_S = 1800
 CPU = torch.device("cpu")
@@ -44,6 +43,11 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
+    def compute_dtype(self, name: str = "auto") -> torch.dtype:
+        """Of matrix products: bfloat16 on a GPU unless the setting says otherwise."""
+        automatic = "bfloat16" if self.device.type == "cuda" else "float32"
+        return torch.bfloat16 if (automatic if name == "auto" else name) == "bfloat16" else torch.float32
+
     def sum(self, values: Tensor) -> Tensor:
         return self._reduce(values, dist.ReduceOp.SUM)
 
@@ -52,14 +56,6 @@ class World:
 
     def any(self, holds: bool) -> bool:
         return bool(self.max(torch.tensor(int(holds))))
-
-    def share(self, thing: Thing | None) -> Thing:
-        """What rank 0 holds, on every rank."""
-        box: list[Any] = [thing]
-        if self.size > 1:
-            dist.broadcast_object_list(box, src=0)
-        shared: Thing = box[0]
-        return shared
 
     def barrier(self) -> None:
         if self.size > 1:
@@ -74,6 +70,12 @@ class World:
             values = values.clone()
             dist.all_reduce(values, operation)
         return values
+
+
+def clip_gradients(parameters: Iterable[Tensor], limit: float) -> float:
+    """Scales the gradients of all ranks down to the norm `limit`; returns the norm that they had."""
+    total = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    return float(total.full_tensor() if isinstance(total, DTensor) else total)
 
 
 def _device_kind(device: str) -> str:

@@ -5,6 +5,7 @@ Both are compared with the model's own logits on a few tokens before anything is
 is off, so that an unchanged policy has ratio 1.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,6 +44,7 @@ class PolicyModel(nn.Module):
         register()
         self.model = model
         self.temperature = temperature
+        self.autocast_dtype: torch.dtype | None = None
         self.head_logits = HeadLogits.of(model.config.get_text_config())
         self._switch_off_dropout()
         self.layout: Layout = "eager"
@@ -58,6 +60,10 @@ class PolicyModel(nn.Module):
 
     def forward(self, batch: Bin, *, own_head: bool = True) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the bin's N trained tokens; without `own_head` from the model's own logits."""
+        with self._precision(batch.input_ids.device.type):
+            return self._forward(batch, own_head)
+
+    def _forward(self, batch: Bin, own_head: bool) -> tuple[Tensor, Tensor]:
         inputs = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "use_cache": False}
         if not own_head:
             logits = self.model(**inputs).logits.flatten(0, 1)[batch.source_N].float()
@@ -74,6 +80,11 @@ class PolicyModel(nn.Module):
             temperature=self.temperature,
             head_logits=self.head_logits,
         )
+
+    def _precision(self, device_type: str) -> AbstractContextManager[object]:
+        if self.autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(device_type, dtype=self.autocast_dtype)
 
     def _switch_off_dropout(self) -> None:
         for module in self.model.modules():
@@ -102,6 +113,8 @@ def load_policy(
     if world.size > 1:
         shard(policy, model, directory, world, compute_dtype)
     choose_layout(policy, world.device, BF16_TOLERANCE if compute_dtype == torch.bfloat16 else FP32_TOLERANCE)
+    if compute_dtype != torch.float32 and world.size == 1:  # FSDP casts the gathered parameters itself
+        policy.autocast_dtype = compute_dtype
     if activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         policy.train()

@@ -47,7 +47,7 @@ class MicroBatch:
 class MiniBatch:
     """One optimiser step: this rank's bins, and the sum of token weights over all ranks."""
 
-    parts: list[MicroBatch]
+    micro_batches: list[MicroBatch]
     total_weight: float
 
 
@@ -96,8 +96,8 @@ def build_minibatch(
     prompt_groups = group_by_prompt(prompts, [len(output) for output in outputs], capacity, share=packed)
     bins = (pack if packed else pack_padded)(prompt_groups, capacity, parts=ranks)[rank]
     build = build_packed if packed else build_padded
-    parts = [_micro_batch(build(chosen, prompts, outputs), members, device) for chosen in bins]
-    return MiniBatch(parts, sum(member.token_weight * len(member.sample.output_tokens) for member in members))
+    micro_batches = [_micro_batch(build(chosen, prompts, outputs), members, device) for chosen in bins]
+    return MiniBatch(micro_batches, sum(member.token_weight * len(member.sample.output_tokens) for member in members))
 
 
 def _micro_batch(bin: Bin, members: Sequence[Member], device: torch.device) -> MicroBatch:
