@@ -19,7 +19,7 @@ PUBLIC = {
         build_config changes load_config to_toml
     """,
     "shoal.coordinator": """
-        Context LedgerError Store balances check_draws create_app run_coordinator verify_export
+        LedgerError Run Store balances check_draws create_app run_coordinator verify_export
     """,
     "shoal.curation": """
         REWARD_FIT Band Contamination CurationSettings Demonstration Example FilterSettings FitReport

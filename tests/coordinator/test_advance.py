@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.coordinator import ledger, slots
-from shoal.coordinator.context import Context
 from shoal.coordinator.presence import Presence
 from shoal.coordinator.rules import batches
+from shoal.coordinator.run import Run
 from shoal.coordinator.states import GroupState, LeaseState, SlotState
 from shoal.coordinator.steps import advance, current_step, step_counts
 from shoal.coordinator.store.database import Connection
@@ -58,8 +58,8 @@ def empty_store() -> Iterator[Connection]:
     connection.close()
 
 
-def context() -> Context:
-    return Context(
+def run() -> Run:
+    return Run(
         config=CONFIG,
         descriptor=descriptor(async_level=1, rollouts=CONFIG.rollouts),
         keypair=keypair("coordinator"),
@@ -131,7 +131,7 @@ def test_what_is_written_is_what_the_rule_decides(made: list[MadeSlot]) -> None:
             fill(connection, number, slot)
         before = {row.group_id: row for row in select(connection, GroupRow)}
         batch = expected(made)
-        assert advance(connection, context()) == (batch is not None)
+        assert advance(connection, run()) == (batch is not None)
         after = {row.group_id: row for row in select(connection, GroupRow)}
         if batch is None:
             assert (after, current_step(connection)) == (before, STEP)
@@ -161,12 +161,12 @@ def assert_recorded(connection: Connection, batch: batches.Batch) -> None:
     waiting = select(connection, GroupRow, f"WHERE state='{GroupState.ACCEPTED}'")
     young = [group for group in waiting if group.policy_version >= STEP]
     assert current_step(connection) == STEP + 1
-    assert step_counts(connection, context(), STEP + 1).useful == len(young)
+    assert step_counts(connection, run(), STEP + 1).useful == len(young)
 
 
 def test_a_finished_run_forms_no_batch() -> None:
     with empty_store() as connection:
         insert(connection, *(BatchRow(step, 0.0, 0, 0, "{}", "{}") for step in range(STEP, 9)))
         fill(connection, 0, MadeSlot(False, SlotState.RESOLVED, False, STEP, (True, True)))
-        assert not advance(connection, context())
+        assert not advance(connection, run())
         assert current_step(connection) == 9

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shoal.coordinator.bucket import Bucket, Credentials, region_of
+from shoal.coordinator.bucket import Credentials, S3Bucket, region_of
 from shoal.errors import ConfigError, IntegrityError, RefusedError
 from shoal.files import digest_bytes
 from shoal.protocol import api
@@ -26,7 +26,7 @@ needs_rclone = pytest.mark.skipif(RCLONE is None, reason="rclone is not installe
 
 
 def test_signatures_are_those_of_the_published_example() -> None:
-    bucket = Bucket("https://examplebucket.s3.amazonaws.com", "us-east-1", EXAMPLE, clock=lambda: 1369353600.0)
+    bucket = S3Bucket("https://examplebucket.s3.amazonaws.com", "us-east-1", EXAMPLE, clock=lambda: 1369353600.0)
     signature = "aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404"
     assert bucket._presign("GET", "test.txt", 86400).endswith(f"&X-Amz-Signature={signature}")
 
@@ -55,7 +55,7 @@ def s3_server(root: Path) -> Iterator[str]:
 def stored(tmp_path: Path) -> Iterator[tuple[Swarm, Path]]:
     """A swarm that keeps its rollouts in a bucket, and the directory that the bucket's server keeps them in."""
     with s3_server(tmp_path / "s3") as url, running(tmp_path / "run", small_config()) as swarm:
-        swarm.alter(bucket=Bucket(url, "us-east-1", OURS))
+        swarm.alter(bucket=S3Bucket(url, "us-east-1", OURS))
         swarm.publish(0)
         yield swarm, tmp_path / "s3" / "rollouts"
 
@@ -86,7 +86,7 @@ def test_a_file_goes_through_the_bucket_and_back(stored: tuple[Swarm, Path]) -> 
     answer = ann.submit(lease.lease_id, DATA, by_bucket=True)
     assert ann.submit(lease.lease_id, DATA, by_bucket=True) == answer
     assert files(directory) == [f"{answer.submission_id}.parquet"]
-    assert list(swarm.context.submissions.iterdir()) == []
+    assert list(swarm.run.submissions.iterdir()) == []
     claim = swarm.claim()
     validator = swarm.client("validator")
     validator._http = httpx.Client(mounts={"http://coordinator": validator._http._transport})

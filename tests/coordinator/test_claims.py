@@ -1,4 +1,4 @@
-"""Who judges what, and who is woken when there is something to judge or to train on."""
+"""Which validator gets which submission, and which waiting requests a change wakes."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_a_waiting_trainer_is_woken_by_the_verdict_that_completes_its_batch(swar
     assert answer.batch is not None
 
 
-def test_a_waiting_validator_is_told_that_the_run_is_finished(tmp_path: Path) -> None:
+def test_a_waiting_validator_learns_that_the_run_is_finished(tmp_path: Path) -> None:
     with running(tmp_path, small_config(run={"steps": 1})) as swarm, ThreadPoolExecutor(1) as pool:
         swarm.publish(0)
         (ann,) = swarm.join("ann")
@@ -89,7 +89,7 @@ def test_nobody_is_left_waiting_when_the_coordinator_stops(swarm: Swarm) -> None
         assert "useful groups" in trainer.result(PATIENCE_S).waiting_for
 
 
-def test_a_trainer_that_waits_in_vain_is_told_for_whom(swarm: Swarm) -> None:
+def test_a_trainer_that_waits_in_vain_learns_what_is_missing(swarm: Swarm) -> None:
     swarm.publish(0)
     (ann,) = swarm.join("ann")
     swarm.produce(ann, useful=1)

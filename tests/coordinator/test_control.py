@@ -48,7 +48,7 @@ def test_a_paused_run_gives_out_nothing_and_takes_in_what_was_leased(swarm: Swar
     assert swarm.ask(ann, 1).lease is not None
 
 
-def test_a_draining_run_is_drained_when_nothing_is_leased_unjudged_or_untrained(swarm: Swarm) -> None:
+def test_a_draining_run_is_drained_when_nothing_is_leased_unverified_or_untrained(swarm: Swarm) -> None:
     swarm.publish(0)
     (ann,) = swarm.join("ann")
     trainer = swarm.client("trainer")
@@ -57,7 +57,7 @@ def test_a_draining_run_is_drained_when_nothing_is_leased_unjudged_or_untrained(
     assert swarm.ask(ann, 0).reason == "draining"
     ann.submit(lease.lease_id, b"rollouts")
     answer = tell(swarm, "draining")
-    assert (answer.run_state, answer.leases_outstanding, answer.submissions_unjudged) == ("draining", 0, 1)
+    assert (answer.run_state, answer.leases_outstanding, answer.submissions_pending) == ("draining", 0, 1)
     swarm.accept()
     assert trainer.batch(0, wait_s=0).batch is not None
     assert ann.status().run_state == "draining"
@@ -69,7 +69,7 @@ def test_a_draining_run_is_drained_when_nothing_is_leased_unjudged_or_untrained(
     assert trainer.batch(1, wait_s=0).run_state == "running"
 
 
-def test_the_state_survives_a_restart_and_stands_in_the_ledger_once(tmp_path: Path) -> None:
+def test_the_state_survives_a_restart_and_is_recorded_in_the_ledger_once(tmp_path: Path) -> None:
     with running(tmp_path, small_config()) as swarm:
         swarm.publish(0)
         tell(swarm, "paused")
@@ -111,7 +111,7 @@ def test_only_the_run_key_commands(swarm: Swarm, name: str) -> None:
     assert swarm.client("x").ledger_export() == before
 
 
-def test_an_owners_ban_slashes_withdraws_and_stands_in_the_ledger_with_its_reason(tmp_path: Path) -> None:
+def test_an_owners_ban_slashes_withdraws_and_is_recorded_with_its_reason(tmp_path: Path) -> None:
     with running(tmp_path, small_config(training={"groups_per_step": 4})) as swarm:
         swarm.publish(0)
         ann, eve = swarm.join("ann", "eve")

@@ -77,7 +77,7 @@ def test_a_lease_costs_the_same_number_of_statements_in_a_long_run(swarm: Swarm)
 
     before = cost_of_a_lease()
     for number in range(500):
-        swarm.context.presence.seen(f"worker-{number}")
+        swarm.run.presence.seen(f"worker-{number}")
     for step in range(2):
         swarm.produce(ann)
         swarm.publish(step + 1)

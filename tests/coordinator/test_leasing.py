@@ -15,7 +15,7 @@ def test_nobody_works_before_the_first_version(swarm: Swarm) -> None:
     assert swarm.ask(ann, 0).reason == "waiting_for_trainer"
 
 
-def test_a_worker_without_weights_is_told_which_to_fetch(swarm: Swarm) -> None:
+def test_a_worker_without_weights_learns_which_to_fetch(swarm: Swarm) -> None:
     swarm.publish(0)
     (ann,) = swarm.join("ann")
     answer = swarm.ask(ann)
@@ -107,7 +107,7 @@ def test_a_slow_worker_gets_more_time_but_not_for_ever(swarm: Swarm) -> None:
     assert swarm.lease(slow).expires_at - swarm.clock() == 60
 
 
-def test_a_machine_that_could_never_finish_a_slot_is_told_so(swarm: Swarm) -> None:
+def test_a_machine_that_could_never_finish_a_slot_is_refused(swarm: Swarm) -> None:
     slow = swarm.client("slow")
     with pytest.raises(RefusedError, match=r"a slot takes up to 80 s; leases of this run last 60 s") as refused:
         slow.register(registration("slow", tokens_per_s=2.0))
@@ -174,7 +174,7 @@ def test_giving_back_after_submitting_changes_nothing(swarm: Swarm) -> None:
     assert swarm.one("SELECT state FROM slots") == {"state": "submitted"}
 
 
-def test_nobody_shops_for_easy_slots_while_others_work(swarm: Swarm) -> None:
+def test_no_key_selects_easy_slots_beside_other_workers(swarm: Swarm) -> None:
     swarm.publish(0)
     ann, eve = swarm.join("ann", "eve")
     swarm.lease(ann)
@@ -196,7 +196,7 @@ def test_idle_workers_of_a_large_swarm_ask_less_often(swarm: Swarm) -> None:
     (ann,) = swarm.join("ann")
     assert swarm.ask(ann, 0).retry_after_s == 0.25
     for number in range(4000):
-        swarm.context.presence.seen(f"worker-{number}")
+        swarm.run.presence.seen(f"worker-{number}")
     assert swarm.ask(ann, 0).retry_after_s == pytest.approx(10, abs=0.1)
 
 

@@ -75,7 +75,7 @@ def test_the_step_secret_is_published_when_the_batch_is_formed(swarm: Swarm) -> 
 def test_the_descriptor_is_served_as_it_was_signed(swarm: Swarm) -> None:
     http = swarm.client("anyone")._http
     _, opened = fetch_descriptor("http://coordinator", keypair("run").public, http=http)
-    assert opened == swarm.context.descriptor
+    assert opened == swarm.run.descriptor
 
 
 def test_a_group_that_comes_late_goes_to_the_next_batch(swarm: Swarm) -> None:

@@ -22,9 +22,9 @@ def test_whatever_a_loaded_coordinator_has_answered_survives_its_kill() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-2000:]
-    figures = json.loads(done.stdout.splitlines()[-1])
-    assert figures["requests_dense"] == 2400
-    assert [figures[f"{name}_dense"] for name in ("refused", "lost_leases", "lost_submissions")] == [0, 0, 0]
+    metrics = json.loads(done.stdout.splitlines()[-1])
+    assert metrics["requests_dense"] == 2400
+    assert [metrics[f"{name}_dense"] for name in ("refused", "lost_leases", "lost_submissions")] == [0, 0, 0]
 
 
 @pytest.mark.slow
@@ -34,6 +34,6 @@ def test_the_cost_of_a_request_is_compared_with_another_revision() -> None:
     command += ["--rounds", "1", "--workers", "20", "--turns", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-2000:]
-    figures = json.loads(done.stdout.splitlines()[-1])
-    assert figures["requests"] == 200
-    assert figures["ratio"] > 0
+    metrics = json.loads(done.stdout.splitlines()[-1])
+    assert metrics["requests"] == 200
+    assert metrics["ratio"] > 0

@@ -62,7 +62,7 @@ def collect(swarm: Swarm) -> int:
 
 
 def files(swarm: Swarm) -> set[str]:
-    return {path.stem for path in swarm.context.submissions.iterdir()}
+    return {path.stem for path in swarm.run.submissions.iterdir()}
 
 
 def publish(swarm: Swarm, version: int, oldest_checkpoint: int) -> None:
@@ -99,7 +99,7 @@ def test_files_of_trained_batches_go_after_the_kept_steps_and_the_dispute_window
     assert files(swarm) == set(made[4:])
     assert collect(swarm) == 0
     assert ann.status().rollouts_collected == 4
-    assert swarm.context.metrics.counters["rollouts_collected"] == 1
+    assert swarm.run.metrics.counters["rollouts_collected"] == 1
     assert len(swarm.all("SELECT 1 FROM submissions WHERE verdict IS NOT NULL")) == 6
 
 
@@ -124,7 +124,7 @@ def test_a_trainer_that_never_wrote_a_checkpoint_needs_everything(swarm: Swarm) 
     assert collect(swarm) == 0
 
 
-def test_unjudged_work_and_groups_that_still_wait_for_a_batch_stay(swarm: Swarm) -> None:
+def test_work_without_a_verdict_and_groups_that_still_wait_for_a_batch_stay(swarm: Swarm) -> None:
     (ann,) = swarm.join("ann")
     made = play(swarm, ann, 6)
 
@@ -155,10 +155,10 @@ def test_a_kill_between_record_and_removal_leaves_nothing_behind(swarm: Swarm) -
     (ann,) = swarm.join("ann")
     play(swarm, ann, 6)
     swarm.clock.advance(DISPUTE_S + 1)
-    gone = swarm.write(lambda connection: retention.collect(connection, swarm.context))
+    gone = swarm.write(lambda connection: retention.collect(connection, swarm.run))
     assert len(gone) == 4
     assert set(gone) <= files(swarm)
-    collect_leftovers(swarm.store, swarm.context)
+    collect_leftovers(swarm.store, swarm.run)
     assert not set(gone) & files(swarm)
     assert len(files(swarm)) == 2
 
@@ -181,7 +181,7 @@ def test_a_bucket_that_is_away_keeps_file_and_record_for_the_next_sweep(swarm: S
 def test_a_full_disk_stops_intake_with_a_clear_refusal_and_recovers(swarm: Swarm) -> None:
     (ann,) = swarm.join("ann")
     lease = swarm.lease(ann)
-    floor = swarm.context.min_free_bytes
+    floor = swarm.run.min_free_bytes
     swarm.alter(free_bytes=lambda path: floor - 1)
     assert swarm.ask(ann, 0).reason == "disk_full"
     with pytest.raises(UnavailableError, match=r"503: The coordinator's disk is full"):
@@ -190,7 +190,7 @@ def test_a_full_disk_stops_intake_with_a_clear_refusal_and_recovers(swarm: Swarm
     status = ann.status()
     assert (status.takes_work, status.disk_free_bytes) == (False, floor - 1)
     collect(swarm)
-    assert swarm.context.metrics.counters["disk_full"] == 1
+    assert swarm.run.metrics.counters["disk_full"] == 1
 
     swarm.alter(free_bytes=lambda path: floor)
     ann.submit(lease.lease_id, b"rollouts")

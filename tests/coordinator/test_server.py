@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from shoal.config import ShoalConfig, to_toml
-from shoal.coordinator.server import PortTakenError, bind, build_context
+from shoal.coordinator.server import PortTakenError, bind, build_run
 from shoal.errors import ConfigError, KeyFileError
 from shoal.files import write_atomic
 from shoal.protocol.assignment import secret_commitment
@@ -27,32 +27,32 @@ def run_directory(root: Path, config: ShoalConfig) -> RunDirectory:
 def test_a_run_directory_holds_all_that_the_coordinator_needs(tmp_path: Path) -> None:
     config = small_config(trust={"stake_tokens": 100_000})
     directory = run_directory(tmp_path, config)
-    context = build_context(directory)
-    assert (context.config, context.secret) == (located(config, directory.root), directory.secret())
-    assert set(context.role_keys.values()) == set(ROLES)
-    assert context.submissions.is_dir()
+    run = build_run(directory)
+    assert (run.config, run.secret) == (located(config, directory.root), directory.secret())
+    assert set(run.role_keys.values()) == set(ROLES)
+    assert run.submissions.is_dir()
 
 
 def test_settings_under_which_cheating_pays_are_refused_with_the_stake_that_helps(tmp_path: Path) -> None:
     directory = run_directory(tmp_path, small_config(trust={"stake_tokens": 30}))
     with pytest.raises(ConfigError, match="cheating would pay") as caught:
-        build_context(directory)
+        build_run(directory)
     stake = int(caught.value.hint.split("trust.stake_tokens to ")[1].split()[0])
-    assert build_context(run_directory(tmp_path, small_config(trust={"stake_tokens": stake})))
+    assert build_run(run_directory(tmp_path, small_config(trust={"stake_tokens": stake})))
 
 
 def test_an_injected_secret_is_refused_by_the_signed_descriptor(tmp_path: Path) -> None:
     directory = run_directory(tmp_path, small_config())
     (tmp_path / "keys" / "run.secret").write_text(RUN_SECRET.hex())
     with pytest.raises(KeyFileError, match="not the one that the run's descriptor commits to"):
-        build_context(directory)
+        build_run(directory)
 
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
     directory = run_directory(tmp_path, small_config())
     (tmp_path / "keys" / "coordinator.key").unlink()
     with pytest.raises(KeyFileError, match=r"coordinator\.key"):
-        build_context(directory)
+        build_run(directory)
 
 
 def test_a_taken_port_is_one_sentence_with_what_to_do() -> None:
@@ -75,10 +75,10 @@ def test_uploads_that_a_kill_cut_off_are_removed_at_the_next_start_and_others_st
         _, submission_id = swarm.work(ann)
     (tmp_path / "submissions" / "0123.parquet").write_bytes(b"half a file")
     with running(tmp_path, small_config()) as swarm:
-        assert [path.stem for path in swarm.context.submissions.iterdir()] == [submission_id]
+        assert [path.stem for path in swarm.run.submissions.iterdir()] == [submission_id]
 
 
 def test_the_ledger_begins_with_the_run_and_its_commitment(swarm: Swarm) -> None:
     first = swarm.one("SELECT kind, body FROM ledger")
     assert first["kind"] == "run"
-    assert swarm.context.descriptor.secret_commitment in str(first["body"])
+    assert swarm.run.descriptor.secret_commitment in str(first["body"])

@@ -7,7 +7,7 @@ from support.samples import keypair
 from support.swarm import HEARTBEAT, Swarm, running, small_config
 
 
-def test_one_key_fills_its_share_and_no_more_while_others_work(tmp_path: Path) -> None:
+def test_one_key_fills_its_share_and_no_more_beside_other_workers(tmp_path: Path) -> None:
     config = small_config(trust={"key_share": 0.5}, training={"groups_per_step": 8})
     with running(tmp_path, config) as swarm:
         swarm.publish(0)
@@ -21,7 +21,7 @@ def test_one_key_fills_its_share_and_no_more_while_others_work(tmp_path: Path) -
         assert swarm.ask(bob, 0).lease is not None
 
 
-def test_a_key_that_only_shows_life_cannot_stall_the_swarm(tmp_path: Path) -> None:
+def test_a_key_that_only_sends_heartbeats_cannot_stall_the_swarm(tmp_path: Path) -> None:
     config = small_config(trust={"key_share": 0.5, "probation_share": 0.5}, training={"groups_per_step": 8})
     with running(tmp_path, config) as swarm:
         swarm.publish(0)
@@ -67,7 +67,7 @@ def test_keys_on_probation_share_what_proven_ones_leave(tmp_path: Path) -> None:
 def test_work_means_a_lease_granted_lately_to_somebody_who_is_present(swarm: Swarm) -> None:
     def works_beside(name: str, *, active: bool = False) -> bool:
         key = keypair(name).public
-        return swarm.read(lambda connection: leasing.has_other_workers(connection, swarm.context, key, active=active))
+        return swarm.read(lambda connection: leasing.has_other_workers(connection, swarm.run, key, active=active))
 
     swarm.publish(0)
     ann, bob = swarm.join("ann", "bob")
@@ -102,4 +102,4 @@ def test_one_who_works_is_found_behind_many_who_left(swarm: Swarm) -> None:
             )
         )
     key = keypair("ann").public
-    assert swarm.read(lambda connection: leasing.has_other_workers(connection, swarm.context, key, active=False))
+    assert swarm.read(lambda connection: leasing.has_other_workers(connection, swarm.run, key, active=False))

@@ -41,7 +41,7 @@ def test_a_repeated_rejection_counts_once(swarm: Swarm) -> None:
     (ann,) = swarm.join("ann")
     swarm.work(ann)
     body = swarm.reject(Reason.LOGPROBS)
-    swarm.judge(body)
+    swarm.send_verdict(body)
     assert swarm.one("SELECT rejected, anomalies FROM workers") == {"rejected": 1, "anomalies": 1}
 
 
@@ -50,7 +50,7 @@ def test_a_repeated_fault_counts_once(swarm: Swarm) -> None:
     (ann,) = swarm.join("ann")
     swarm.work(ann)
     body = swarm.reject(Reason.VALIDATOR_CRASH)
-    swarm.judge(body)
+    swarm.send_verdict(body)
     assert swarm.one("SELECT state, tries FROM submissions") == {"state": "pending", "tries": 1}
 
 
@@ -155,7 +155,7 @@ def test_a_fault_is_not_retried_at_once_and_waits_double(swarm: Swarm) -> None:
         assert next_claim(swarm) is None
         assert not swarm.sweep()
         swarm.clock.advance(0.2)
-        assert swarm.sweep(), "whoever waits must look again"
+        assert swarm.sweep(), "waiting requests must look again"
 
 
 def test_an_outage_of_the_relays_uses_up_no_tries(swarm: Swarm) -> None:
@@ -195,7 +195,7 @@ def test_a_file_that_kills_every_validator_is_quarantined(swarm: Swarm) -> None:
     assert swarm.state_of("ann") == "probation"
 
 
-def test_a_rejection_without_reasons_blames_nobody(swarm: Swarm) -> None:
+def test_a_rejection_without_reasons_is_not_a_penalty(swarm: Swarm) -> None:
     swarm.publish(0)
     (ann,) = swarm.join("ann")
     swarm.work(ann)

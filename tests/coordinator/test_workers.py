@@ -41,7 +41,7 @@ def test_a_replayed_heartbeat_cannot_keep_a_dead_worker_alive(swarm: Swarm) -> N
     assert (answer.status_code, answer.json()["code"]) == (401, "clock")
 
 
-def test_a_silent_worker_is_given_up_and_welcomed_back_with_what_it_had(swarm: Swarm) -> None:
+def test_a_silent_worker_is_marked_as_gone_and_returns_with_what_it_had(swarm: Swarm) -> None:
     swarm.publish(0)
     (ann,) = swarm.join("ann")
     swarm.produce(ann, useful=0)
@@ -74,7 +74,7 @@ def test_a_restart_forgets_nobody(tmp_path: Path) -> None:
 def test_the_list_of_relays_is_bounded_and_forgets_the_silent(swarm: Swarm) -> None:
     for number in range(64):
         relay = api.RelayBody(url=f"http://relay-{number}")
-        swarm.context.presence.note_relay(keypair(f"relay-{number}").public, relay, (swarm.clock(), "nonce"))
+        swarm.run.presence.note_relay(keypair(f"relay-{number}").public, relay, (swarm.clock(), "nonce"))
     late = swarm.client("relay-late")
     assert refusal(lambda: late.announce_relay(api.RelayBody(url="http://late"))) == "too_many_relays"
     swarm.client("relay-0").announce_relay(api.RelayBody(url="http://moved", newest_version=3))

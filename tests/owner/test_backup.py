@@ -14,7 +14,7 @@ from shoal.broadcast import Origin, OriginSettings
 from shoal.broadcast.manifest import WireTensor, open_head
 from shoal.config import build_config
 from shoal.coordinator import Store, ledger, records
-from shoal.coordinator.server import begin, build_context
+from shoal.coordinator.server import begin, build_run
 from shoal.coordinator.steps import publish
 from shoal.coordinator.store.rows import insert
 from shoal.coordinator.store.tables import BatchRow, SubmissionRow
@@ -31,10 +31,10 @@ NOW = 1_700_000_000.0
 ROLLOUT = "ab" * 16
 
 
-def publish_version(run: RunDirectory, version: int) -> None:
+def publish_version(directory: RunDirectory, version: int) -> None:
     """What a trainer does: stage, record, announce."""
-    context = build_context(run)
-    origin = Origin(run.origin, run.existing_key("run"), OriginSettings(run_id=context.descriptor.run_id))
+    run = build_run(directory)
+    origin = Origin(directory.origin, directory.existing_key("run"), OriginSettings(run_id=run.descriptor.run_id))
     staged = origin.stage(version, [WireTensor("w", "float32", (4,), bytes([version]) * 16)])
     body = api.VersionBody(
         version=version,
@@ -42,11 +42,11 @@ def publish_version(run: RunDirectory, version: int) -> None:
         weights_digest=staged.weights_digest,
         bytes_total=staged.follow_bytes,
     )
-    store = Store(run.store)
-    trainer = run.existing_key("trainer").public
+    store = Store(directory.store)
+    trainer = directory.existing_key("trainer").public
     batch = BatchRow(version - 1, 0.0, 0, 0, "{}", "{}")
     store.write(lambda connection: insert(connection, batch, unless_known=True))
-    head = store.write(lambda connection: publish(connection, context, trainer, body))
+    head = store.write(lambda connection: publish(connection, run, trainer, body))
     store.close()
     origin.announce(ledger_head=head)
 
@@ -57,9 +57,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     directory = initialise(
         build_config({"run": {"dir": root / "run", "seed": 1}, "tasks": {"count": 10, "heldout": 2}})
     )
-    context = build_context(directory)
+    run = build_run(directory)
     store = Store(directory.store)
-    store.write(lambda connection: begin(connection, context))
+    store.write(lambda connection: begin(connection, run))
     rollout = SubmissionRow(ROLLOUT, "l", "w", "d", 1, "s", 0.0, False, 0, 1.0, "")
     store.write(lambda connection: insert(connection, rollout))
     store.close()

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from shoal.config import CoordinatorConfig
-from shoal.coordinator.bucket import Bucket, Credentials
+from shoal.coordinator.bucket import Credentials, S3Bucket
 from shoal.coordinator.records import KeptRollout
 from shoal.errors import ConfigError, IntegrityError, UnavailableError
 from shoal.files import digest_bytes
@@ -33,7 +33,7 @@ class MemoryBucket:
         return httpx.Response(200, content=self.objects[name]) if name in self.objects else httpx.Response(404)
 
     def rollouts(self) -> BucketRollouts:
-        bucket = Bucket("http://s3/rollouts", "us-east-1", Credentials("key", "secret"))
+        bucket = S3Bucket("http://s3/rollouts", "us-east-1", Credentials("key", "secret"))
         return BucketRollouts(bucket, httpx.Client(transport=httpx.MockTransport(self)))
 
 
@@ -90,7 +90,7 @@ def test_a_bucket_that_is_away_is_named(tmp_path: Path) -> None:
     def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)
 
-    bucket = Bucket("http://s3/rollouts", "us-east-1", Credentials("key", "secret"))
+    bucket = S3Bucket("http://s3/rollouts", "us-east-1", Credentials("key", "secret"))
     rollouts = BucketRollouts(bucket, httpx.Client(transport=httpx.MockTransport(refuse)))
     with pytest.raises(UnavailableError, match=r"bucket at s3 does not answer \(ConnectError\)"):
         rollouts.copy_to(tmp_path, BOTH)

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.config import build_config
 from shoal.coordinator import Store, ledger
-from shoal.coordinator.server import begin, build_context
+from shoal.coordinator.server import begin, build_run
 from shoal.coordinator.workers import register
 from shoal.errors import ConfigError, KeyFileError, UnavailableError
 from shoal.identity import Keypair
@@ -51,11 +51,11 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     root = tmp_path_factory.mktemp("owner")
     tree = {"run": {"dir": root / "run", "seed": 1}, "coordinator": {"port": 9}, "tasks": {"count": 10, "heldout": 2}}
     directory = initialise(build_config(tree))
-    context = build_context(directory)
-    body = api.RegisterBody(name="ann", numerics_class=context.descriptor.numerics_classes[0], tokens_per_s=1e6)
+    run = build_run(directory)
+    body = api.RegisterBody(name="ann", numerics_class=run.descriptor.numerics_classes[0], tokens_per_s=1e6)
     store = Store(directory.store)
-    store.write(lambda connection: begin(connection, context))
-    store.write(lambda connection: register(connection, context, "ab" * 32, body))
+    store.write(lambda connection: begin(connection, run))
+    store.write(lambda connection: register(connection, run, "ab" * 32, body))
     store.close()
     return directory
 

@@ -121,7 +121,7 @@ class Page(NamedTuple):
 
 
 class Pieces:
-    """A file taken apart; `file()` puts it together again, with offsets and sizes that are right unless told otherwise."""
+    """A file taken apart; `file()` puts it together again, with right offsets and sizes unless others are given."""
 
     def __init__(self) -> None:
         start = len(GOOD) - 8 - int.from_bytes(GOOD[-8:-4], "little")
@@ -245,7 +245,7 @@ def swollen_metadata(chance: random.Random) -> bytes:
 
 @lru_cache(maxsize=64)
 def bomb(size_bytes: int, way: int) -> bytes:
-    """So many zeros, compressed: plainly, without their size, in two frames, in a large window, behind a frame to be skipped."""
+    """N zeros, compressed: plainly, without their size, in two frames, in a large window, behind a frame to be skipped."""
     zeros = bytes(size_bytes)
     if way == 1:
         return zstandard.ZstdCompressor(write_content_size=False).compress(zeros)

@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 from shoal.config import ShoalConfig, build_config
 from shoal.coordinator import housekeeping
 from shoal.coordinator.app import create_app
-from shoal.coordinator.context import Context
 from shoal.coordinator.presence import Presence
+from shoal.coordinator.run import Run
 from shoal.coordinator.server import begin, collect_leftovers
 from shoal.coordinator.store.database import Connection, Database, PostgreSQL, SQLite
 from shoal.coordinator.store.writer import Look, Store, Work
@@ -121,7 +121,7 @@ class Swarm:
     def __init__(self, root: Path, config: ShoalConfig, clock: Clock | None = None) -> None:
         self.root, self.clock = root, clock or Clock()
         database = database_of(root)
-        self.context = Context(
+        self.run = Run(
             config=config,
             descriptor=descriptor(async_level=config.training.async_level, rollouts=config.rollouts),
             keypair=keypair("coordinator"),
@@ -131,12 +131,12 @@ class Swarm:
             presence=Presence(self.clock, config.coordinator.gone_after_s, is_shared=database.is_shared),
             clock=self.clock,
         )
-        self.context.submissions.mkdir(parents=True, exist_ok=True)
+        self.run.submissions.mkdir(parents=True, exist_ok=True)
         self.store = Store(database)
-        self.store.write(lambda connection: begin(connection, self.context))
-        collect_leftovers(self.store, self.context)
-        sealed = self.context.descriptor.seal(keypair("run")).to_bytes()
-        self.app = create_app(self.store, self.context, sealed, sweep_interval_s=NEVER_S)
+        self.store.write(lambda connection: begin(connection, self.run))
+        collect_leftovers(self.store, self.run)
+        sealed = self.run.descriptor.seal(keypair("run")).to_bytes()
+        self.app = create_app(self.store, self.run, sealed, sweep_interval_s=NEVER_S)
         self.http = TestClient(self.app, raise_server_exceptions=False)
         self._ids = itertools.count()
 
@@ -150,7 +150,7 @@ class Swarm:
             "monotonic": patience,
             "sleep": patience.sleep,
         }
-        return CoordinatorClient.for_run(self.context.descriptor, keypair(name), "", **fields | options)
+        return CoordinatorClient.for_run(self.run.descriptor, keypair(name), "", **fields | options)
 
     def new_id(self) -> str:
         return f"request-{next(self._ids):08}"
@@ -158,7 +158,7 @@ class Swarm:
     def alter(self, **facts: object) -> None:
         """Changes facts that are frozen in production, as a disk that fills up does."""
         for name, value in facts.items():
-            object.__setattr__(self.context, name, value)
+            object.__setattr__(self.run, name, value)
 
     def write(self, work: Work[Result]) -> Result:
         return self.store.write(work)
@@ -175,7 +175,7 @@ class Swarm:
         return self.read(lambda connection: [dict(row) for row in connection.execute(sql, values)])
 
     def sweep(self) -> bool:
-        return self.write(lambda connection: housekeeping.maintain(connection, self.context))
+        return self.write(lambda connection: housekeeping.maintain(connection, self.run))
 
     # What each role does in a healthy run
 
@@ -211,12 +211,12 @@ class Swarm:
     def accept(self, claim: api.Claim | None = None, *, useful: int = 2, **changes: object) -> api.VerdictBody:
         """Accepts the next submission; its first groups are useful."""
         claim = claim or self.claim()
-        return self.judge(verdict_of(claim, useful=useful, **changes))
+        return self.send_verdict(verdict_of(claim, useful=useful, **changes))
 
     def reject(self, *reasons: Reason, claim: api.Claim | None = None) -> api.VerdictBody:
-        return self.judge(verdict_of(claim or self.claim(), accepted=False, reasons=list(reasons), groups=[]))
+        return self.send_verdict(verdict_of(claim or self.claim(), accepted=False, reasons=list(reasons), groups=[]))
 
-    def judge(self, body: api.VerdictBody) -> api.VerdictBody:
+    def send_verdict(self, body: api.VerdictBody) -> api.VerdictBody:
         assert self.client("validator").verdict(body).recorded
         return body
 

@@ -63,7 +63,7 @@ def version_digest(version: int) -> str:
 
 @dataclass
 class DiskWeights:
-    """Stands in for a WeightClient: versions are directories that already exist."""
+    """Takes the place of a WeightClient: versions are directories that already exist."""
 
     versions: dict[int, Path]
     published: list[int] = field(default_factory=list)

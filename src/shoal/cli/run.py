@@ -114,4 +114,4 @@ def _find(where: str | None, key: Path | None) -> "OwnedRun":
 
 
 def _outstanding(answer: "api.RunStateAnswer") -> str:
-    return f"{answer.leases_outstanding} leases and {answer.submissions_unjudged} unjudged submissions"
+    return f"{answer.leases_outstanding} leases and {answer.submissions_pending} submissions without a verdict"

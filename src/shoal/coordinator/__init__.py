@@ -1,14 +1,14 @@
 """The trusted centre: HTTP API, store, leases, trust, batches, ledger."""
 
 from shoal.coordinator.app import create_app
-from shoal.coordinator.context import Context
 from shoal.coordinator.ledger import LedgerError, balances, check_draws, verify_export
+from shoal.coordinator.run import Run
 from shoal.coordinator.server import run_coordinator
 from shoal.coordinator.store.writer import Store
 
 __all__ = [
-    "Context",
     "LedgerError",
+    "Run",
     "Store",
     "balances",
     "check_draws",

@@ -14,12 +14,12 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.coordinator import housekeeping, retention
-from shoal.coordinator.bucket import Bucket
-from shoal.coordinator.context import Context
+from shoal.coordinator.bucket import S3Bucket
 from shoal.coordinator.http.dispatch import Dispatcher
 from shoal.coordinator.http.openapi import documentation
 from shoal.coordinator.http.service import Service
 from shoal.coordinator.http.table import ROUTES
+from shoal.coordinator.run import Run
 from shoal.coordinator.store.writer import Store
 
 log = logging.getLogger(__name__)
@@ -51,15 +51,15 @@ class CoordinatorApp:
 
 
 def create_app(
-    store: Store, context: Context, descriptor_bytes: bytes, *, sweep_interval_s: float = SWEEP_INTERVAL_S
+    store: Store, run: Run, descriptor_bytes: bytes, *, sweep_interval_s: float = SWEEP_INTERVAL_S
 ) -> CoordinatorApp:
-    return CoordinatorApp(Service(store, context, descriptor_bytes), sweep_interval_s)
+    return CoordinatorApp(Service(store, run, descriptor_bytes), sweep_interval_s)
 
 
 async def _sweep_forever(service: Service, interval_s: float) -> None:
     for number in itertools.count():
         try:
-            await service.write_unsigned(lambda connection: housekeeping.maintain(connection, service.context), bool)
+            await service.write_unsigned(lambda connection: housekeeping.maintain(connection, service.run), bool)
             if number % SWEEPS_PER_COLLECTION == 0:
                 await collect_rollouts(service)
         except Exception:  # the swarm depends on the next sweep, whatever happened to this one
@@ -69,27 +69,27 @@ async def _sweep_forever(service: Service, interval_s: float) -> None:
 
 async def collect_rollouts(service: Service) -> int:
     """Removes the rollout files that nothing needs any more; says how many, and when the disk has become too full."""
-    context = service.context
-    if context.bucket is not None:
-        collected = await _empty_bucket(service, context.bucket)
+    run = service.run
+    if run.bucket is not None:
+        collected = await _empty_bucket(service, run.bucket)
     else:
-        collected = await service.write_unsigned(lambda connection: retention.collect(connection, context))
+        collected = await service.write_unsigned(lambda connection: retention.collect(connection, run))
         for submission_id in collected:
-            context.file_of(submission_id).unlink(missing_ok=True)
+            run.file_of(submission_id).unlink(missing_ok=True)
     if collected:
-        context.metrics.event("rollouts_collected", files=len(collected))
-    if not context.has_space():
-        free = context.free_bytes(context.submissions)
-        context.metrics.event("disk_full", free_bytes=free, min_free_bytes=context.min_free_bytes)
+        run.metrics.event("rollouts_collected", files=len(collected))
+    if not run.has_space():
+        free = run.free_bytes(run.submissions)
+        run.metrics.event("disk_full", free_bytes=free, min_free_bytes=run.min_free_bytes)
         log.warning("the disk is full (%d bytes free): no work is given out or taken in until there is room", free)
     return len(collected)
 
 
-async def _empty_bucket(service: Service, bucket: Bucket) -> list[str]:
+async def _empty_bucket(service: Service, bucket: S3Bucket) -> list[str]:
     """Removes what is due from the bucket, and then from the record; a bucket that is away keeps both for the next sweep."""
-    context = service.context
-    found = await service.read(lambda connection: retention.due(connection, context))
+    run = service.run
+    found = await service.read(lambda connection: retention.due(connection, run))
     for submission_id in found:
         await bucket.delete(submission_id)
-    await service.write_unsigned(lambda connection: retention.forget(connection, context, found))
+    await service.write_unsigned(lambda connection: retention.forget(connection, run, found))
     return found

@@ -43,7 +43,7 @@ class Credentials:
             ) from None
 
 
-class Bucket:
+class S3Bucket:
     """`url` is endpoint and bucket, as in https://s3.example.org/rollouts; a path behind it becomes a prefix."""
 
     def __init__(
@@ -163,8 +163,8 @@ def _final(submission_id: str) -> str:
     return f"submissions/{submission_id}.parquet"
 
 
-def open_bucket(url: str, clock: Callable[[], float]) -> Bucket | None:
-    return Bucket(url, region_of(url), Credentials.from_environment(), clock=clock) if url else None
+def open_bucket(url: str, clock: Callable[[], float]) -> S3Bucket | None:
+    return S3Bucket(url, region_of(url), Credentials.from_environment(), clock=clock) if url else None
 
 
 def region_of(url: str) -> str:

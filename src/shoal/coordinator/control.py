@@ -5,8 +5,8 @@ is *drained* and the trainer ends with a checkpoint. Both are left by resuming. 
 """
 
 from shoal.coordinator import ledger, steps, verdicts
-from shoal.coordinator.context import Context
 from shoal.coordinator.rules import trust
+from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import update
 from shoal.coordinator.store.tables import WorkerRow
@@ -15,42 +15,42 @@ from shoal.errors import RefusedError
 from shoal.protocol import api
 
 
-def set_state(connection: Connection, context: Context, state: api.OwnerState) -> api.RunStateAnswer:
-    before = steps.run_state(connection, context)
+def set_state(connection: Connection, run: Run, state: api.OwnerState) -> api.RunStateAnswer:
+    before = steps.run_state(connection, run)
     if before == "finished":
         raise RefusedError("finished", "The run is finished.", hint="Raise run.steps to go on.", status=409)
     if steps.wanted_state(connection) != state:
         steps.set_wanted_state(connection, state)
-        ledger.append(connection, context.keypair, context.clock(), "run_state", state=state)
-    return state_answer(connection, context)
+        ledger.append(connection, run.keypair, run.clock(), "run_state", state=state)
+    return state_answer(connection, run)
 
 
-def state_answer(connection: Connection, context: Context) -> api.RunStateAnswer:
-    now = steps.read_run(connection, context)
+def state_answer(connection: Connection, run: Run) -> api.RunStateAnswer:
+    now = steps.read_run(connection, run)
     return api.RunStateAnswer(
         run_state=now.state,
         step=now.step,
         newest_version=now.newest_version,
         leases_outstanding=steps.leases_outstanding(connection),
-        submissions_unjudged=steps.submissions_pending(connection),
+        submissions_pending=steps.submissions_pending(connection),
     )
 
 
-def ban(connection: Transaction, context: Context, body: api.BanBody) -> WorkerRow:
+def ban(connection: Transaction, run: Run, body: api.BanBody) -> WorkerRow:
     """As a proof of cheating does: stake slashed, unconsumed work withdrawn."""
     worker = _require_known(connection, body.worker)
     if worker.state == "banned":
         return worker
-    return verdicts.ban(connection, context, worker, f"by the owner: {body.reason}")
+    return verdicts.ban(connection, run, worker, f"by the owner: {body.reason}")
 
 
-def unban(connection: Connection, context: Context, body: api.BanBody) -> WorkerRow:
+def unban(connection: Connection, run: Run, body: api.BanBody) -> WorkerRow:
     """Back to probation with an empty record; what was slashed stays slashed."""
     worker = _require_known(connection, body.worker)
     if worker.state != "banned":
         raise RefusedError("not_banned", f"This key is {worker.state}, not banned.", status=409)
-    worker = save_trust(connection, worker, trust.after(trust_record(worker), "unbanned", context.config.trust))
-    ledger.append(connection, context.keypair, context.clock(), "unban", worker=body.worker, reason=body.reason)
+    worker = save_trust(connection, worker, trust.after(trust_record(worker), "unbanned", run.config.trust))
+    ledger.append(connection, run.keypair, run.clock(), "unban", worker=body.worker, reason=body.reason)
     return update(connection, worker, reason="", banned_at=None, drift=0.0)
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from shoal.coordinator import slots
-from shoal.coordinator.context import Context
 from shoal.coordinator.rules import leases
+from shoal.coordinator.run import Run
 from shoal.coordinator.states import DROPPED, HOLDING, LeaseState, SlotState, one_of
 from shoal.coordinator.steps import RunNow, read_run, step_counts
 from shoal.coordinator.store.database import Connection, Transaction
@@ -52,53 +52,51 @@ KEY_COUNTS = (
 )
 
 
-def lease(connection: Transaction, context: Context, key: str, body: api.LeaseBody) -> api.LeaseAnswer:
-    worker = mark_asking(connection, context, key)
-    expire_leases(connection, context)
+def lease(connection: Transaction, run: Run, key: str, body: api.LeaseBody) -> api.LeaseAnswer:
+    worker = mark_asking(connection, run, key)
+    expire_leases(connection, run)
     known = find(connection, LeaseRow, "WHERE worker=? AND request_id=?", (key, body.request_id))
     if known is not None:
-        return api.LeaseAnswer(lease=lease_of(context, known), wanted_version=known.policy_version)
-    now = read_run(connection, context)
-    published = _published(connection, context, now.step)
+        return api.LeaseAnswer(lease=lease_of(run, known), wanted_version=known.policy_version)
+    now = read_run(connection, run)
+    published = _published(connection, run, now.step)
     decision = leases.decide(
-        _swarm_view(connection, context, key, now, list(published)),
+        _swarm_view(connection, run, key, now, list(published)),
         _key_view(connection, worker, now.step, body.held_versions),
-        context.config.training,
-        context.config.trust,
+        run.config.training,
+        run.config.trust,
     )
     if isinstance(decision, leases.Refused):
         wanted, wait_s = decision.wanted_version or 0, decision.retry_after_s
         return api.LeaseAnswer(reason=decision.reason, retry_after_s=wait_s, wanted_version=wanted)
-    row = _grant(connection, context, worker, body.request_id, decision, published[decision.version])
-    return api.LeaseAnswer(lease=lease_of(context, row), wanted_version=decision.wanted_version)
+    row = _grant(connection, run, worker, body.request_id, decision, published[decision.version])
+    return api.LeaseAnswer(lease=lease_of(run, row), wanted_version=decision.wanted_version)
 
 
-def _published(connection: Connection, context: Context, step: int) -> dict[int, str]:
+def _published(connection: Connection, run: Run, step: int) -> dict[int, str]:
     """Manifests of the versions inside the asynchrony window."""
     rows = query(
         connection,
         _Version,
         "SELECT version, manifest_digest FROM versions WHERE version BETWEEN ? AND ?",
-        (step - context.config.training.async_level, step),
+        (step - run.config.training.async_level, step),
     )
     return {row.version: row.manifest_digest for row in rows}
 
 
-def _swarm_view(
-    connection: Connection, context: Context, key: str, now: RunNow, published: list[int]
-) -> leases.SwarmView:
-    others_active = has_other_workers(connection, context, key, active=True)
+def _swarm_view(connection: Connection, run: Run, key: str, now: RunNow, published: list[int]) -> leases.SwarmView:
+    others_active = has_other_workers(connection, run, key, active=True)
     return leases.SwarmView(
         run_state=now.state,
         step=now.step,
-        steps=context.config.run.steps,
-        has_space=context.has_space(),
+        steps=run.config.run.steps,
+        has_space=run.has_space(),
         published=published,
-        counts=step_counts(connection, context, now.step),
+        counts=step_counts(connection, run, now.step),
         next_slot=number(connection, "SELECT MAX(slot) + 1 AS n FROM slots WHERE step=?", (now.step,)),
-        tasks_per_slot=context.descriptor.rollouts.tasks_per_slot,
-        keys_present=len(context.presence.workers),
-        has_other_workers=others_active or has_other_workers(connection, context, key, active=False),
+        tasks_per_slot=run.descriptor.rollouts.tasks_per_slot,
+        keys_present=len(run.presence.workers),
+        has_other_workers=others_active or has_other_workers(connection, run, key, active=False),
         has_other_active_workers=others_active,
     )
 
@@ -116,9 +114,9 @@ def _key_view(connection: Connection, worker: WorkerRow, step: int, held_version
     )
 
 
-def has_other_workers(connection: Connection, context: Context, key: str, *, active: bool) -> bool:
+def has_other_workers(connection: Connection, run: Run, key: str, *, active: bool) -> bool:
     """Whether another key that is present took a lease in the last `lease_s`, on probation or not as asked."""
-    since, read = context.clock() - context.config.coordinator.lease_s, 0
+    since, read = run.clock() - run.config.coordinator.lease_s, 0
     while True:
         holders = query(
             connection,
@@ -127,7 +125,7 @@ def has_other_workers(connection: Connection, context: Context, key: str, *, act
             f" ORDER BY issued_at DESC LIMIT {PAGE} OFFSET ?",
             (active, since, key, read),
         )
-        if any(context.presence.is_present(holder.worker) for holder in holders):
+        if any(run.presence.is_present(holder.worker) for holder in holders):
             return True
         if len(holders) < PAGE:
             return False
@@ -135,12 +133,12 @@ def has_other_workers(connection: Connection, context: Context, key: str, *, act
 
 
 def _grant(
-    connection: Connection, context: Context, worker: WorkerRow, request_id: str, grant: leases.Grant, manifest: str
+    connection: Connection, run: Run, worker: WorkerRow, request_id: str, grant: leases.Grant, manifest: str
 ) -> LeaseRow:
-    now = context.clock()
-    seconds = leases.lease_seconds(worker.tokens_per_s, context.slot_tokens, context.config.coordinator.lease_s)
+    now = run.clock()
+    seconds = leases.lease_seconds(worker.tokens_per_s, run.slot_tokens, run.config.coordinator.lease_s)
     row = LeaseRow(
-        lease_id=lease_name(context.secret, worker.key, request_id),
+        lease_id=lease_name(run.secret, worker.key, request_id),
         request_id=request_id,
         worker=worker.key,
         step=grant.step,
@@ -162,8 +160,8 @@ def lease_name(secret: bytes, key: str, request_id: str) -> str:
     return blake3(f"lease\n{key}\n{request_id}".encode(), key=secret).hexdigest()[:32]
 
 
-def lease_of(context: Context, row: LeaseRow) -> api.Lease:
-    seed = slot_seed(step_secret(context.secret, row.step), row.slot)
+def lease_of(run: Run, row: LeaseRow) -> api.Lease:
+    seed = slot_seed(step_secret(run.secret, row.step), row.slot)
     return api.Lease(
         lease_id=row.lease_id,
         step=row.step,
@@ -172,11 +170,11 @@ def lease_of(context: Context, row: LeaseRow) -> api.Lease:
         policy_version=row.policy_version,
         manifest_digest=row.manifest_digest,
         expires_at=row.expires_at,
-        by_bucket=context.bucket is not None,
+        by_bucket=run.bucket is not None,
     )
 
 
-def give_back(connection: Connection, context: Context, key: str, lease_id: str) -> None:
+def give_back(connection: Connection, run: Run, key: str, lease_id: str) -> None:
     row = find(connection, LeaseRow, "WHERE lease_id=? AND worker=?", (lease_id, key))
     if row is None:
         raise RefusedError("unknown_lease", "This key holds no such lease.", status=404)
@@ -184,8 +182,8 @@ def give_back(connection: Connection, context: Context, key: str, lease_id: str)
         slots.drop_lease(connection, row, LeaseState.RETURNED)
 
 
-def expire_leases(connection: Connection, context: Context) -> bool:
-    late = select(connection, LeaseRow, f"WHERE state='{LeaseState.LEASED}' AND expires_at < ?", (context.clock(),))
+def expire_leases(connection: Connection, run: Run) -> bool:
+    late = select(connection, LeaseRow, f"WHERE state='{LeaseState.LEASED}' AND expires_at < ?", (run.clock(),))
     for row in late:
         slots.drop_lease(connection, row, LeaseState.EXPIRED)
     return bool(late)

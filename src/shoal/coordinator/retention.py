@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.coordinator import steps
-from shoal.coordinator.context import Context
 from shoal.coordinator.rules import runs
+from shoal.coordinator.run import Run
 from shoal.coordinator.states import SUBMISSION, GroupState, one_of
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import number, select
@@ -30,28 +30,28 @@ class Horizon:
     decided_before: float
 
 
-def horizon(connection: Connection, context: Context) -> Horizon:
+def horizon(connection: Connection, run: Run) -> Horizon:
     """The trainer repeats batches from its oldest checkpoint on; groups wait for a batch no longer than the asynchrony window."""
-    settings = context.config.coordinator
+    settings = run.config.coordinator
     oldest = runs.oldest_needed_step(
         steps.current_step(connection),
-        context.config.training.async_level,
+        run.config.training.async_level,
         settings.keep_rollouts_steps,
         steps.oldest_checkpoint(connection),
     )
-    return Horizon(oldest, context.clock() - settings.dispute_s)
+    return Horizon(oldest, run.clock() - settings.dispute_s)
 
 
-def collect(connection: Connection, context: Context) -> list[str]:
+def collect(connection: Connection, run: Run) -> list[str]:
     """Marks submissions whose files may go; the caller removes them once this is on disk."""
-    found = due(connection, context)
-    forget(connection, context, found)
+    found = due(connection, run)
+    forget(connection, run, found)
     return found
 
 
-def due(connection: Connection, context: Context) -> list[str]:
+def due(connection: Connection, run: Run) -> list[str]:
     """Submissions whose files may go; what may go once may go for ever."""
-    before = horizon(connection, context)
+    before = horizon(connection, run)
     if before.step <= 0:
         return []
     rows = select(
@@ -66,8 +66,8 @@ def due(connection: Connection, context: Context) -> list[str]:
     return [row.submission_id for row in rows]
 
 
-def forget(connection: Connection, context: Context, found: Sequence[str]) -> None:
-    now = context.clock()
+def forget(connection: Connection, run: Run, found: Sequence[str]) -> None:
+    now = run.clock()
     connection.executemany(
         "UPDATE submissions SET collected_at=? WHERE submission_id=?", [(now, submission) for submission in found]
     )

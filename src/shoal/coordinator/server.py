@@ -1,4 +1,4 @@
-"""Starts the coordinator of a run directory and serves it until it is told to stop."""
+"""Starts the coordinator of a run directory and serves it until it is stopped."""
 
 import socket
 import time
@@ -11,9 +11,9 @@ import uvicorn
 from shoal.coordinator import ledger, records
 from shoal.coordinator.app import CoordinatorApp, create_app
 from shoal.coordinator.bucket import open_bucket
-from shoal.coordinator.context import Context
 from shoal.coordinator.presence import Presence
 from shoal.coordinator.rules import trust
+from shoal.coordinator.run import Run
 from shoal.coordinator.store import meta
 from shoal.coordinator.store.database import Connection, Transaction, is_shared, open_database
 from shoal.coordinator.store.rows import select
@@ -30,12 +30,12 @@ class PortTakenError(ShoalError):
 
 
 def run_coordinator(directory: RunDirectory, *, on_ready: Callable[[str], None] | None = None) -> None:
-    context = build_context(directory)
-    listener = bind(context.config.coordinator.host, context.config.coordinator.port, "coordinator.port")
-    store = Store(open_database(context.config.coordinator.store, directory.store))
-    store.write(lambda connection: begin(connection, context))
-    collect_leftovers(store, context)
-    app = create_app(store, context, directory.descriptor_file.read_bytes())
+    run = build_run(directory)
+    listener = bind(run.config.coordinator.host, run.config.coordinator.port, "coordinator.port")
+    store = Store(open_database(run.config.coordinator.store, directory.store))
+    store.write(lambda connection: begin(connection, run))
+    collect_leftovers(store, run)
+    app = create_app(store, run, directory.descriptor_file.read_bytes())
     server = _Server(
         uvicorn.Config(
             app,
@@ -43,12 +43,12 @@ def run_coordinator(directory: RunDirectory, *, on_ready: Callable[[str], None] 
             ws="none",
             access_log=False,
             timeout_graceful_shutdown=2,
-            proxy_headers=bool(context.config.coordinator.trusted_proxies),
-            forwarded_allow_ips=list(context.config.coordinator.trusted_proxies),
+            proxy_headers=bool(run.config.coordinator.trusted_proxies),
+            forwarded_allow_ips=list(run.config.coordinator.trusted_proxies),
         )
     )
     if on_ready is not None:
-        on_ready(context.config.coordinator_url)
+        on_ready(run.config.coordinator_url)
     try:
         server.run(sockets=[listener])
     finally:
@@ -56,7 +56,7 @@ def run_coordinator(directory: RunDirectory, *, on_ready: Callable[[str], None] 
 
 
 class _Server(uvicorn.Server):
-    """Ends long polls when it is told to stop; otherwise each would be cut off with a failure."""
+    """Ends long polls when it stops; otherwise each would be cut off with a failure."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         assert isinstance(self.config.app, CoordinatorApp)
@@ -64,10 +64,10 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def build_context(directory: RunDirectory) -> Context:
+def build_run(directory: RunDirectory) -> Run:
     config = directory.config()
     settings = config.coordinator
-    context = Context(
+    run = Run(
         config=config,
         descriptor=directory.descriptor(),
         keypair=directory.existing_key("coordinator"),
@@ -79,8 +79,8 @@ def build_context(directory: RunDirectory) -> Context:
         metrics=EventLog(directory.events / "coordinator.jsonl"),
     )
     trust.LossRule.of(config).require()
-    context.submissions.mkdir(parents=True, exist_ok=True)
-    return context
+    run.submissions.mkdir(parents=True, exist_ok=True)
+    return run
 
 
 def bind(host: str, port: int, setting: str) -> socket.socket:
@@ -99,46 +99,46 @@ def bind(host: str, port: int, setting: str) -> socket.socket:
     return listener
 
 
-def begin(connection: Transaction, context: Context) -> None:
+def begin(connection: Transaction, run: Run) -> None:
     """First start: the ledger begins. Any start: every known worker counts as just seen."""
-    now = context.clock()
+    now = run.clock()
     if meta.read(connection, "started_at") is None:
-        meta.write(connection, "run_id", context.descriptor.run_id)
+        meta.write(connection, "run_id", run.descriptor.run_id)
         meta.write(connection, "started_at", repr(now))
         ledger.append(
             connection,
-            context.keypair,
+            run.keypair,
             now,
             "run",
-            run_id=context.descriptor.run_id,
-            run_key=context.descriptor.run_key,
-            secret_commitment=context.descriptor.secret_commitment,
+            run_id=run.descriptor.run_id,
+            run_key=run.descriptor.run_key,
+            secret_commitment=run.descriptor.secret_commitment,
         )
-    _require_own_store(connection, context)
+    _require_own_store(connection, run)
     known = select(connection, WorkerRow, "WHERE state NOT IN ('gone','banned')")
-    connection.on_commit(lambda: context.presence.restart(row.key for row in known))
+    connection.on_commit(lambda: run.presence.restart(row.key for row in known))
 
 
-def _require_own_store(connection: Connection, context: Context) -> None:
+def _require_own_store(connection: Connection, run: Run) -> None:
     found = meta.read(connection, "run_id")
-    if found is not None and found != context.descriptor.run_id:
+    if found is not None and found != run.descriptor.run_id:
         raise ConfigError(
-            f"The database of coordinator.store holds the run {found}, not {context.descriptor.run_id}.",
+            f"The database of coordinator.store holds the run {found}, not {run.descriptor.run_id}.",
             hint="Give each run a database of its own.",
         )
 
 
-def collect_leftovers(store: Store, context: Context) -> None:
+def collect_leftovers(store: Store, run: Run) -> None:
     """Removes uploads that a kill cut off before their transaction, and collected ones whose removal it cut off; not those that
     another process is just taking in."""
     kept = store.read(lambda connection: {rollout.submission_id for rollout in records.kept_rollouts(connection)})
-    for path in context.submissions.iterdir():
-        if path.stem not in kept and not (context.presence.is_shared and _is_young(path, context)):
+    for path in run.submissions.iterdir():
+        if path.stem not in kept and not (run.presence.is_shared and _is_young(path, run)):
             path.unlink(missing_ok=True)
 
 
-def _is_young(path: Path, context: Context) -> bool:
+def _is_young(path: Path, run: Run) -> bool:
     try:
-        return time.time() - path.stat().st_mtime < 2 * context.config.coordinator.lease_s
+        return time.time() - path.stat().st_mtime < 2 * run.config.coordinator.lease_s
     except FileNotFoundError:
         return True

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from shoal.coordinator import ledger, slots
-from shoal.coordinator.context import Context
 from shoal.coordinator.rules import batches, runs
+from shoal.coordinator.run import Run
 from shoal.coordinator.states import FILLING, UNDECIDED, GroupState, LeaseState, one_of
 from shoal.coordinator.store import meta
 from shoal.coordinator.store.database import Connection
@@ -58,7 +58,7 @@ class _BatchGroup:
     logprobs_verified: bool
 
 
-def read_run(connection: Connection, context: Context) -> RunNow:
+def read_run(connection: Connection, run: Run) -> RunNow:
     """The state of the run, its current step and its newest version."""
     (now,) = query(
         connection,
@@ -72,7 +72,7 @@ def read_run(connection: Connection, context: Context) -> RunNow:
     draining = wanted == "draining"
     view = runs.RunView(
         wanted=wanted,
-        steps=context.config.run.steps,
+        steps=run.config.run.steps,
         step=step,
         newest_version=newest,
         leases_outstanding=leases_outstanding(connection) if draining else 0,
@@ -81,8 +81,8 @@ def read_run(connection: Connection, context: Context) -> RunNow:
     return RunNow(runs.run_state(view), step, newest)
 
 
-def run_state(connection: Connection, context: Context) -> api.RunState:
-    return read_run(connection, context).state
+def run_state(connection: Connection, run: Run) -> api.RunState:
+    return read_run(connection, run).state
 
 
 def current_step(connection: Connection) -> int:
@@ -115,8 +115,8 @@ def submissions_pending(connection: Connection) -> int:
     return number(connection, f"SELECT COUNT(*) AS n FROM submissions WHERE state IN {one_of(*UNDECIDED)}")
 
 
-def step_counts(connection: Connection, context: Context, step: int) -> batches.StepCounts:
-    per_slot, training = context.descriptor.rollouts.tasks_per_slot, context.config.training
+def step_counts(connection: Connection, run: Run, step: int) -> batches.StepCounts:
+    per_slot, training = run.descriptor.rollouts.tasks_per_slot, run.config.training
     counted = slots.slot_counts(connection, step)
     useful, of_step = slots.waiting_groups(connection, step, batches.oldest_version(step, training))
     return batches.StepCounts(
@@ -143,28 +143,26 @@ def _step_view(connection: Connection, step: int, counts: batches.StepCounts) ->
     return batches.StepView(step, counts, waiting, [row.slot for row in blocking])
 
 
-def advance(connection: Connection, context: Context) -> bool:
+def advance(connection: Connection, run: Run) -> bool:
     """Forms the batch of the current step if it is complete; groups that are too old for it expire."""
-    step, training = current_step(connection), context.config.training
-    if step >= context.config.run.steps:
+    step, training = current_step(connection), run.config.training
+    if step >= run.config.run.steps:
         return False
-    counts = step_counts(connection, context, step)
+    counts = step_counts(connection, run, step)
     if not batches.may_be_complete(counts, training):
         return False
     batch = batches.decide(_step_view(connection, step, counts), training)
     if batch is None:
         return False
-    _form(connection, context, step, counts, batch)
+    _form(connection, run, step, counts, batch)
     return True
 
 
-def _form(
-    connection: Connection, context: Context, step: int, counts: batches.StepCounts, batch: batches.Batch
-) -> None:
+def _form(connection: Connection, run: Run, step: int, counts: batches.StepCounts, batch: batches.Batch) -> None:
     waiting = {row.group_id: row for row in select(connection, GroupRow, f"WHERE state='{GroupState.ACCEPTED}'")}
     slots.move_groups(connection, [waiting[group.group_id] for group in batch.expired], GroupState.EXPIRED)
     slots.consume_groups(connection, [waiting[group.group_id] for group in batch.groups], step)
-    now = context.clock()
+    now = run.clock()
     insert(
         connection,
         BatchRow(
@@ -179,12 +177,12 @@ def _form(
     slots.close_step(connection, step)
     ledger.append(
         connection,
-        context.keypair,
+        run.keypair,
         now,
         "batch",
         step=step,
         groups=[group.group_id for group in batch.groups],
-        step_secret=step_secret(context.secret, step).hex(),
+        step_secret=step_secret(run.secret, step).hex(),
     )
 
 
@@ -229,32 +227,32 @@ def _batch_group(group: _BatchGroup) -> api.BatchGroup:
     )
 
 
-def missing(connection: Connection, context: Context, step: int) -> str:
+def missing(connection: Connection, run: Run, step: int) -> str:
     """What a batch that is not formed waits for."""
-    counts = step_counts(connection, context, step)
-    state = run_state(connection, context)
+    counts = step_counts(connection, run, step)
+    state = run_state(connection, run)
     note = "" if state == "running" else f"; the run is {state}"
     return (
-        f"{counts.useful} of {context.config.training.groups_per_step} useful groups of step {step}"
-        f" ({counts.outstanding_groups} on their way, {context.presence.count()} workers present{note})"
+        f"{counts.useful} of {run.config.training.groups_per_step} useful groups of step {step}"
+        f" ({counts.outstanding_groups} on their way, {run.presence.count()} workers present{note})"
     )
 
 
-def publish(connection: Connection, context: Context, key: str, body: api.VersionBody) -> str:
+def publish(connection: Connection, run: Run, key: str, body: api.VersionBody) -> str:
     """Records a version once; a number never gets other bytes. Returns the ledger head that the signed head must carry."""
-    context.require_role(key, "trainer")
+    run.require_role(key, "trainer")
     if body.oldest_checkpoint is not None:
         meta.write(connection, "oldest_checkpoint", str(body.oldest_checkpoint))
     known = find(connection, VersionRow, "WHERE version=?", (body.version,))
     if known is None:
-        return _record_version(connection, context, body)
+        return _record_version(connection, run, body)
     if (known.manifest_digest, known.weights_digest) != (body.manifest_digest, body.weights_digest):
         raise RefusedError("version_conflict", f"Version {body.version} was published with other weights.", status=409)
     return ledger.head(connection)[1]
 
 
-def _record_version(connection: Connection, context: Context, body: api.VersionBody) -> str:
-    expected, now = newest_version(connection) + 1, context.clock()
+def _record_version(connection: Connection, run: Run, body: api.VersionBody) -> str:
+    expected, now = newest_version(connection) + 1, run.clock()
     if body.version != expected or body.version > current_step(connection):
         raise RefusedError("version_order", f"Version {expected} is the next one, not {body.version}.", status=409)
     report = json.dumps(body.report)
@@ -264,7 +262,7 @@ def _record_version(connection: Connection, context: Context, body: api.VersionB
     )
     return ledger.append(
         connection,
-        context.keypair,
+        run.keypair,
         now,
         "version",
         version=body.version,
@@ -273,6 +271,6 @@ def _record_version(connection: Connection, context: Context, body: api.VersionB
     )
 
 
-def record_evaluation(connection: Connection, context: Context, key: str, body: api.EvaluationBody) -> None:
-    context.require_role(key, "evaluator")
-    insert(connection, EvaluationRow(body.version, context.clock(), body.model_dump_json()), unless_known=True)
+def record_evaluation(connection: Connection, run: Run, key: str, body: api.EvaluationBody) -> None:
+    run.require_role(key, "evaluator")
+    insert(connection, EvaluationRow(body.version, run.clock(), body.model_dump_json()), unless_known=True)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.coordinator import ledger, slots
-from shoal.coordinator.context import Context
 from shoal.coordinator.leasing import lease_of
 from shoal.coordinator.rules import retries, trust
+from shoal.coordinator.run import Run
 from shoal.coordinator.states import LeaseState, SlotState, SubmissionState
 from shoal.coordinator.steps import current_step, run_state
 from shoal.coordinator.store.database import Connection, Transaction
@@ -39,11 +39,11 @@ class ReceivedFile:
     """The worker's, over lease and digest; kept as evidence."""
 
 
-def verify_upload(context: Context, key: str, lease_id: str, digest: str, signature: str) -> None:
-    verify_signature(key, submission_message(context.descriptor.run_id, lease_id, digest), signature)
+def verify_upload(run: Run, key: str, lease_id: str, digest: str, signature: str) -> None:
+    verify_signature(key, submission_message(run.descriptor.run_id, lease_id, digest), signature)
 
 
-def check_upload(connection: Connection, context: Context, key: str, lease_id: str, digest: str) -> LeaseRow | None:
+def check_upload(connection: Connection, run: Run, key: str, lease_id: str, digest: str) -> LeaseRow | None:
     """The lease that this upload answers, none if the same file was taken before, or the reason why it is refused."""
     require_worker(connection, key)
     lease = find(connection, LeaseRow, "WHERE lease_id=? AND worker=?", (lease_id, key))
@@ -54,28 +54,28 @@ def check_upload(connection: Connection, context: Context, key: str, lease_id: s
         return None
     if known is not None:
         raise RefusedError("already_submitted", "Another file was submitted for this lease.", status=409)
-    if lease.state is not LeaseState.LEASED or lease.expires_at < context.clock():
+    if lease.state is not LeaseState.LEASED or lease.expires_at < run.clock():
         raise RefusedError("lease_expired", "The lease ended before the file.", hint="Take a new lease.", status=409)
     return lease
 
 
-def accept_upload(connection: Transaction, context: Context, file: ReceivedFile) -> api.SubmissionAnswer:
+def accept_upload(connection: Transaction, run: Run, file: ReceivedFile) -> api.SubmissionAnswer:
     """Takes in a file whose signature was verified."""
-    lease = check_upload(connection, context, file.worker, file.lease_id, file.digest)
+    lease = check_upload(connection, run, file.worker, file.lease_id, file.digest)
     if lease is None:
         known = find(connection, SubmissionRow, "WHERE lease_id=?", (file.lease_id,))
         assert known is not None, "check_upload found it"
         return api.SubmissionAnswer(submission_id=known.submission_id, state=known.state)
-    row = _new_submission(connection, context, file)
+    row = _new_submission(connection, run, file)
     insert(connection, row)
     slots.move_slot(connection, slots.move_lease(connection, lease, LeaseState.SUBMITTED), SlotState.SUBMITTED)
-    connection.on_commit(lambda: context.presence.seen(file.worker))
+    connection.on_commit(lambda: run.presence.seen(file.worker))
     return api.SubmissionAnswer(submission_id=row.submission_id, state=row.state)
 
 
-def _new_submission(connection: Connection, context: Context, file: ReceivedFile) -> SubmissionRow:
+def _new_submission(connection: Connection, run: Run, file: ReceivedFile) -> SubmissionRow:
     worker, step = require_worker(connection, file.worker), current_step(connection)
-    rate = trust.audit_rate(trust_record(worker), context.config.trust)
+    rate = trust.audit_rate(trust_record(worker), run.config.trust)
     return SubmissionRow(
         submission_id=file.submission_id,
         lease_id=file.lease_id,
@@ -83,31 +83,31 @@ def _new_submission(connection: Connection, context: Context, file: ReceivedFile
         digest=file.digest,
         size_bytes=file.size_bytes,
         signature=file.signature,
-        received_at=context.clock(),
-        audit=trust.is_audited(step_secret(context.secret, step), file.digest, rate),
+        received_at=run.clock(),
+        audit=trust.is_audited(step_secret(run.secret, step), file.digest, rate),
         audit_step=step,
         audit_rate=rate,
         numerics_class=worker.numerics_class,
     )
 
 
-def claim(connection: Connection, context: Context, key: str, body: api.ClaimBody) -> api.ClaimAnswer:
+def claim(connection: Connection, run: Run, key: str, body: api.ClaimBody) -> api.ClaimAnswer:
     """The oldest submission that no validator has claimed; the same one again for a repeated request."""
-    context.require_role(key, "validator")
-    release_claims(connection, context)
+    run.require_role(key, "validator")
+    release_claims(connection, run)
     row = find(
         connection,
         SubmissionRow,
         f"WHERE state='{SubmissionState.CLAIMED}' AND claimed_by=? AND claim_request=?",
         (key, body.request_id),
-    ) or _claim_next(connection, context, key, body.request_id)
-    claimed = None if row is None else _claim_of(connection, context, row)
-    return api.ClaimAnswer(claim=claimed, run_state=run_state(connection, context))
+    ) or _claim_next(connection, run, key, body.request_id)
+    claimed = None if row is None else _claim_of(connection, run, row)
+    return api.ClaimAnswer(claim=claimed, run_state=run_state(connection, run))
 
 
-def _claim_next(connection: Connection, context: Context, key: str, request_id: str) -> SubmissionRow | None:
+def _claim_next(connection: Connection, run: Run, key: str, request_id: str) -> SubmissionRow | None:
     now, due = (
-        context.clock(),
+        run.clock(),
         f"WHERE state='{SubmissionState.PENDING}' AND retry_at <= ? ORDER BY received_at LIMIT 1",
     )
     row = find(connection, SubmissionRow, due, (now,))
@@ -120,18 +120,18 @@ def _claim_next(connection: Connection, context: Context, key: str, request_id: 
         claim_id=uuid.uuid4().hex,
         claimed_by=key,
         claim_request=request_id,
-        claim_expires=now + context.config.validation.claim_s,
+        claim_expires=now + run.config.validation.claim_s,
         tries=row.tries + 1,
     )
 
 
-def _claim_of(connection: Connection, context: Context, row: SubmissionRow) -> api.Claim:
+def _claim_of(connection: Connection, run: Run, row: SubmissionRow) -> api.Claim:
     return api.Claim(
         claim_id=row.claim_id or "",
         submission_id=row.submission_id,
         worker_key=row.worker,
         digest=row.digest,
-        lease=lease_of(context, lease_of_submission(connection, row)),
+        lease=lease_of(run, lease_of_submission(connection, row)),
         audit=row.audit,
         numerics_class=row.numerics_class,
     )
@@ -143,36 +143,34 @@ def lease_of_submission(connection: Connection, row: SubmissionRow) -> LeaseRow:
     return lease
 
 
-def release_claims(connection: Connection, context: Context) -> bool:
+def release_claims(connection: Connection, run: Run) -> bool:
     """Claims that ran out return to the queue; a file on which validators keep failing is quarantined."""
     late = f"WHERE state='{SubmissionState.CLAIMED}' AND claim_expires < ?"
-    lost = select(connection, SubmissionRow, late, (context.clock(),))
+    lost = select(connection, SubmissionRow, late, (run.clock(),))
     for row in lost:
-        after = try_again(connection, context, row, [Reason.VALIDATOR_CRASH], "no verdict before the claim ran out")
+        after = try_again(connection, run, row, [Reason.VALIDATOR_CRASH], "no verdict before the claim ran out")
         # The claim was the wait: the next validator takes it at once.
         update(connection, after, claim_id=None, retry_at=0.0)
     return bool(lost)
 
 
-def release_retries(connection: Connection, context: Context) -> bool:
+def release_retries(connection: Connection, run: Run) -> bool:
     """Marks submissions whose wait has ended as claimable; true if there are any."""
     waiting = f"WHERE state='{SubmissionState.PENDING}' AND retry_at > 0 AND retry_at <= ?"
-    due = select(connection, SubmissionRow, waiting, (context.clock(),))
+    due = select(connection, SubmissionRow, waiting, (run.clock(),))
     for row in due:
         update(connection, row, retry_at=0.0)
     return bool(due)
 
 
 def try_again(
-    connection: Connection, context: Context, row: SubmissionRow, reasons: Sequence[Reason], why: str
+    connection: Connection, run: Run, row: SubmissionRow, reasons: Sequence[Reason], why: str
 ) -> SubmissionRow:
     """Returns a submission that could not be verified to the queue, or quarantines it."""
-    now = context.clock()
-    retry = retries.after_fault(
-        reasons, now - row.received_at, row.tries, row.faults, context.config.validation.max_tries
-    )
+    now = run.clock()
+    retry = retries.after_fault(reasons, now - row.received_at, row.tries, row.faults, run.config.validation.max_tries)
     if retry is None:
-        return _quarantine(connection, context, row, why)
+        return _quarantine(connection, run, row, why)
     return update(
         connection,
         row,
@@ -183,9 +181,9 @@ def try_again(
     )
 
 
-def _quarantine(connection: Connection, context: Context, row: SubmissionRow, why: str) -> SubmissionRow:
-    now, note = context.clock(), json.dumps({"detail": why})
+def _quarantine(connection: Connection, run: Run, row: SubmissionRow, why: str) -> SubmissionRow:
+    now, note = run.clock(), json.dumps({"detail": why})
     after = update(connection, row, state=SubmissionState.QUARANTINED, decided_at=now, verdict=note)
     slots.drop_lease(connection, lease_of_submission(connection, row), LeaseState.QUARANTINED)
-    ledger.append(connection, context.keypair, now, "quarantine", submission=row.submission_id, why=why[:500])
+    ledger.append(connection, run.keypair, now, "quarantine", submission=row.submission_id, why=why[:500])
     return after

@@ -6,8 +6,8 @@ A verdict and all its consequences are one transaction.
 import json
 
 from shoal.coordinator import ledger, slots, task_stats
-from shoal.coordinator.context import Context
 from shoal.coordinator.rules import drift, trust
+from shoal.coordinator.run import Run
 from shoal.coordinator.states import (
     FILLING,
     HOLDING,
@@ -30,43 +30,43 @@ from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
 
 
-def record_verdict(connection: Transaction, context: Context, key: str, body: api.VerdictBody) -> bool:
+def record_verdict(connection: Transaction, run: Run, key: str, body: api.VerdictBody) -> bool:
     """Applies a verdict once, and says so again when asked again; false if the claim had run out."""
-    context.require_role(key, "validator")
+    run.require_role(key, "validator")
     row = find(connection, SubmissionRow, "WHERE submission_id=?", (body.submission_id,))
     if row is None:
         raise RefusedError("unknown_submission", "There is no such submission.", status=404)
     if row.claim_id != body.claim_id or row.state is SubmissionState.VOID:
         return False
     if row.state is SubmissionState.CLAIMED:
-        _apply(connection, context, row, body)
-        advance(connection, context)
+        _apply(connection, run, row, body)
+        advance(connection, run)
     return True
 
 
-def _apply(connection: Transaction, context: Context, row: SubmissionRow, body: api.VerdictBody) -> None:
+def _apply(connection: Transaction, run: Run, row: SubmissionRow, body: api.VerdictBody) -> None:
     event = trust.event_of(body.accepted, body.audited, body.reasons)
     if event is None:
-        try_again(connection, context, row, body.reasons, body.detail or ", ".join(body.reasons))
+        try_again(connection, run, row, body.reasons, body.detail or ", ".join(body.reasons))
     elif body.accepted:
-        _accept(connection, context, row, body, event)
+        _accept(connection, run, row, body, event)
     else:
-        _reject(connection, context, row, body, event)
+        _reject(connection, run, row, body, event)
     if body.audited:
-        _add_drift(connection, context, row.worker, body)
+        _add_drift(connection, run, row.worker, body)
 
 
 def _close(
-    connection: Connection, context: Context, row: SubmissionRow, body: api.VerdictBody, slot_state: SlotState
+    connection: Connection, run: Run, row: SubmissionRow, body: api.VerdictBody, slot_state: SlotState
 ) -> LeaseRow:
     """Records the verdict and moves the slot; returns the lease."""
-    now, verdict = context.clock(), body.model_dump_json()
+    now, verdict = run.clock(), body.model_dump_json()
     update(connection, row, state=SubmissionState.DECIDED, decided_at=now, verdict=verdict)
     lease = lease_of_submission(connection, row)
     slots.move_slot(connection, lease, slot_state)
     ledger.append(
         connection,
-        context.keypair,
+        run.keypair,
         now,
         "verdict",
         worker=row.worker,
@@ -83,18 +83,18 @@ def _close(
 
 
 def _accept(
-    connection: Connection, context: Context, row: SubmissionRow, body: api.VerdictBody, event: trust.TrustEvent
+    connection: Connection, run: Run, row: SubmissionRow, body: api.VerdictBody, event: trust.TrustEvent
 ) -> None:
     worker = known_worker(connection, row.worker)
-    usable = trust.is_usable(trust_record(worker), context.config.trust)
+    usable = trust.is_usable(trust_record(worker), run.config.trust)
     # The work of a quarantined key is verified but not used: its slot goes to another key.
-    lease = _close(connection, context, row, body, SlotState.RESOLVED if usable else SlotState.OPEN)
+    lease = _close(connection, run, row, body, SlotState.RESOLVED if usable else SlotState.OPEN)
     if usable:
         slots.add_groups(connection, [_group_row(lease, row, body, group) for group in body.groups])
         for group in body.groups:
             task_stats.count_group(connection, group)
-    worker = save_trust(connection, worker, trust.after(trust_record(worker), event, context.config.trust))
-    _add_credit(connection, context, worker, row, sum(group.tokens for group in body.groups) if usable else 0)
+    worker = save_trust(connection, worker, trust.after(trust_record(worker), event, run.config.trust))
+    _add_credit(connection, run, worker, row, sum(group.tokens for group in body.groups) if usable else 0)
 
 
 def _group_row(lease: LeaseRow, row: SubmissionRow, body: api.VerdictBody, group: api.GroupVerdict) -> GroupRow:
@@ -115,8 +115,8 @@ def _group_row(lease: LeaseRow, row: SubmissionRow, body: api.VerdictBody, group
     )
 
 
-def _add_credit(connection: Connection, context: Context, worker: WorkerRow, row: SubmissionRow, earned: int) -> None:
-    held, released = trust.split_credit(worker.credit_held, earned, context.config.trust.stake_tokens)
+def _add_credit(connection: Connection, run: Run, worker: WorkerRow, row: SubmissionRow, earned: int) -> None:
+    held, released = trust.split_credit(worker.credit_held, earned, run.config.trust.stake_tokens)
     update(
         connection,
         worker,
@@ -126,8 +126,8 @@ def _add_credit(connection: Connection, context: Context, worker: WorkerRow, row
     )
     ledger.append(
         connection,
-        context.keypair,
-        context.clock(),
+        run.keypair,
+        run.clock(),
         "credit",
         worker=row.worker,
         held=held,
@@ -137,19 +137,19 @@ def _add_credit(connection: Connection, context: Context, worker: WorkerRow, row
 
 
 def _reject(
-    connection: Transaction, context: Context, row: SubmissionRow, body: api.VerdictBody, event: trust.TrustEvent
+    connection: Transaction, run: Run, row: SubmissionRow, body: api.VerdictBody, event: trust.TrustEvent
 ) -> None:
-    _close(connection, context, row, body, SlotState.OPEN)
+    _close(connection, run, row, body, SlotState.OPEN)
     worker = known_worker(connection, row.worker)
     worker = update(connection, worker, rejected=worker.rejected + 1)
-    record = trust.after(trust_record(worker), event, context.config.trust)
+    record = trust.after(trust_record(worker), event, run.config.trust)
     if record.state == "banned" and worker.state != "banned":
-        ban(connection, context, worker, f"{', '.join(body.reasons)}: {body.detail}")
+        ban(connection, run, worker, f"{', '.join(body.reasons)}: {body.detail}")
     else:
         save_trust(connection, worker, record)
 
 
-def _add_drift(connection: Transaction, context: Context, key: str, body: api.VerdictBody) -> None:
+def _add_drift(connection: Transaction, run: Run, key: str, body: api.VerdictBody) -> None:
     """Deviations too small for a single verdict ban a key once they have added up."""
     worker = known_worker(connection, key)
     if worker.state == "banned":
@@ -158,18 +158,18 @@ def _add_drift(connection: Transaction, context: Context, key: str, body: api.Ve
     worker = update(connection, worker, drift=drift.after(before, body.metrics.drift_llr))
     if drift.level(worker.drift) == "cheating":
         detail = f"rounding flips add up to e^{worker.drift:.1f} against honest work"
-        ban(connection, context, worker, f"{Reason.SAMPLING_DRIFT}: {detail}")
+        ban(connection, run, worker, f"{Reason.SAMPLING_DRIFT}: {detail}")
     elif drift.became_suspicious(before, worker.drift):
-        save_trust(connection, worker, trust.after(trust_record(worker), "anomaly", context.config.trust))
+        save_trust(connection, worker, trust.after(trust_record(worker), "anomaly", run.config.trust))
 
 
-def ban(connection: Transaction, context: Context, worker: WorkerRow, reason: str) -> WorkerRow:
+def ban(connection: Transaction, run: Run, worker: WorkerRow, reason: str) -> WorkerRow:
     """Bans a key for good: stake slashed, unconsumed groups withdrawn, pending work void, leases opened to others."""
-    now, held = context.clock(), worker.credit_held
+    now, held = run.clock(), worker.credit_held
     banned = update(connection, worker, state="banned", reason=reason, banned_at=now, credit_held=0)
-    ledger.append(connection, context.keypair, now, "slash", worker=worker.key, held=-held, slashed=held)
-    ledger.append(connection, context.keypair, now, "ban", worker=worker.key, reason=reason)
-    connection.on_commit(lambda: context.presence.forget(worker.key))
+    ledger.append(connection, run.keypair, now, "slash", worker=worker.key, held=-held, slashed=held)
+    ledger.append(connection, run.keypair, now, "ban", worker=worker.key, reason=reason)
+    connection.on_commit(lambda: run.presence.forget(worker.key))
     _withdraw(connection, worker.key)
     return banned
 

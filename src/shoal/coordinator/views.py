@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from shoal.coordinator import ledger, retention, task_stats
-from shoal.coordinator.context import Context
 from shoal.coordinator.rules import batches, trust
+from shoal.coordinator.run import Run
 from shoal.coordinator.states import UNDECIDED, SubmissionState, one_of
 from shoal.coordinator.steps import read_run, step_counts
 from shoal.coordinator.store import meta
@@ -53,8 +53,8 @@ def started_at(connection: Connection) -> float:
     return float(meta.read(connection, "started_at") or 0.0)
 
 
-def worker_view(connection: Connection, context: Context, row: WorkerRow) -> api.WorkerView:
-    presence = context.presence.workers.get(row.key)
+def worker_view(connection: Connection, run: Run, row: WorkerRow) -> api.WorkerView:
+    presence = run.presence.workers.get(row.key)
     return api.WorkerView(
         key=row.key,
         name=row.name,
@@ -64,17 +64,17 @@ def worker_view(connection: Connection, context: Context, row: WorkerRow) -> api
         credit_released=row.credit_released,
         submissions_accepted=row.accepted,
         submissions_rejected=row.rejected,
-        last_seen_s=round(context.clock() - presence.seen_at, 1) if presence else -1.0,
+        last_seen_s=round(run.clock() - presence.seen_at, 1) if presence else -1.0,
         activity=presence.activity if presence else "",
         tokens_per_s=row.tokens_per_s,
         memory_bytes=row.memory_bytes,
         link_bytes_per_s=row.link_bytes_per_s,
-        audit_rate=trust.audit_rate(trust_record(row), context.config.trust),
+        audit_rate=trust.audit_rate(trust_record(row), run.config.trust),
         banned_at_s=None if row.banned_at is None else row.banned_at - started_at(connection),
     )
 
 
-def relay_views(context: Context) -> list[api.RelayView]:
+def relay_views(run: Run) -> list[api.RelayView]:
     return [
         api.RelayView(
             key=key,
@@ -83,25 +83,25 @@ def relay_views(context: Context) -> list[api.RelayView]:
             newest_version=relay.body.newest_version,
             bytes_sent=relay.body.bytes_sent,
             bytes_received=relay.body.bytes_received,
-            last_seen_s=round(context.clock() - relay.seen_at, 1),
+            last_seen_s=round(run.clock() - relay.seen_at, 1),
         )
-        for key, relay in list(context.presence.relays.items())  # the loop's thread adds to it
+        for key, relay in list(run.presence.relays.items())  # the loop's thread adds to it
     ]
 
 
-def relays(context: Context) -> api.RelaysAnswer:
-    return api.RelaysAnswer(relays=relay_views(context), origin_url=context.config.origin_url)
+def relays(run: Run) -> api.RelaysAnswer:
+    return api.RelaysAnswer(relays=relay_views(run), origin_url=run.config.origin_url)
 
 
-def live_relay_urls(context: Context) -> list[str]:
-    since = context.clock() - context.config.coordinator.gone_after_s
-    return [relay.body.url for relay in list(context.presence.relays.values()) if relay.seen_at >= since]
+def live_relay_urls(run: Run) -> list[str]:
+    since = run.clock() - run.config.coordinator.gone_after_s
+    return [relay.body.url for relay in list(run.presence.relays.values()) if relay.seen_at >= since]
 
 
-def status(connection: Connection, context: Context) -> api.StatusView:
-    now, begun = read_run(connection, context), started_at(connection)
-    counts = step_counts(connection, context, now.step)
-    wanted = batches.groups_wanted(counts, context.config.training)
+def status(connection: Connection, run: Run) -> api.StatusView:
+    now, begun = read_run(connection, run), started_at(connection)
+    counts = step_counts(connection, run, now.step)
+    wanted = batches.groups_wanted(counts, run.config.training)
     submissions = _submissions_by_state(connection)
     workers = query(
         connection,
@@ -110,20 +110,20 @@ def status(connection: Connection, context: Context) -> api.StatusView:
     )
     entries, head = ledger.head(connection)
     return api.StatusView(
-        run_id=context.descriptor.run_id,
+        run_id=run.descriptor.run_id,
         run_state=now.state,
-        uptime_s=round(context.clock() - begun, 1),
+        uptime_s=round(run.clock() - begun, 1),
         step=now.step,
-        steps=context.config.run.steps,
-        async_level=context.config.training.async_level,
+        steps=run.config.run.steps,
+        async_level=run.config.training.async_level,
         newest_version=now.newest_version,
         useful_groups=counts.useful,
-        groups_needed=context.config.training.groups_per_step,
-        slots_open=-(-wanted // context.descriptor.rollouts.tasks_per_slot),
+        groups_needed=run.config.training.groups_per_step,
+        slots_open=-(-wanted // run.descriptor.rollouts.tasks_per_slot),
         submissions_pending=sum(submissions.get(state, 0) for state in UNDECIDED),
-        workers=[worker_view(connection, context, row) for row in _foremost_workers(connection)],
+        workers=[worker_view(connection, run, row) for row in _foremost_workers(connection)],
         worker_counts={row.state: row.n for row in workers},
-        relays=relay_views(context),
+        relays=relay_views(run),
         verdicts={
             "accepted": sum(int(row.accepted) for row in workers),
             "rejected": sum(int(row.rejected) for row in workers),
@@ -135,8 +135,8 @@ def status(connection: Connection, context: Context) -> api.StatusView:
         ledger_entries=entries,
         ledger_head=head,
         rollouts_collected=retention.collected_count(connection),
-        disk_free_bytes=_free_bytes(context),
-        takes_work=context.has_space(),
+        disk_free_bytes=_free_bytes(run),
+        takes_work=run.has_space(),
     )
 
 
@@ -158,9 +158,9 @@ def _foremost_workers(connection: Connection) -> list[WorkerRow]:
     )
 
 
-def _free_bytes(context: Context) -> int | None:
+def _free_bytes(run: Run) -> int | None:
     try:
-        return context.free_bytes(context.submissions)
+        return run.free_bytes(run.submissions)
     except OSError:
         return None
 
@@ -202,7 +202,7 @@ def _ages(text: str) -> dict[int, int]:
     return {int(age): count for age, count in json.loads(text).items()}
 
 
-def history(connection: Connection, context: Context) -> api.HistoryView:
+def history(connection: Connection, run: Run) -> api.HistoryView:
     begun = started_at(connection)
     banned = select(connection, WorkerRow, "WHERE banned_at IS NOT NULL ORDER BY banned_at DESC LIMIT ?", (SHOWN_BANS,))
     return api.HistoryView(
@@ -212,7 +212,7 @@ def history(connection: Connection, context: Context) -> api.HistoryView:
             for row in select(connection, EvaluationRow, "ORDER BY version")
         ],
         batches=_batches(connection, begun),
-        bans=[worker_view(connection, context, row) for row in reversed(banned)],
+        bans=[worker_view(connection, run, row) for row in reversed(banned)],
         tasks=task_stats.statistics(connection),
     )
 

@@ -1,8 +1,8 @@
 """Workers: registration, and the record that trust is computed from. Runs inside one transaction of the store."""
 
 from shoal.coordinator import ledger
-from shoal.coordinator.context import Context
 from shoal.coordinator.rules import trust
+from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, insert, update
 from shoal.coordinator.store.tables import WorkerRow
@@ -31,22 +31,22 @@ def require_worker(connection: Connection, key: str) -> WorkerRow:
     return worker
 
 
-def register(connection: Transaction, context: Context, key: str, body: api.RegisterBody) -> None:
-    _check_registration(context, key, body)
-    now = context.clock()
+def register(connection: Transaction, run: Run, key: str, body: api.RegisterBody) -> None:
+    _check_registration(run, key, body)
+    now = run.clock()
     facts = body.model_dump()
     known = find_worker(connection, key)
     if known is None:
         insert(connection, WorkerRow(key=key, registered_at=now, **facts))
-        ledger.append(connection, context.keypair, now, "registered", worker=key, numerics_class=body.numerics_class)
+        ledger.append(connection, run.keypair, now, "registered", worker=key, numerics_class=body.numerics_class)
     else:
         update(connection, require_worker(connection, key), **facts)
-    mark_seen(connection, context, key)
+    mark_seen(connection, run, key)
 
 
-def _check_registration(context: Context, key: str, body: api.RegisterBody) -> None:
-    if body.numerics_class not in context.descriptor.numerics_classes:
-        known = ", ".join(context.descriptor.numerics_classes)
+def _check_registration(run: Run, key: str, body: api.RegisterBody) -> None:
+    if body.numerics_class not in run.descriptor.numerics_classes:
+        known = ", ".join(run.descriptor.numerics_classes)
         raise RefusedError(
             "numerics_class",
             f"This run cannot verify work of the numerics class {body.numerics_class}.",
@@ -54,36 +54,36 @@ def _check_registration(context: Context, key: str, body: api.RegisterBody) -> N
             status=422,
             permanent=True,
         )
-    if context.role_keys.get(key):
+    if run.role_keys.get(key):
         hint = "Use another key file."
         raise RefusedError("role_key", "A key of the owner's roles cannot work.", hint=hint, status=403, permanent=True)
-    needed_s = context.slot_tokens / body.tokens_per_s
-    if needed_s > context.config.coordinator.lease_s:
+    needed_s = run.slot_tokens / body.tokens_per_s
+    if needed_s > run.config.coordinator.lease_s:
         raise RefusedError(
             "too_slow",
             f"At {body.tokens_per_s:.0f} tokens/s a slot takes up to {needed_s:.0f} s; "
-            f"leases of this run last {context.config.coordinator.lease_s} s.",
+            f"leases of this run last {run.config.coordinator.lease_s} s.",
             hint="Join from a faster machine, or a run with smaller slots.",
             status=422,
             permanent=True,
         )
 
 
-def mark_seen(connection: Transaction, context: Context, key: str) -> WorkerRow:
+def mark_seen(connection: Transaction, run: Run, key: str) -> WorkerRow:
     """Notes that the key is present; one that was marked as gone returns to the state that it had earned."""
     worker = require_worker(connection, key)
-    connection.on_commit(lambda: context.presence.seen(key))
-    return _move(connection, context, worker, "returned") if worker.state == "gone" else worker
+    connection.on_commit(lambda: run.presence.seen(key))
+    return _move(connection, run, worker, "returned") if worker.state == "gone" else worker
 
 
-def mark_asking(connection: Transaction, context: Context, key: str) -> WorkerRow:
+def mark_asking(connection: Transaction, run: Run, key: str) -> WorkerRow:
     """As above, and a key that had only registered begins its probation."""
-    worker = mark_seen(connection, context, key)
-    return _move(connection, context, worker, "asked") if worker.state == "registered" else worker
+    worker = mark_seen(connection, run, key)
+    return _move(connection, run, worker, "asked") if worker.state == "registered" else worker
 
 
-def _move(connection: Connection, context: Context, worker: WorkerRow, event: trust.TrustEvent) -> WorkerRow:
-    return save_trust(connection, worker, trust.after(trust_record(worker), event, context.config.trust))
+def _move(connection: Connection, run: Run, worker: WorkerRow, event: trust.TrustEvent) -> WorkerRow:
+    return save_trust(connection, worker, trust.after(trust_record(worker), event, run.config.trust))
 
 
 def trust_record(worker: WorkerRow) -> trust.TrustRecord:

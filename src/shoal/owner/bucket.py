@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from shoal.config import CoordinatorConfig
-from shoal.coordinator.bucket import Bucket, open_bucket
+from shoal.coordinator.bucket import S3Bucket, open_bucket
 from shoal.coordinator.records import KeptRollout
 from shoal.errors import IntegrityError, ShoalError, UnavailableError
 from shoal.files import digest_bytes, write_atomic
@@ -27,7 +27,7 @@ class BucketError(ShoalError):
 
 
 class BucketRollouts:
-    def __init__(self, bucket: Bucket, http: httpx.Client | None = None) -> None:
+    def __init__(self, bucket: S3Bucket, http: httpx.Client | None = None) -> None:
         self._bucket, self._http = bucket, http or httpx.Client(timeout=TIMEOUT_S)
 
     @classmethod

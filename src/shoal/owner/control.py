@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from shoal.config import RunConfig
-from shoal.coordinator import Context, control, records, views
-from shoal.coordinator.server import begin, build_context
+from shoal.coordinator import Run, control, records, views
+from shoal.coordinator.server import begin, build_run
 from shoal.coordinator.store.database import Transaction
 from shoal.errors import ConfigError, UnavailableError
 from shoal.identity import Keypair
@@ -34,29 +34,27 @@ class OwnedRun:
     def set_state(self, state: api.OwnerState) -> api.RunStateAnswer:
         return self._apply(
             lambda client: client.set_run_state(api.RunStateBody(state=state)),
-            lambda connection, context: control.set_state(connection, context, state),
+            lambda connection, run: control.set_state(connection, run, state),
         )
 
     def ban(self, worker: str, reason: str) -> api.WorkerView:
         body = self._ban_body(worker, reason)
         return self._apply(
             lambda client: client.ban(body),
-            lambda connection, context: views.worker_view(connection, context, control.ban(connection, context, body)),
+            lambda connection, run: views.worker_view(connection, run, control.ban(connection, run, body)),
         )
 
     def unban(self, worker: str, reason: str) -> api.WorkerView:
         body = self._ban_body(worker, reason)
         return self._apply(
             lambda client: client.unban(body),
-            lambda connection, context: views.worker_view(
-                connection, context, control.unban(connection, context, body)
-            ),
+            lambda connection, run: views.worker_view(connection, run, control.unban(connection, run, body)),
         )
 
     def look(self) -> tuple[api.StatusView, api.HistoryView]:
         return self._apply(
             lambda client: (client.status(), client.history()),
-            lambda connection, context: (views.status(connection, context), views.history(connection, context)),
+            lambda connection, run: (views.status(connection, run), views.history(connection, run)),
             signed=False,
         )
 
@@ -69,7 +67,7 @@ class OwnedRun:
     def _apply(
         self,
         ask: Callable[[CoordinatorClient], Result],
-        change: Callable[[Transaction, Context], Result],
+        change: Callable[[Transaction, Run], Result],
         *,
         signed: bool = True,
     ) -> Result:
@@ -79,10 +77,10 @@ class OwnedRun:
         except UnavailableError:
             if self.directory is None:
                 raise
-        context = build_context(self.directory)
+        run = build_run(self.directory)
         with records.open_store(self.directory, create=True) as store:
-            store.write(lambda connection: begin(connection, context))
-            return store.write(lambda connection: change(connection, context))
+            store.write(lambda connection: begin(connection, run))
+            return store.write(lambda connection: change(connection, run))
 
     def _client(self, signed: bool) -> CoordinatorClient:
         if not signed:

@@ -126,12 +126,12 @@ def show_memory_plan(config: ShoalConfig, ranks: int, report: Report, *, shapes:
 def _recorded(directory: RunDirectory) -> tuple[HistoryView, str]:
     """History and ledger head from the coordinator's store, whether it runs or not."""
     from shoal.coordinator import records
-    from shoal.coordinator.server import build_context
+    from shoal.coordinator.server import build_run
     from shoal.coordinator.views import history, status
 
-    context = build_context(directory)
+    run = build_run(directory)
     with records.open_store(directory) as store:
         return (
-            store.read(lambda connection: history(connection, context)),
-            store.read(lambda connection: status(connection, context)).ledger_head,
+            store.read(lambda connection: history(connection, run)),
+            store.read(lambda connection: status(connection, run)).ledger_head,
         )

@@ -254,7 +254,7 @@ class RunStateAnswer(Answer):
     step: int
     newest_version: int
     leases_outstanding: int
-    submissions_unjudged: int
+    submissions_pending: int
 
 
 class BanBody(Body):

@@ -60,7 +60,7 @@ def assert_untouched(swarm: Swarm) -> None:
     assert swarm.all("SELECT * FROM nonces") == []
 
 
-def test_a_well_signed_request_is_heard_and_told_the_time(swarm: Swarm) -> None:
+def test_a_well_signed_request_is_answered_with_the_servers_time(swarm: Swarm) -> None:
     answer = send(swarm, signed(swarm))
     assert answer.status_code == 200
     assert float(answer.headers[TIME_HEADER]) == swarm.clock()
@@ -123,7 +123,7 @@ def test_nonces_are_kept_exactly_as_long_as_their_request_could_be_accepted(swar
     swarm.sweep()
     assert_refused(send(swarm, headers), 409, "replay")
     swarm.clock.advance(
-        2 + (CLOCK_SLACK_S if swarm.context.presence.is_shared else 0)
+        2 + (CLOCK_SLACK_S if swarm.run.presence.is_shared else 0)
     )  # the clocks of several hosts differ
     swarm.sweep()
     assert swarm.all("SELECT * FROM nonces") == []
@@ -195,7 +195,7 @@ def test_the_query_is_part_of_the_signature(swarm: Swarm) -> None:
     assert_refused(answer, 401, "bad_signature")
 
 
-def test_an_unsigned_request_is_told_to_sign(swarm: Swarm) -> None:
+def test_an_unsigned_request_is_asked_to_sign(swarm: Swarm) -> None:
     answer = send(swarm, {"content-type": "application/json"})
     assert_refused(answer, 401, "bad_signature")
     assert "must be signed" in answer.json()["message"]
@@ -208,7 +208,7 @@ def refused_with(code: str, call: Callable[[], object]) -> RefusedError:
     return caught.value
 
 
-def test_an_unknown_numerics_class_is_told_which_are_known(swarm: Swarm) -> None:
+def test_an_unknown_numerics_class_is_refused_with_the_known_ones(swarm: Swarm) -> None:
     body = registration("ann", numerics_class="abacus/oak")
     error = refused_with("numerics_class", lambda: swarm.client("ann").register(body))
     assert "torch/float32/cpu" in error.hint
@@ -338,11 +338,11 @@ def test_the_api_describes_itself(swarm: Swarm) -> None:
 
 
 def test_a_bug_is_reported_as_ours(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.coordinator.views.status", lambda connection, context: 1 // 0)
+    monkeypatch.setattr("shoal.coordinator.views.status", lambda connection, run: 1 // 0)
     assert_refused(swarm.http.get("/v1/status"), 500, "internal")
 
 
-def test_a_key_that_asks_too_often_is_told_when_to_come_back_and_others_are_not_touched(tmp_path: Path) -> None:
+def test_a_key_that_asks_too_often_learns_when_to_come_back_and_others_are_not_touched(tmp_path: Path) -> None:
     with running(tmp_path, small_config(coordinator={"requests_per_s_key": 1.0})) as swarm:
         answers = [send(swarm, signed(swarm)) for _ in range(4)]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
@@ -372,7 +372,7 @@ def test_an_address_that_asks_too_often_is_refused_before_its_body_is_read(tmp_p
         assert (refused.headers["retry-after"], TIME_HEADER in refused.headers) == ("1", True)
 
 
-def test_the_client_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
+def test_the_client_waits_as_long_as_it_is_asked_to(tmp_path: Path) -> None:
     with running(tmp_path, small_config(coordinator={"requests_per_s_key": 0.25})) as swarm:
         slept: list[float] = []
 

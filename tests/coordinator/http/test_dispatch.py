@@ -29,7 +29,7 @@ def address(route: AnyRoute) -> str:
 
 
 def signature(swarm: Swarm, route: AnyRoute, signer: str, body: bytes = b"") -> dict[str, str]:
-    audience = swarm.context.descriptor.coordinator_key
+    audience = swarm.run.descriptor.coordinator_key
     target = RequestTarget("run-1", audience, route.method, address(route), "", digest_bytes(body))
     return stamp_request(keypair(signer), target, swarm.clock()).headers()
 
@@ -113,7 +113,7 @@ def test_reading_stops_at_the_limit_of_the_route(swarm: Swarm) -> None:
     events = ask(swarm, route, signature(swarm, route, "ann"), endless)
     assert events.index(413) == route.reads.max_bytes // 1024 + 1
     discarded = len(events) - events.index(413) - 1
-    assert discarded == swarm.context.config.coordinator.max_upload_bytes // 1024 + 1
+    assert discarded == swarm.run.config.coordinator.max_upload_bytes // 1024 + 1
 
 
 def test_a_sender_that_asks_before_it_sends_is_not_waited_for(swarm: Swarm) -> None:

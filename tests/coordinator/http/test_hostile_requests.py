@@ -55,7 +55,7 @@ def dump(connection: Connection) -> str:
 
 
 def send(swarm: Swarm, name: str, method: str, path: str, body: bytes) -> Any:
-    audience = swarm.context.descriptor.coordinator_key
+    audience = swarm.run.descriptor.coordinator_key
     target = RequestTarget("run-1", audience, method, path, "", digest_bytes(body))
     stamp = stamp_request(keypair(name), target, swarm.clock())
     headers = stamp.headers() | {"content-type": "application/json"}

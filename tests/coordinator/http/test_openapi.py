@@ -51,7 +51,7 @@ SIGNERS = ("ann", "ann", "validator", "trainer", "evaluator", "run", "stranger")
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[Swarm]:
-    """In the middle of its work: something is leased, claimed, judged and published."""
+    """In the middle of its work: something is leased, claimed, decided and published."""
     with running(tmp_path, small_config(run={"steps": 50}, coordinator={"requests_per_s_key": 0})) as swarm:
         swarm.publish(0)
         ann, bob = swarm.join("ann", "bob")
@@ -116,7 +116,7 @@ def send(swarm: Swarm, case: Case, signer: str | None) -> Any:
 
 def signature(swarm: Swarm, signer: str, method: str, url: str, content: bytes) -> dict[str, str]:
     parts, key, digest = urlsplit(url), keypair(signer), digest_bytes(content)
-    path, audience = unquote(parts.path), swarm.context.descriptor.coordinator_key
+    path, audience = unquote(parts.path), swarm.run.descriptor.coordinator_key
     target = RequestTarget("run-1", audience, method, path, parts.query, digest)
     stamp = stamp_request(key, target, swarm.clock())
     evidence = key.sign(submission_message("run-1", path.rsplit("/", 1)[1], digest))
@@ -160,7 +160,7 @@ def test_thousands_of_signed_requests_are_answered_as_the_schema_says(swarm: Swa
     assert {200, 403, 404, 409, 422} <= set(statuses), statuses
 
 
-def test_whoever_does_not_sign_changes_nothing(swarm: Swarm) -> None:
+def test_a_request_without_a_signature_changes_nothing(swarm: Swarm) -> None:
     known = operations(swarm)
 
     @settings(max_examples=60, database=None, phases=[Phase.generate])

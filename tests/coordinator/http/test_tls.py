@@ -95,7 +95,7 @@ def test_everything_works_behind_a_proxy_that_ends_tls(tmp_path: Path, monkeypat
         url = f"https://127.0.0.1:{port}"
 
         def client(name: str, deadline_s: float = 60.0) -> CoordinatorClient:
-            descriptor = swarm.context.descriptor
+            descriptor = swarm.run.descriptor
             return CoordinatorClient.for_run(descriptor, keypair(name), url, deadline_s=deadline_s, clock=swarm.clock)
 
         monkeypatch.delenv("SSL_CERT_FILE", raising=False)
@@ -132,7 +132,7 @@ def test_a_contributor_joins_behind_a_private_authority_that_was_named(tmp_path:
         command += ["--ca", str(authority)]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as joining:
             assert joining.stdout is not None
-            introduction = f"run {swarm.context.descriptor.run_id}, key "
+            introduction = f"run {swarm.run.descriptor.run_id}, key "
             has_joined = any(line.startswith(introduction) for line in joining.stdout)
             joining.kill()
     swarm.store.close()

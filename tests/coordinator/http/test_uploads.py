@@ -26,7 +26,7 @@ def test_an_upload_is_stored_under_a_name_of_the_server(swarm: Swarm) -> None:
         digest_bytes(b"rollouts"),
         8,
     )
-    assert swarm.context.file_of(answer.submission_id).read_bytes() == b"rollouts"
+    assert swarm.run.file_of(answer.submission_id).read_bytes() == b"rollouts"
 
 
 def test_an_upload_whose_answer_was_lost_is_kept_once(swarm: Swarm) -> None:
@@ -36,7 +36,7 @@ def test_an_upload_whose_answer_was_lost_is_kept_once(swarm: Swarm) -> None:
     lease = swarm.lease(ann)
     bridge.lose_answers = 2
     answer = ann.submit(lease.lease_id, b"rollouts")
-    assert [path.stem for path in swarm.context.submissions.iterdir()] == [answer.submission_id]
+    assert [path.stem for path in swarm.run.submissions.iterdir()] == [answer.submission_id]
     assert len(swarm.all("SELECT * FROM submissions")) == 1
 
 
@@ -49,7 +49,7 @@ def test_the_same_upload_is_recognised_even_after_its_verdict(swarm: Swarm) -> N
     swarm.clock.advance(100)
     again = ann.submit(lease.lease_id, b"rollouts")
     assert (again.submission_id, again.state) == (first.submission_id, "decided")
-    assert len(list(swarm.context.submissions.iterdir())) == 1
+    assert len(list(swarm.run.submissions.iterdir())) == 1
 
 
 def test_a_lease_is_answered_by_one_file(swarm: Swarm) -> None:
@@ -57,7 +57,7 @@ def test_a_lease_is_answered_by_one_file(swarm: Swarm) -> None:
     (ann,) = swarm.join("ann")
     lease, _ = swarm.work(ann)
     assert refusal(lambda: ann.submit(lease.lease_id, b"on second thought")) == "already_submitted"
-    assert len(list(swarm.context.submissions.iterdir())) == 1
+    assert len(list(swarm.run.submissions.iterdir())) == 1
 
 
 def test_an_upload_after_the_deadline_is_refused(swarm: Swarm) -> None:
@@ -66,7 +66,7 @@ def test_an_upload_after_the_deadline_is_refused(swarm: Swarm) -> None:
     lease = swarm.lease(ann)
     swarm.clock.advance(10.1)
     assert refusal(lambda: ann.submit(lease.lease_id, b"late")) == "lease_expired"
-    assert list(swarm.context.submissions.iterdir()) == []
+    assert list(swarm.run.submissions.iterdir()) == []
 
 
 def test_an_upload_that_is_too_large_is_refused_and_removed(swarm: Swarm) -> None:
@@ -74,14 +74,14 @@ def test_an_upload_that_is_too_large_is_refused_and_removed(swarm: Swarm) -> Non
     (ann,) = swarm.join("ann")
     lease = swarm.lease(ann)
     assert refusal(lambda: ann.submit(lease.lease_id, b"x" * 10_001)) == "too_large"
-    assert list(swarm.context.submissions.iterdir()) == []
+    assert list(swarm.run.submissions.iterdir()) == []
     ann.submit(lease.lease_id, b"x" * 10_000)
 
 
 def upload(swarm: Swarm, lease_id: str, data: bytes, *, signed: bytes, **headers: str) -> tuple[int, str]:
     """Sends ann's upload as the client would send `signed`, with some headers replaced."""
     ann, target, digest = keypair("ann"), f"/v1/submissions/{lease_id}", digest_bytes(signed)
-    audience = swarm.context.descriptor.coordinator_key
+    audience = swarm.run.descriptor.coordinator_key
     signed_target = RequestTarget("run-1", audience, "PUT", target, "", digest)
     stamp = stamp_request(ann, signed_target, swarm.clock())
     evidence = ann.sign(submission_message("run-1", lease_id, digest))
@@ -95,7 +95,7 @@ def test_bytes_other_than_the_signed_ones_are_refused_and_removed(swarm: Swarm) 
     (ann,) = swarm.join("ann")
     lease_id = swarm.lease(ann).lease_id
     assert upload(swarm, lease_id, b"delivered", signed=b"promised") == (400, "digest")
-    assert list(swarm.context.submissions.iterdir()) == []
+    assert list(swarm.run.submissions.iterdir()) == []
     assert swarm.one("SELECT state FROM leases") == {"state": "leased"}
     assert upload(swarm, lease_id, b"promised", signed=b"promised") == (200, "")
 
@@ -107,7 +107,7 @@ def test_an_upload_without_evidence_is_refused(swarm: Swarm, header: str, value:
     (ann,) = swarm.join("ann")
     lease_id = swarm.lease(ann).lease_id
     assert upload(swarm, lease_id, b"data", signed=b"data", **{header: value}) == (401, "bad_signature")
-    assert list(swarm.context.submissions.iterdir()) == []
+    assert list(swarm.run.submissions.iterdir()) == []
 
 
 def test_strangers_cannot_fill_the_disk(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_when_uploads_cannot_be_stored_nothing_is_lost(swarm: Swarm) -> None:
     swarm.publish(0)
     (ann,) = swarm.join("ann")
     lease = swarm.lease(ann)
-    rollouts = swarm.context.submissions
+    rollouts = swarm.run.submissions
     swarm.alter(submissions=rollouts / "unmounted")
     with pytest.raises(UnavailableError, match=r"503: The upload cannot be stored: No such file"):
         ann.submit(lease.lease_id, b"rollouts")
@@ -135,7 +135,7 @@ def fill(worker: CoordinatorClient) -> None:
         worker.register(registration("a" * 200))
 
 
-@pytest.mark.skipif(bool(os.environ.get(TEST_DATABASE)), reason="only SQLite can be told how much disk there is")
+@pytest.mark.skipif(bool(os.environ.get(TEST_DATABASE)), reason="only SQLite can limit its disk")
 def test_when_the_store_is_full_intake_stops_with_a_clear_error(swarm: Swarm) -> None:
     swarm.publish(0)
     (ann,) = swarm.join("ann")

@@ -78,7 +78,7 @@ def test_each_gate_has_its_reason() -> None:
     assert refusal(slots_of_step=5) == "no_work"
 
 
-def test_a_key_that_lacks_the_weights_is_told_apart_and_learns_which_it_needs() -> None:
+def test_a_key_that_lacks_the_weights_learns_which_it_needs() -> None:
     assert answer(held_versions=()) == Refused("need_weights", 0.25, wanted_version=5)
 
 

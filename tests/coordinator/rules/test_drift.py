@@ -36,7 +36,7 @@ def test_honest_workers_are_not_banned_in_thousands_of_audits() -> None:
     assert [audits_until_ban(1.0, seed, limit=2000) for seed in range(10)] == [None] * 10
 
 
-def test_coarser_arithmetic_is_banned_with_volume() -> None:
+def test_coarser_numerics_are_banned_with_volume() -> None:
     assert all(audits_until_ban(1.5, seed, limit=200) for seed in range(10))
     assert all(audits_until_ban(3.0, seed, limit=12) for seed in range(10))
 

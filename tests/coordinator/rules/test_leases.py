@@ -53,7 +53,7 @@ def test_a_lease_lasts_as_long_as_the_measured_speed_needs(speed: float, expecte
     assert lease_seconds(speed, slot_tokens=1000, longest_s=120) == expected
 
 
-def test_no_key_fills_more_than_its_share_while_others_work() -> None:
+def test_no_key_fills_more_than_its_share_beside_other_workers() -> None:
     assert may_lease(load(slots_of_key=4), False, TRUST)
     assert not may_lease(load(slots_of_key=5), False, TRUST)
     assert may_lease(load(slots_of_key=9, has_other_workers=False, has_other_active_workers=False), False, TRUST)
@@ -76,7 +76,7 @@ def test_a_small_step_leaves_everybody_one_slot() -> None:
     assert may_lease(load(slots_planned=0), True, TRUST)
 
 
-def test_who_drops_many_slots_gets_no_more_while_others_work() -> None:
+def test_a_key_that_drops_many_slots_gets_no_more_beside_other_workers() -> None:
     assert may_lease(load(drops_of_key=DROPS_PER_STEP - 1), False, TRUST)
     assert not may_lease(load(drops_of_key=DROPS_PER_STEP), False, TRUST)
     assert may_lease(load(drops_of_key=DROPS_PER_STEP, has_other_workers=False), False, TRUST)

@@ -129,7 +129,7 @@ def test_a_wrong_address_and_another_runs_database_are_named(database: PostgreSQ
     with running(swarm_root, small_config()) as swarm:
         other = Store(database)
         with pytest.raises(ConfigError, match="holds the run other"):
-            other.write(lambda connection: begin(connection, swarm.context))
+            other.write(lambda connection: begin(connection, swarm.run))
         other.close()
 
 
@@ -157,7 +157,7 @@ def test_a_heartbeat_heard_by_one_keeps_the_worker_alive_for_the_other(server: s
             one.sweep()
             other.sweep()
         assert other.state_of("ann") == one.state_of("ann") != "gone"
-        assert other.context.presence.workers[keypair("ann").public].activity == "generating"
+        assert other.run.presence.workers[keypair("ann").public].activity == "generating"
         relay = api.RelayBody(url="http://relay:1", newest_version=3)
         one.client("relay").announce_relay(relay)
         one.clock.advance(6)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from shoal.coordinator import nonces
-from shoal.coordinator.context import Context
 from shoal.coordinator.http.limits import RateLimit
 from shoal.coordinator.http.refusals import too_many
 from shoal.coordinator.rules.presence import Stamp
+from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Connection
 from shoal.errors import RefusedError
 from shoal.protocol.signing import RequestStamp, RequestTarget, check_stamp
@@ -50,27 +50,27 @@ class RequestHead:
 class Gate:
     """Checks signatures for one run and counts the requests of each key."""
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self._key_limit = RateLimit(context.config.coordinator.requests_per_s_key, context.clock)
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._key_limit = RateLimit(run.config.coordinator.requests_per_s_key, run.clock)
 
     def authenticate(self, head: RequestHead, cost: int) -> Signed:
         """The key that signed this request; a forged one costs the named key nothing."""
         stamp = RequestStamp.from_headers(head.headers)
-        self.check_clock(float(stamp.time), self.context.config.coordinator.clock_window_s)
-        run = self.context.descriptor
+        self.check_clock(float(stamp.time), self.run.config.coordinator.clock_window_s)
+        run = self.run.descriptor
         target = RequestTarget(run.run_id, run.coordinator_key, head.method, head.path, head.query, stamp.body_digest)
         check_stamp(stamp, target)
         self._count(stamp.key, cost)
         return Signed(stamp.key, float(stamp.time), stamp.nonce, stamp.body_digest)
 
     def check_clock(self, at: float, window_s: float) -> None:
-        if abs(at - self.context.clock()) > window_s:
+        if abs(at - self.run.clock()) > window_s:
             hint = "The answer carries the server's time; sign again with it."
             raise RefusedError("clock", "The request's time is too far from the server's.", hint=hint, status=401)
 
     def _count(self, key: str, cost: int) -> None:
-        if key in self.context.role_keys or key == self.context.descriptor.run_key:
+        if key in self.run.role_keys or key == self.run.descriptor.run_key:
             return
         if wait_s := self._key_limit.wait_s(key, cost):
             raise too_many("This key asks too often.", wait_s)
@@ -121,7 +121,7 @@ class Roles:
 
     def admit(self, gate: Gate, head: RequestHead, cost: int) -> Signed:
         caller = gate.authenticate(head, cost)
-        if gate.context.role_keys.get(caller.key) not in self.names:
+        if gate.run.role_keys.get(caller.key) not in self.names:
             message = f"Only the run's {' or '.join(self.names)} may do this."
             raise RefusedError("role", message, hint="Use that role's key.", status=403)
         return caller
@@ -136,7 +136,7 @@ class Owner:
 
     def admit(self, gate: Gate, head: RequestHead, cost: int) -> Signed:
         caller = gate.authenticate(head, cost)
-        if caller.key != gate.context.descriptor.run_key:
+        if caller.key != gate.run.descriptor.run_key:
             hint = "Sign with the run key, RUN/keys/run.key."
             raise RefusedError("owner", "Only the run's owner may do this.", hint=hint, status=403)
         return caller

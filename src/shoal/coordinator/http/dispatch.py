@@ -55,7 +55,7 @@ class Dispatcher:
 
     def __init__(self, service: Service, routes: Iterable[AnyRoute]) -> None:
         self._service, self._finder = service, RouteFinder(routes)
-        self._max_upload_bytes = service.context.config.coordinator.max_upload_bytes
+        self._max_upload_bytes = service.run.config.coordinator.max_upload_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = BodyReader(receive)
@@ -111,4 +111,4 @@ class Dispatcher:
         await send({"type": "http.response.body", "body": b""})
 
     def _time(self) -> tuple[bytes, bytes]:
-        return TIME, b"%.3f" % self._service.context.clock()
+        return TIME, b"%.3f" % self._service.run.clock()

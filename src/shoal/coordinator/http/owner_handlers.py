@@ -10,7 +10,7 @@ from shoal.protocol import api
 async def set_state(service: Service, body: api.RunStateBody, caller: Signed) -> api.RunStateAnswer:
     """Runs, pauses or drains the run."""
     return await service.write(
-        caller, lambda connection: control.set_state(connection, service.context, body.state), notifies=True
+        caller, lambda connection: control.set_state(connection, service.run, body.state), notifies=True
     )
 
 
@@ -18,7 +18,7 @@ async def ban(service: Service, body: api.BanBody, caller: Signed) -> api.Worker
     """Bans a key; its unused work is withdrawn."""
 
     def operation(connection: Transaction) -> api.WorkerView:
-        return views.worker_view(connection, service.context, control.ban(connection, service.context, body))
+        return views.worker_view(connection, service.run, control.ban(connection, service.run, body))
 
     return await service.write(caller, operation, notifies=True)
 
@@ -27,6 +27,6 @@ async def unban(service: Service, body: api.BanBody, caller: Signed) -> api.Work
     """Lifts a ban."""
 
     def operation(connection: Connection) -> api.WorkerView:
-        return views.worker_view(connection, service.context, control.unban(connection, service.context, body))
+        return views.worker_view(connection, service.run, control.unban(connection, service.run, body))
 
     return await service.write(caller, operation)

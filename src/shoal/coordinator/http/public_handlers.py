@@ -19,17 +19,17 @@ async def descriptor(service: Service, body: None, caller: None) -> Response:
 
 async def status(service: Service, body: None, caller: None) -> api.StatusView:
     """Where the run stands now."""
-    return await service.read(lambda connection: views.status(connection, service.context))
+    return await service.read(lambda connection: views.status(connection, service.run))
 
 
 async def history(service: Service, body: None, caller: None) -> api.HistoryView:
     """Versions, evaluations, batches and bans since the run began."""
-    return await service.read(lambda connection: views.history(connection, service.context))
+    return await service.read(lambda connection: views.history(connection, service.run))
 
 
 async def relays(service: Service, body: None, caller: None) -> api.RelaysAnswer:
     """The relays that announced themselves lately."""
-    return views.relays(service.context)
+    return views.relays(service.run)
 
 
 async def export_ledger(service: Service, body: None, caller: None) -> Response:
@@ -39,9 +39,9 @@ async def export_ledger(service: Service, body: None, caller: None) -> Response:
 
 async def _export(service: Service) -> AsyncIterator[bytes]:
     """Page by page, so that a long ledger neither fills the memory nor blocks other readers."""
-    context = service.context
+    run = service.run
     count, head = await service.read(ledger.head)
     for start in range(0, count, PAGE_ENTRIES):
         stop = min(start + PAGE_ENTRIES, count)
         yield b"".join(await service.read(partial(ledger.page, start=start, stop=stop)))
-    yield ledger.seal(context.keypair, context.descriptor.run_id, count, head)
+    yield ledger.seal(run.keypair, run.descriptor.run_id, count, head)

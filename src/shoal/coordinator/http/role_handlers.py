@@ -18,12 +18,12 @@ SUBMISSION_ID = re.compile(r"[0-9a-f]{32}")
 
 async def submission_file(service: Service, body: api.SubmissionAddress, caller: Signed) -> Response:
     """The rollouts of a submission, from this disk or by a URL of the run's bucket."""
-    context, submission_id = service.context, body.submission_id
-    if context.bucket is not None and SUBMISSION_ID.fullmatch(submission_id):
-        return RedirectResponse(context.bucket.download_url(submission_id))
-    if not SUBMISSION_ID.fullmatch(submission_id) or not context.file_of(submission_id).exists():
+    run, submission_id = service.run, body.submission_id
+    if run.bucket is not None and SUBMISSION_ID.fullmatch(submission_id):
+        return RedirectResponse(run.bucket.download_url(submission_id))
+    if not SUBMISSION_ID.fullmatch(submission_id) or not run.file_of(submission_id).exists():
         raise RefusedError("unknown_submission", "There is no such submission.", status=404)
-    return FileResponse(context.file_of(submission_id), media_type=PARQUET)
+    return FileResponse(run.file_of(submission_id), media_type=PARQUET)
 
 
 async def claim(service: Service, body: api.ClaimBody, caller: Signed) -> api.ClaimAnswer:
@@ -32,7 +32,7 @@ async def claim(service: Service, body: api.ClaimBody, caller: Signed) -> api.Cl
     deadline, version = clock() + body.wait_s, service.changes.version
 
     def operation(connection: Connection) -> api.ClaimAnswer:
-        return submissions.claim(connection, service.context, caller.key, body)
+        return submissions.claim(connection, service.run, caller.key, body)
 
     answer = await service.write(caller, operation)
     while answer.claim is None and answer.run_state != "finished" and not service.stopping:
@@ -47,7 +47,7 @@ async def claim(service: Service, body: api.ClaimBody, caller: Signed) -> api.Cl
 async def verdict(service: Service, body: api.VerdictBody, caller: Signed) -> api.VerdictAnswer:
     """Records a verdict once, and all that follows from it."""
     recorded = await service.write(
-        caller, lambda connection: verdicts.record_verdict(connection, service.context, caller.key, body), notifies=True
+        caller, lambda connection: verdicts.record_verdict(connection, service.run, caller.key, body), notifies=True
     )
     return api.VerdictAnswer(recorded=recorded)
 
@@ -66,8 +66,8 @@ async def batch(service: Service, body: api.BatchAddress, caller: Signed) -> api
         await service.changes.wait_changed(version, left_s)
 
     def what_is_missing(connection: Connection) -> api.BatchAnswer:
-        waiting_for = steps.missing(connection, service.context, body.step)
-        return api.BatchAnswer(waiting_for=waiting_for, run_state=steps.run_state(connection, service.context))
+        waiting_for = steps.missing(connection, service.run, body.step)
+        return api.BatchAnswer(waiting_for=waiting_for, run_state=steps.run_state(connection, service.run))
 
     return await service.read(what_is_missing)
 
@@ -75,14 +75,12 @@ async def batch(service: Service, body: api.BatchAddress, caller: Signed) -> api
 async def publish(service: Service, body: api.VersionBody, caller: Signed) -> api.VersionAnswer:
     """Records a version of the policy once."""
     head = await service.write(
-        caller, lambda connection: steps.publish(connection, service.context, caller.key, body), notifies=True
+        caller, lambda connection: steps.publish(connection, service.run, caller.key, body), notifies=True
     )
     return api.VersionAnswer(ledger_head=head)
 
 
 async def evaluation(service: Service, body: api.EvaluationBody, caller: Signed) -> api.EvaluationAnswer:
     """Records what a version reached on the held-out problems."""
-    await service.write(
-        caller, lambda connection: steps.record_evaluation(connection, service.context, caller.key, body)
-    )
+    await service.write(caller, lambda connection: steps.record_evaluation(connection, service.run, caller.key, body))
     return api.EvaluationAnswer(recorded=True)

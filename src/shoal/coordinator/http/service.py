@@ -7,9 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from shoal.coordinator.context import Context
 from shoal.coordinator.http.auth import Gate, Signed
 from shoal.coordinator.http.limits import RateLimit
+from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.loop_results import LoopFuture, LoopResults
 from shoal.coordinator.store.writer import Store
@@ -40,12 +40,12 @@ class ChangeSignal:
 
 
 class Service:
-    """Store, context and change signal, and the way operations run on them."""
+    """Store, run and change signal, and the way operations run on them."""
 
-    def __init__(self, store: Store, context: Context, descriptor_bytes: bytes) -> None:
-        self.store, self.context, self.descriptor_bytes = store, context, descriptor_bytes
-        self.gate, self.changes = Gate(context), ChangeSignal()
-        self.address_limit = RateLimit(context.config.coordinator.requests_per_s_address, context.clock)
+    def __init__(self, store: Store, run: Run, descriptor_bytes: bytes) -> None:
+        self.store, self.run, self.descriptor_bytes = store, run, descriptor_bytes
+        self.gate, self.changes = Gate(run), ChangeSignal()
+        self.address_limit = RateLimit(run.config.coordinator.requests_per_s_address, run.clock)
         self.stopping = False
         self._results = LoopResults()
         self._syncers = ThreadPoolExecutor(UPLOADS_SYNCED_AT_ONCE, "upload-sync")

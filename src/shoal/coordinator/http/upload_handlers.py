@@ -8,11 +8,11 @@ from pathlib import Path
 from blake3 import blake3
 
 from shoal.coordinator import submissions
-from shoal.coordinator.context import Context
 from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.refusals import too_large
 from shoal.coordinator.http.route import Upload
 from shoal.coordinator.http.service import Service
+from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Transaction
 from shoal.coordinator.store.tables import LeaseRow
 from shoal.coordinator.submissions import ReceivedFile
@@ -22,18 +22,18 @@ from shoal.protocol import api
 
 async def submit(service: Service, upload: Upload, caller: Signed) -> api.SubmissionAnswer:
     """Takes the rollouts of a lease in. The same file again gets the same answer."""
-    context = service.context
-    context.require_space()
+    run = service.run
+    run.require_space()
     await _expect(service, caller, upload.lease_id, upload.digest, upload.signature)
     submission_id = uuid.uuid4().hex
-    path = context.file_of(submission_id)
+    path = run.file_of(submission_id)
     digest, size_bytes = await stream_to_disk(service, upload.chunks, path)
 
     file = ReceivedFile(caller.key, upload.lease_id, submission_id, digest, size_bytes, upload.signature)
 
     def operation(connection: Transaction) -> api.SubmissionAnswer:
         _require_signed(digest, upload.digest)
-        return submissions.accept_upload(connection, context, file)
+        return submissions.accept_upload(connection, run, file)
 
     try:
         answer = await service.write(caller, operation, notifies=True)
@@ -47,48 +47,48 @@ async def submit(service: Service, upload: Upload, caller: Signed) -> api.Submis
 
 async def upload_url(service: Service, body: api.UploadBody, caller: Signed) -> api.UploadAnswer:
     """Where in the run's bucket the file of a lease may be put."""
-    settings = service.context.config.coordinator
+    settings = service.run.config.coordinator
     if body.size_bytes > settings.max_upload_bytes:
         raise too_large(settings.max_upload_bytes)
     await _expect(service, caller, body.lease_id, body.digest, body.signature)
-    if service.context.bucket is None:
+    if service.run.bucket is None:
         return api.UploadAnswer(url="")
-    name = bucket_name(service.context, body.lease_id, body.digest)
-    return api.UploadAnswer(url=service.context.bucket.upload_url(name, body.size_bytes, settings.lease_s))
+    name = bucket_name(service.run, body.lease_id, body.digest)
+    return api.UploadAnswer(url=service.run.bucket.upload_url(name, body.size_bytes, settings.lease_s))
 
 
 async def uploaded(service: Service, body: api.UploadBody, caller: Signed) -> api.SubmissionAnswer:
     """Takes a file in that is in the bucket."""
-    context, bucket = service.context, service.context.bucket
+    run, bucket = service.run, service.run.bucket
     if bucket is None:
         raise RefusedError("no_bucket", "This run takes rollouts itself.", hint="Use PUT.", status=409)
     lease = await _expect(service, caller, body.lease_id, body.digest, body.signature)
-    name = bucket_name(context, body.lease_id, body.digest)
+    name = bucket_name(run, body.lease_id, body.digest)
     digest = body.digest if lease is None else await bucket.take_in(name, body.size_bytes)
     if digest != body.digest:
         await bucket.delete(name)
     _require_signed(digest, body.digest)
     file = ReceivedFile(caller.key, body.lease_id, name, digest, body.size_bytes, body.signature)
     answer = await service.write(
-        caller, lambda connection: submissions.accept_upload(connection, context, file), notifies=True
+        caller, lambda connection: submissions.accept_upload(connection, run, file), notifies=True
     )
     await bucket.forget_upload(name)
     return answer
 
 
-def bucket_name(context: Context, lease_id: str, digest: str) -> str:
+def bucket_name(run: Run, lease_id: str, digest: str) -> str:
     """The same name whenever the same file is announced, and one that nobody else can guess."""
-    return blake3(f"upload\n{lease_id}\n{digest}".encode(), key=context.secret).hexdigest()[:32]
+    return blake3(f"upload\n{lease_id}\n{digest}".encode(), key=run.secret).hexdigest()[:32]
 
 
 async def _expect(service: Service, caller: Signed, lease_id: str, digest: str, signature: str) -> LeaseRow | None:
     """The lease that this file answers, none if the file was taken before; anything else is refused."""
-    context = service.context
+    run = service.run
     lease = await service.read_rows(
-        lambda connection: submissions.check_upload(connection, context, caller.key, lease_id, digest)
+        lambda connection: submissions.check_upload(connection, run, caller.key, lease_id, digest)
     )
     if lease is not None:
-        submissions.verify_upload(context, caller.key, lease_id, digest, signature)
+        submissions.verify_upload(run, caller.key, lease_id, digest, signature)
     return lease
 
 

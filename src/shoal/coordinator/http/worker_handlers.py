@@ -9,49 +9,49 @@ from shoal.protocol import api
 
 async def register(service: Service, body: api.RegisterBody, caller: Signed) -> api.WorkerView:
     """Registers a key, or updates what is known of its machine."""
-    context = service.context
+    run = service.run
 
     def operation(connection: Transaction) -> api.WorkerView:
-        workers.register(connection, context, caller.key, body)
-        return views.worker_view(connection, context, workers.require_worker(connection, caller.key))
+        workers.register(connection, run, caller.key, body)
+        return views.worker_view(connection, run, workers.require_worker(connection, caller.key))
 
     return await service.write(caller, operation)
 
 
 async def heartbeat(service: Service, body: api.HeartbeatBody, caller: Signed) -> api.HeartbeatAnswer:
     """Says that a worker is alive. Spends no nonce and writes nothing durable; a replayed one changes nothing."""
-    context = service.context
-    service.gate.check_clock(caller.at, context.config.coordinator.gone_after_s)
+    run = service.run
+    service.gate.check_clock(caller.at, run.config.coordinator.gone_after_s)
 
     def look(connection: Connection) -> api.WorkerView:
         row = workers.require_worker(connection, caller.key)
-        context.presence.hear(caller.key, body, caller.stamp)
-        return views.worker_view(connection, context, row)
+        run.presence.hear(caller.key, body, caller.stamp)
+        return views.worker_view(connection, run, row)
 
     view = await service.read_rows(look)
     if view.state == "gone":
-        await service.write(caller, lambda connection: workers.mark_seen(connection, context, caller.key))
+        await service.write(caller, lambda connection: workers.mark_seen(connection, run, caller.key))
         view = await service.read_rows(look)
     return api.HeartbeatAnswer(
         worker=view,
-        relay_urls=views.live_relay_urls(context),
-        interval_s=context.config.coordinator.heartbeat_s,
+        relay_urls=views.live_relay_urls(run),
+        interval_s=run.config.coordinator.heartbeat_s,
     )
 
 
 async def lease(service: Service, body: api.LeaseBody, caller: Signed) -> api.LeaseAnswer:
     """Grants a slot, or says why there is none and when to ask again."""
-    return await service.write(caller, lambda connection: leasing.lease(connection, service.context, caller.key, body))
+    return await service.write(caller, lambda connection: leasing.lease(connection, service.run, caller.key, body))
 
 
 async def give_back(service: Service, body: api.LeaseAddress, caller: Signed) -> None:
     """Gives a leased slot back, for another worker."""
     await service.write(
-        caller, lambda connection: leasing.give_back(connection, service.context, caller.key, body.lease_id)
+        caller, lambda connection: leasing.give_back(connection, service.run, caller.key, body.lease_id)
     )
 
 
 async def announce_relay(service: Service, body: api.RelayBody, caller: Signed) -> api.RelaysAnswer:
     """Puts a relay on the list for some minutes; answers with the list."""
-    service.context.presence.note_relay(caller.key, body, caller.stamp)
-    return views.relays(service.context)
+    service.run.presence.note_relay(caller.key, body, caller.stamp)
+    return views.relays(service.run)

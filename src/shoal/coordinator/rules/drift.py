@@ -1,8 +1,8 @@
 """The sequential test of a worker over its audited tokens: small deviations add up, honest rounding does not.
 
-Each audit brings the log-likelihood ratio of "arithmetic coarser than honest" against "honest" for the near-ties that the
-submission lost. Page's rule sums them and never falls below zero, so that good work done before a change of mind buys nothing. An
-honest key crosses the limit, on average, not before 1 / error audits (Lorden's bound), whatever it did before.
+Each audit brings the log-likelihood ratio of "numerics coarser than honest" against "honest" for the rounding flips of the
+submission. Page's rule (CUSUM) sums them and never falls below zero, so past good behaviour cannot be saved up. An honest key
+crosses the limit, on average, not before 1 / error audits (Lorden's bound), whatever it did before.
 """
 
 import math

@@ -32,7 +32,7 @@ class TrustRecord:
 
 
 def event_of(accepted: bool, audited: bool, reasons: Sequence[Reason]) -> TrustEvent | None:
-    """What a verdict means for its key; none for a fault, which says nothing about it."""
+    """What a verdict means for its key; none for a fault, for which the key is not penalised."""
     if accepted:
         return "clean_audit" if audited else "clean_pass"
     severity = most_severe(list(reasons))

@@ -2,7 +2,7 @@ from support.swarm import Swarm
 
 
 def test_presence_ends_after_silence(swarm: Swarm) -> None:
-    presence = swarm.context.presence
+    presence = swarm.run.presence
     assert not presence.is_present("ann")
     presence.seen("ann")
     swarm.clock.advance(30)
@@ -12,11 +12,11 @@ def test_presence_ends_after_silence(swarm: Swarm) -> None:
 
 
 def test_a_forgotten_key_is_not_present(swarm: Swarm) -> None:
-    presence = swarm.context.presence
+    presence = swarm.run.presence
     presence.seen("eve")
     presence.forget("eve")
     assert not presence.is_present("eve")
 
 
 def test_a_slot_asks_for_at_most_all_its_samples_at_full_length(swarm: Swarm) -> None:
-    assert swarm.context.slot_tokens == 2 * 2 * 40
+    assert swarm.run.slot_tokens == 2 * 2 * 40

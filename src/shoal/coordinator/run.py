@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.config import ShoalConfig
-from shoal.coordinator.bucket import Bucket
+from shoal.coordinator.bucket import S3Bucket
 from shoal.coordinator.presence import Presence
 from shoal.errors import RefusedError
 from shoal.identity import Keypair
@@ -19,7 +19,7 @@ MIN_FREE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Context:
+class Run:
     config: ShoalConfig
     descriptor: RunDescriptor
     keypair: Keypair
@@ -29,7 +29,7 @@ class Context:
     presence: Presence
     """The only part that changes."""
     clock: Callable[[], float] = time.time
-    bucket: Bucket | None = None
+    bucket: S3Bucket | None = None
     """Where rollouts are kept instead of `submissions`."""
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
     min_free_bytes: int = MIN_FREE_BYTES
