@@ -22,6 +22,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "detection": results.detection,
     "audit costs": results.audit_costs,
     "states": states.diagrams,
+    "trust": states.trust_diagram,
 }
 MARKED = re.compile(r"(<!-- generated: ([\w -]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
 
