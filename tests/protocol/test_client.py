@@ -1,10 +1,11 @@
 import json
+import socket
 from collections.abc import Callable
 
 import httpx
 import pytest
 
-from shoal.errors import IntegrityError, RefusedError, UnavailableError
+from shoal.errors import ConfigError, IntegrityError, RefusedError, UnavailableError
 from shoal.files import digest_bytes
 from shoal.identity import verify_signature
 from shoal.protocol import api
@@ -210,3 +211,36 @@ def test_closing_leaves_a_borrowed_transport_open() -> None:
     with CoordinatorClient("http://c", WORKER, http=http):
         pass
     assert not http.is_closed
+
+
+def test_a_call_may_have_a_deadline_of_its_own() -> None:
+    time = Time()
+    with pytest.raises(UnavailableError, match="did not answer for 7 s"):
+        connect(Server(lost), time, deadline_s=3600.0).submit("lease", b"x", deadline_s=7.0)
+    assert time.now <= 1_007
+
+
+def unresolved(code: int) -> Handler:
+    def answer(request: httpx.Request) -> httpx.Response:
+        try:
+            raise socket.gaierror(code, "resolver says no")
+        except socket.gaierror as error:
+            raise httpx.ConnectError(str(error), request=request) from error
+
+    return answer
+
+
+def test_an_unknown_host_is_refused_at_once() -> None:
+    time = Time()
+    with pytest.raises(ConfigError, match=r"There is no host coordinator\."):
+        connect(Server(unresolved(socket.EAI_NONAME)), time, deadline_s=3600.0).register(REGISTER)
+    assert time.naps == []
+
+
+def test_a_host_that_was_known_or_cannot_be_looked_up_right_now_is_waited_for() -> None:
+    offline = Server(unresolved(socket.EAI_AGAIN), answer(200, VIEW))
+    assert connect(offline).register(REGISTER).state == "probation"
+    lookup_fails_later = Server(answer(200, VIEW), unresolved(socket.EAI_NONAME), answer(200, VIEW))
+    client = connect(lookup_fails_later)
+    client.register(REGISTER)
+    assert client.register(REGISTER).state == "probation"

@@ -18,7 +18,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Show:
 
     def put(run: RunDescriptor) -> None:
         sealed = run.seal(keypair("run")).to_bytes()
-        monkeypatch.setattr(joining, "fetch_descriptor", lambda url, key, deadline_s: (sealed, run))
+        monkeypatch.setattr(joining, "fetch_descriptor", lambda url, key, **options: (sealed, run))
 
     return put
 

@@ -31,6 +31,11 @@ class FakeCoordinator:
         self.files: dict[str, bytes] = {}
         self.refusals: dict[str, Refuse] = {}
         """Path prefix → refusal."""
+        self.away: dict[str, int] = {}
+        """Path prefix → how many of the next requests are lost."""
+        self.tries: list[tuple[str, bytes]] = []
+        """Path and body of every request, lost ones included."""
+        self._time = threading.local()
         self.account = api.WorkerView(key=WORKER.public, name="worker", state="probation")
         self.history = api.HistoryView(versions=[], evaluations=[], batches=[], bans=[])
         self.relay_urls: list[str] = ["http://relay-of-the-coordinator"]
@@ -46,8 +51,15 @@ class FakeCoordinator:
 
     def client(self, keypair: Keypair = WORKER, **options: Any) -> CoordinatorClient:
         http = httpx.Client(transport=httpx.MockTransport(self._answer))
-        options = {"clock": lambda: NOW, "sleep": lambda seconds: None, **options}
+        options = {"clock": lambda: NOW, "monotonic": self._waited_s, "sleep": self._sleep, **options}
         return CoordinatorClient.for_run(descriptor(), keypair, http=http, **options)
+
+    def _waited_s(self) -> float:
+        """Each thread has a time of its own, which only its sleep moves."""
+        return float(getattr(self._time, "now", 0.0))
+
+    def _sleep(self, seconds: float) -> None:
+        self._time.now = self._waited_s() + seconds
 
     def grant(self, *leases: api.Lease) -> None:
         self.leases += [api.LeaseAnswer(lease=lease) for lease in leases]
@@ -62,9 +74,17 @@ class FakeCoordinator:
     def _answer(self, request: httpx.Request) -> httpx.Response:
         try:
             with self.lock:
+                self.tries.append((request.url.path, request.content))
+                self._lose(request)
                 return self._route(request.method, request.url.path, request.content)
         except Refuse as refusal:
             return refusal.answer
+
+    def _lose(self, request: httpx.Request) -> None:
+        for prefix, times in self.away.items():
+            if times and request.url.path.startswith(prefix):
+                self.away[prefix] -= 1
+                raise httpx.ConnectError("connection refused", request=request)
 
     def _route(self, method: str, path: str, content: bytes) -> httpx.Response:
         for prefix, refusal in self.refusals.items():

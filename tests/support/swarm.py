@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 import httpx
 import pytest
@@ -22,7 +22,7 @@ from shoal.coordinator.store.writer import Look, Store, Work
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes
 from shoal.protocol import api
-from shoal.protocol.client import CoordinatorClient
+from shoal.protocol.client import ClientOptions, CoordinatorClient
 from shoal.protocol.verdicts import Reason
 from support.samples import NUMERICS_CLASS, RUN_SECRET, descriptor, keypair
 
@@ -140,17 +140,18 @@ class Swarm:
         self.http = TestClient(self.app, raise_server_exceptions=False)
         self._ids = itertools.count()
 
-    def client(self, name: str, **options: object) -> CoordinatorClient:
+    def client(self, name: str, **options: Unpack[ClientOptions]) -> CoordinatorClient:
         """The client of a role or worker; keys follow from names."""
         patience = Patience()
-        fields: dict[str, object] = {
+        chosen: ClientOptions = {
             "http": httpx.Client(transport=Bridge(self.http)),
             "deadline_s": 5.0,
             "clock": self.clock,
             "monotonic": patience,
             "sleep": patience.sleep,
+            **options,
         }
-        return CoordinatorClient.for_run(self.run.descriptor, keypair(name), "", **fields | options)
+        return CoordinatorClient.for_run(self.run.descriptor, keypair(name), **chosen)
 
     def new_id(self) -> str:
         return f"request-{next(self._ids):08}"

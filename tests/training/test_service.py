@@ -11,7 +11,7 @@ import pytest
 
 from shoal.broadcast import Origin, OriginSettings, WireTensor
 from shoal.config import ShoalConfig, build_config
-from shoal.errors import IntegrityError, UnavailableError
+from shoal.errors import IntegrityError
 from shoal.files import digest_bytes
 from shoal.metrics import EventLog
 from shoal.protocol import api
@@ -299,18 +299,11 @@ def test_while_the_batch_is_not_formed_it_says_what_is_missing(start: Start, coo
 
 def test_a_coordinator_that_is_away_is_waited_for(start: Start, coordinator: FakeCoordinator) -> None:
     record_batch(coordinator, 0)
-    away = iter([UnavailableError("The coordinator did not answer for 120 s.")] * 2)
-    service = start(report=(said := Reports()))
-    ask = service.client.batch
-
-    def batch(step: int, wait_s: float = 20.0) -> api.BatchAnswer:
-        if (error := next(away, None)) is not None:
-            raise error
-        return ask(step, wait_s)
-
-    service.client.batch = batch  # type: ignore[method-assign]
+    service = start(report=(reports := Reports()))
+    service.client = coordinator.client(deadline_s=1500.0, on_wait=reports)
+    coordinator.away["/v1/batches"] = 30
     assert service.wait_for_batch(0).step == 0
-    assert said.some("did not answer for 120 s. Waiting for it, for up to 25 minutes.")
+    assert reports == ["Waiting for the coordinator at http://coordinator, for up to 25 minutes: connection refused."]
 
 
 def test_a_drained_run_ends_the_trainer_with_a_checkpoint(start: Start, coordinator: FakeCoordinator) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 
-from shoal.errors import UnavailableError
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason, Severity, most_severe
 from shoal.tasks.workload import Reward
@@ -177,18 +176,13 @@ def test_it_judges_until_the_run_is_finished_and_says_who_was_rejected(
 def test_it_outlives_a_coordinator_that_is_away(make: Make, coordinator: FakeCoordinator, honest: Submission) -> None:
     claim = upload(coordinator, honest)
     coordinator.claims = [api.ClaimAnswer(claim=claim, run_state="running"), api.ClaimAnswer(run_state="finished")]
-    reports = Reports()
-    validator = make(report=reports)
-    ask, away = validator.client.claim, [UnavailableError("The coordinator does not answer.")]
-
-    def claim_later(body: api.ClaimBody) -> api.ClaimAnswer:
-        if away:
-            raise away.pop()
-        return ask(body)
-
-    validator.client.claim = claim_later  # type: ignore[method-assign]
+    validator = make(report=(reports := Reports()))
+    validator.client = coordinator.client(deadline_s=3600.0, on_wait=reports)
+    coordinator.away = {"/v1/claims": 30, "/v1/submissions": 30, "/v1/verdicts": 30}
     validator.run()
-    assert reports.some("does not answer")
+    assert (
+        reports == ["Waiting for the coordinator at http://coordinator, for up to 60 minutes: connection refused."] * 3
+    )
     assert [verdict.accepted for verdict in coordinator.verdicts] == [True]
 
 

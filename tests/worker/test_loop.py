@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.errors import RefusedError, UnavailableError
+from shoal.errors import IntegrityError, RefusedError, UnavailableError
 from shoal.metrics import EventLog
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
 from shoal.protocol import api
@@ -56,7 +56,7 @@ class Contributor:
         self.joined = tiny_run.joined(self.weights)
         self.worker = Worker(
             self.joined,
-            self.coordinator.client(),
+            self.coordinator.client(deadline_s=3600.0, on_wait=self.reports.append),
             self.engine,
             name="worker",
             metrics=self.metrics,
@@ -206,7 +206,7 @@ def test_generation_goes_on_while_the_last_slot_is_uploaded(contributor: Contrib
     contributor.engine.on_generate = lambda: next(calls)()
     submit = contributor.worker.client.submit
 
-    def submit_slowly(lease_id: str, data: bytes, *, by_bucket: bool = False) -> api.SubmissionAnswer:
+    def submit_slowly(lease_id: str, data: bytes, **options: object) -> api.SubmissionAnswer:
         assert second_slot_begun.wait(30), "the first upload holds the second slot up"
         return submit(lease_id, data)
 
@@ -230,22 +230,22 @@ def test_heartbeats_carry_totals_and_bring_relays(contributor: Contributor) -> N
     assert contributor.joined.relays() == ("http://relay-of-the-coordinator",)
 
 
-def test_a_heartbeat_that_is_refused_is_left_to_the_loop_and_one_that_is_lost_is_told(contributor: Contributor) -> None:
-    beats = iter((RefusedError("banned", "Banned."), UnavailableError("Nobody there."), RefusedError("x", "No.")))
-    told = threading.Event()
+def test_a_heartbeat_that_is_refused_or_lost_is_left_to_the_loop(contributor: Contributor) -> None:
+    beats = iter((RefusedError("banned", "Banned."), UnavailableError("Nobody there."), IntegrityError("Not a view.")))
+    has_ended = threading.Event()
 
     def beat(body: api.HeartbeatBody) -> api.HeartbeatAnswer:
         error = next(beats, None)
         if error is None:
-            told.set()
+            has_ended.set()
             contributor.worker.heartbeat.stop()
         raise error or UnavailableError("Too late.")
 
     heartbeat = contributor.worker.heartbeat
     heartbeat.start()
     contributor.worker.client.heartbeat = beat  # type: ignore[method-assign]
-    assert told.wait(30)
-    assert contributor.reports == ["Nobody there."]
+    assert has_ended.wait(30)
+    assert contributor.reports == ["Not a view."]
 
 
 def test_without_any_relay_it_gives_up_and_names_what_is_missing(
@@ -266,45 +266,33 @@ def test_stop_ends_the_loop_after_the_slot_at_hand(contributor: Contributor) -> 
     assert list(contributor.coordinator.submitted) == ["lease-3-0"]
 
 
-def away(times: int) -> Callable[[Callable[..., api.LeaseAnswer]], Callable[..., api.LeaseAnswer]]:
-    """A coordinator that cannot be reached the first few times."""
-    left = iter(range(times))
-
-    def wrap(call: Callable[..., api.LeaseAnswer]) -> Callable[..., api.LeaseAnswer]:
-        def ask(*arguments: object, **options: object) -> api.LeaseAnswer:
-            if next(left, None) is not None:
-                raise UnavailableError("The coordinator did not answer for 60 s.", hint="Check the address.")
-            return call(*arguments, **options)
-
-        return ask
-
-    return wrap
+OUTAGE = "Waiting for the coordinator at http://coordinator, for up to 60 minutes: connection refused."
 
 
 def test_a_coordinator_that_is_away_is_waited_for_and_asked_the_same_again(contributor: Contributor) -> None:
     contributor.coordinator.grant(make_lease(0))
     contributor.coordinator.finish()
-    bodies: list[api.LeaseBody] = []
-    client = contributor.worker.client
-    lease = away(2)(client.lease)
-
-    def ask(body: api.LeaseBody) -> api.LeaseAnswer:
-        bodies.append(body)
-        return lease(body)
-
-    client.lease = ask  # type: ignore[method-assign]
+    contributor.coordinator.away["/v1/leases"] = 30
     contributor.worker.run()
     assert list(contributor.coordinator.submitted) == ["lease-3-0"]
-    assert [body.request_id for body in bodies[:3]] == [bodies[0].request_id] * 3
-    assert (
-        contributor.reports.count("The coordinator did not answer for 60 s. Waiting for it, for up to 60 minutes.") == 2
-    )
+    asked = [body for path, body in contributor.coordinator.tries if path == "/v1/leases"]
+    assert asked[:31] == [asked[0]] * 31
+    assert contributor.reports.count(OUTAGE) == 1
 
 
-def test_a_coordinator_that_stays_away_is_given_up(contributor: Contributor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.worker.loop.OUTAGE_S", 0.0)
-    contributor.worker.client.lease = away(9)(contributor.worker.client.lease)  # type: ignore[method-assign]
-    with pytest.raises(UnavailableError, match="did not answer"):
+def test_an_outage_that_heartbeats_meet_too_is_reported_once(contributor: Contributor) -> None:
+    contributor.coordinator.grant(make_lease(0))
+    contributor.coordinator.finish()
+    outage = {"/v1/leases": 30, "/v1/heartbeat": 1_000_000}
+    calls = iter((lambda: None, lambda: None, lambda: contributor.coordinator.away.update(outage)))
+    contributor.engine.on_generate = lambda: next(calls)()
+    contributor.worker.run()
+    assert [report for report in contributor.reports if "refused" in report] == [OUTAGE]
+
+
+def test_a_coordinator_that_stays_away_is_given_up(contributor: Contributor) -> None:
+    contributor.coordinator.away["/v1/leases"] = 1_000_000
+    with pytest.raises(UnavailableError, match="did not answer for 3600 s"):
         contributor.worker.run()
     assert contributor.weights.closed
 
@@ -323,19 +311,17 @@ def test_a_coordinator_that_forgot_the_worker_is_told_again(contributor: Contrib
 def test_an_upload_is_sent_again_while_its_lease_lasts(contributor: Contributor) -> None:
     contributor.coordinator.grant(make_lease(0))
     contributor.coordinator.finish()
-    client = contributor.worker.client
-    client.submit = away(2)(client.submit)  # type: ignore[method-assign, arg-type, assignment]
+    contributor.coordinator.away["/v1/submissions"] = 30
     contributor.worker.run()
     assert list(contributor.coordinator.submitted) == ["lease-3-0"]
     assert contributor.worker.totals.submissions == 1
-    assert contributor.reports.some("The work is kept and sent again while its lease lasts.")
+    assert sum("Waiting for the coordinator" in report for report in contributor.reports) == 1
 
 
 def test_an_upload_that_never_arrives_costs_one_submission_and_nothing_else(contributor: Contributor) -> None:
     contributor.coordinator.grant(make_lease(0, expires_at=0.0), make_lease(1))
     contributor.coordinator.finish()
-    client = contributor.worker.client
-    client.submit = away(1)(client.submit)  # type: ignore[method-assign, arg-type, assignment]
+    contributor.coordinator.away["/v1/submissions/lease-3-0"] = 1000
     contributor.worker.run()
     assert list(contributor.coordinator.submitted) == ["lease-3-1"]
     assert contributor.reports.some("step 3 slot 0 could not be submitted")

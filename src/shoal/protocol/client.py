@@ -1,34 +1,37 @@
 """The signed HTTP client that every role uses to speak to the coordinator.
 
-Each call is idempotent by a client-made id, so a lost answer is simply asked for again until the deadline; then
-UnavailableError names the coordinator and how long it was waited for. A refusal becomes RefusedError with the server's code.
-The server's clock counts: its time is learned from every answer, so a wrong local clock does not matter.
+Each call is idempotent by a client-made id, so a lost answer is asked for again until the deadline; then UnavailableError names
+the coordinator and how long the client waited. A refusal becomes RefusedError with the server's code. The server's clock counts:
+its time is learned from every answer, so a wrong local clock does not matter.
 """
 
-import random
+import socket
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TypeVar
+from typing import TypedDict, TypeVar, Unpack
 
 import httpx
 from pydantic import BaseModel
 
-from shoal.errors import ConfigError, IntegrityError, RefusedError, UnavailableError
+from shoal.errors import ConfigError, IntegrityError, RefusedError
 from shoal.files import digest_bytes
 from shoal.identity import Keypair
+from shoal.metrics import Report, silent
 from shoal.protocol import api
 from shoal.protocol.descriptor import RunDescriptor, open_descriptor
 from shoal.protocol.signing import TIME_HEADER, TIME_PATTERN, RequestTarget, stamp_request, submission_message
+from shoal.protocol.waiting import Wait, Waiting
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
-FIRST_BACKOFF_S = 0.1
-LAST_BACKOFF_S = 3.0
+SHORTEST_TIMEOUT_S = 0.1
+HEARTBEAT_DEADLINE_S = 30.0
+"""A heartbeat says that its sender is alive now; later ones replace it."""
 LONGEST_PAUSE_S = 60.0
-"""Whoever asks for more patience than this is asked again anyway."""
+"""A longer `retry-after` of a server is cut to this."""
 SUBMISSION_SIGNATURE_HEADER = "x-shoal-submission-signature"
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 RETRIED_STATUS = {429, 502, 503, 504}
@@ -36,11 +39,20 @@ RETRIED_CODES = {"clock", "replay"}
 """Cured by signing again: with the server's time, or after a network that delivered one request twice."""
 
 
-def fetch_descriptor(
-    url: str, run_key: str | None, *, deadline_s: float = 30.0, http: httpx.Client | None = None
-) -> tuple[bytes, RunDescriptor]:
+class ClientOptions(TypedDict, total=False):
+    """How a client waits, and what tests replace."""
+
+    deadline_s: float
+    on_wait: Report
+    http: httpx.Client
+    clock: Callable[[], float]
+    monotonic: Callable[[], float]
+    sleep: Callable[[float], None]
+
+
+def fetch_descriptor(url: str, run_key: str | None, **options: Unpack[ClientOptions]) -> tuple[bytes, RunDescriptor]:
     """The signed descriptor served at this address, its signature checked."""
-    with CoordinatorClient(url, None, deadline_s=deadline_s, http=http) as client:
+    with CoordinatorClient(url, None, **options) as client:
         data = client.raw("GET", "/v1/descriptor").content
     return data, open_descriptor(data, run_key)
 
@@ -54,6 +66,7 @@ class CoordinatorClient:
         run_id: str = "",
         audience: str = "",
         deadline_s: float = 60.0,
+        on_wait: Report = silent,
         http: httpx.Client | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -61,24 +74,23 @@ class CoordinatorClient:
     ) -> None:
         self.url = url.rstrip("/")
         self.keypair = keypair
-        self.deadline_s = deadline_s
+        self._deadline_s, self._waiting = deadline_s, Waiting(on_wait, monotonic, sleep)
         self._run_id, self._audience = run_id, audience
         self._owns_http = http is None
         self._http = http or httpx.Client()
-        self._clock, self._monotonic, self._sleep = clock, monotonic, sleep
-        self._clock_offset_s = 0.0
+        self._clock, self._clock_offset_s = clock, 0.0
         self._answered = False
 
     @classmethod
     def for_run(
-        cls, descriptor: RunDescriptor, keypair: Keypair, url: str = "", **options: object
+        cls, descriptor: RunDescriptor, keypair: Keypair, url: str = "", **options: Unpack[ClientOptions]
     ) -> "CoordinatorClient":
         return cls(
             url or descriptor.coordinator_url,
             keypair,
             run_id=descriptor.run_id,
             audience=descriptor.coordinator_key,
-            **options,  # type: ignore[arg-type]  # checked by the constructor
+            **options,
         )
 
     def __enter__(self) -> "CoordinatorClient":
@@ -93,6 +105,10 @@ class CoordinatorClient:
         if self._owns_http:
             self._http.close()
 
+    def limit_waits(self, limit_s: float) -> None:
+        """From now on no call, running or new, waits longer than this for a coordinator that is away."""
+        self._waiting.limit(limit_s)
+
     def server_time(self) -> float:
         return self._clock() + self._clock_offset_s
 
@@ -100,7 +116,7 @@ class CoordinatorClient:
         return self._post("/v1/workers", body, api.WorkerView)
 
     def heartbeat(self, body: api.HeartbeatBody) -> api.HeartbeatAnswer:
-        return self._post("/v1/heartbeat", body, api.HeartbeatAnswer)
+        return self._post("/v1/heartbeat", body, api.HeartbeatAnswer, HEARTBEAT_DEADLINE_S)
 
     def lease(self, body: api.LeaseBody) -> api.LeaseAnswer:
         return self._post("/v1/leases", body, api.LeaseAnswer)
@@ -108,31 +124,33 @@ class CoordinatorClient:
     def give_back(self, lease_id: str) -> None:
         self.raw("DELETE", f"/v1/leases/{lease_id}")
 
-    def submit(self, lease_id: str, data: bytes, *, by_bucket: bool = False) -> api.SubmissionAnswer:
-        """Hands in the file of a lease, through the run's bucket if the lease asks for it."""
+    def submit(
+        self, lease_id: str, data: bytes, *, by_bucket: bool = False, deadline_s: float | None = None
+    ) -> api.SubmissionAnswer:
+        """Uploads the file of a lease, through the run's bucket if the lease asks for it."""
         assert self.keypair is not None
         digest = digest_bytes(data)
         signature = self.keypair.sign(submission_message(self._run_id, lease_id, digest))
         if by_bucket:
             body = api.UploadBody(lease_id=lease_id, digest=digest, size_bytes=len(data), signature=signature)
-            return self._submit_by_bucket(body, data)
+            return self._submit_by_bucket(body, data, deadline_s)
         headers = {SUBMISSION_SIGNATURE_HEADER: signature, "content-type": "application/vnd.apache.parquet"}
-        answer = self.raw("PUT", f"/v1/submissions/{lease_id}", content=data, headers=headers)
+        answer = self.raw("PUT", f"/v1/submissions/{lease_id}", content=data, headers=headers, deadline_s=deadline_s)
         return _parse(answer, api.SubmissionAnswer)
 
-    def _submit_by_bucket(self, body: api.UploadBody, data: bytes) -> api.SubmissionAnswer:
-        place = self.upload_url(body)
-        stored = self._repeat("PUT", place.url, dict, data)
+    def _submit_by_bucket(self, body: api.UploadBody, data: bytes, deadline_s: float | None) -> api.SubmissionAnswer:
+        place = self.upload_url(body, deadline_s=deadline_s)
+        stored = self._repeat("PUT", place.url, dict, data, deadline_s)
         if not stored.is_success:
             hint = "The run's owner must look at the bucket."
             raise RefusedError("bucket", f"The bucket answered {stored.status_code}.", hint=hint, status=503)
-        return self.uploaded(body)
+        return self.uploaded(body, deadline_s=deadline_s)
 
-    def upload_url(self, body: api.UploadBody) -> api.UploadAnswer:
-        return self._post("/v1/uploads", body, api.UploadAnswer)
+    def upload_url(self, body: api.UploadBody, *, deadline_s: float | None = None) -> api.UploadAnswer:
+        return self._post("/v1/uploads", body, api.UploadAnswer, deadline_s)
 
-    def uploaded(self, body: api.UploadBody) -> api.SubmissionAnswer:
-        return self._post("/v1/uploads/done", body, api.SubmissionAnswer)
+    def uploaded(self, body: api.UploadBody, *, deadline_s: float | None = None) -> api.SubmissionAnswer:
+        return self._post("/v1/uploads/done", body, api.SubmissionAnswer, deadline_s)
 
     def announce_relay(self, body: api.RelayBody) -> api.RelaysAnswer:
         return self._post("/v1/relays", body, api.RelaysAnswer)
@@ -183,57 +201,55 @@ class CoordinatorClient:
         return self.raw("GET", "/v1/ledger").content
 
     def raw(
-        self, method: str, target: str, *, content: bytes = b"", headers: dict[str, str] | None = None
+        self,
+        method: str,
+        target: str,
+        *,
+        content: bytes = b"",
+        headers: dict[str, str] | None = None,
+        deadline_s: float | None = None,
     ) -> httpx.Response:
-        """One request, signed afresh for every try, repeated until it is answered or the deadline has passed."""
-        response = self._repeat(
-            method, self.url + target, lambda: self._headers(method, target, content, headers), content
-        )
+        """One request, signed again for every try, repeated until it is answered or the deadline has passed."""
+
+        def signed() -> dict[str, str]:
+            return self._headers(method, target, content, headers)
+
+        response = self._repeat(method, self.url + target, signed, content, deadline_s)
         if response.is_success or response.is_redirect:
             return response
         raise _refusal(response)
 
-    def _repeat(self, method: str, url: str, headers: Callable[[], dict[str, str]], content: bytes) -> httpx.Response:
+    def _repeat(
+        self,
+        method: str,
+        url: str,
+        headers: Callable[[], dict[str, str]],
+        content: bytes,
+        deadline_s: float | None = None,
+    ) -> httpx.Response:
         """The first answer that asking again would not improve."""
-        started, backoff_s = self._monotonic(), FIRST_BACKOFF_S
+        wait = self._waiting.start(self._deadline_s if deadline_s is None else deadline_s)
         while True:
-            pause_s = backoff_s * random.uniform(0.5, 1.0)
             try:
-                response = self._http.request(
-                    method,
-                    url,
-                    content=content,
-                    headers=headers(),
-                    timeout=self._timeout(self._monotonic() - started),
-                )
+                response = self._http.request(method, url, content=content, headers=headers(), timeout=_timeout(wait))
             except httpx.TransportError as error:
-                problem = str(error) or type(error).__name__
-                if not self._answered and UNTRUSTED in problem:
-                    raise _untrusted(url, problem) from None
-            else:
-                self._answered = True
-                self._learn_clock(response)
-                if response.is_success or response.is_redirect:
-                    return response
-                refusal = _refusal(response)
-                if response.status_code not in RETRIED_STATUS and refusal.code not in RETRIED_CODES:
-                    return response
-                problem = f"{response.status_code}: {refusal.message.rstrip('.')}"
-                if refusal.retry_after_s is not None:
-                    pause_s = max(pause_s, refusal.retry_after_s * random.uniform(1.0, 1.25))
-            if self._monotonic() - started + max(pause_s, backoff_s) > self.deadline_s:
-                address = f"{httpx.URL(url).scheme}://{httpx.URL(url).netloc.decode()}"
-                who = f"The coordinator at {self.url}" if url.startswith(self.url) else f"The bucket at {address}"
-                raise UnavailableError(
-                    f"{who} did not answer for {self.deadline_s:.0f} s ({problem}).",
-                    hint="Check the address and that it is running; this command can simply be started again.",
-                )
-            self._sleep(pause_s)
-            backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+                if not self._answered:
+                    _check_first_contact(url, error)
+                wait.pause(self._who(url), str(error) or type(error).__name__)
+                continue
+            self._answered = True
+            self._learn_clock(response)
+            refusal = None if response.is_success or response.is_redirect else _refusal(response)
+            if refusal is None or not (refusal.status in RETRIED_STATUS or refusal.code in RETRIED_CODES):
+                wait.end()
+                return response
+            problem = f"{refusal.status}: {refusal.message.rstrip('.')}"
+            wait.pause(self._who(url), problem, refusal.retry_after_s)
 
-    def _timeout(self, elapsed_s: float) -> httpx.Timeout:
-        left_s = max(self.deadline_s - elapsed_s, FIRST_BACKOFF_S)
-        return httpx.Timeout(min(READ_TIMEOUT_S, left_s), connect=min(CONNECT_TIMEOUT_S, left_s))
+    def _who(self, url: str) -> str:
+        if url.startswith(self.url):
+            return f"the coordinator at {self.url}"
+        return f"the bucket at {httpx.URL(url).scheme}://{httpx.URL(url).netloc.decode()}"
 
     def _headers(self, method: str, address: str, content: bytes, extra: dict[str, str] | None) -> dict[str, str]:
         headers = dict(extra or {})
@@ -246,12 +262,13 @@ class CoordinatorClient:
         return headers
 
     def _learn_clock(self, response: httpx.Response) -> None:
-        told = response.headers.get(TIME_HEADER, "")
-        if TIME_PATTERN.fullmatch(told):  # else a proxy answered, not the coordinator
-            self._clock_offset_s = float(told) - self._clock()
+        server_time = response.headers.get(TIME_HEADER, "")
+        if TIME_PATTERN.fullmatch(server_time):  # else a proxy answered, not the coordinator
+            self._clock_offset_s = float(server_time) - self._clock()
 
-    def _post(self, path: str, body: BaseModel, answer: type[AnswerT]) -> AnswerT:
-        return _parse(self.raw("POST", path, content=body.model_dump_json().encode()), answer)
+    def _post(self, path: str, body: BaseModel, answer: type[AnswerT], deadline_s: float | None = None) -> AnswerT:
+        content = body.model_dump_json().encode()
+        return _parse(self.raw("POST", path, content=content, deadline_s=deadline_s), answer)
 
     def _get(self, target: str, answer: type[AnswerT]) -> AnswerT:
         return _parse(self.raw("GET", target), answer)
@@ -283,15 +300,31 @@ def _refusal(response: httpx.Response) -> RefusedError:
     )
 
 
-def _untrusted(url: str, problem: str) -> ConfigError:
-    """Told at the first contact; later it is an outage like any other, such as a certificate that is being renewed."""
-    reason = problem.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or problem
-    return ConfigError(
-        f"The certificate of {httpx.URL(url).netloc.decode()} is not trusted here: {reason}.",
-        hint="If it comes from a private authority, name the authority's file with --ca or SSL_CERT_FILE.",
-    )
+def _timeout(wait: Wait) -> httpx.Timeout:
+    left_s = max(wait.left_s(), SHORTEST_TIMEOUT_S)
+    return httpx.Timeout(min(READ_TIMEOUT_S, left_s), connect=min(CONNECT_TIMEOUT_S, left_s))
+
+
+def _check_first_contact(url: str, error: httpx.TransportError) -> None:
+    """Errors that waiting does not cure. After the first answer they are outages: a certificate or a name that is being changed."""
+    host, problem = httpx.URL(url).netloc.decode(), str(error)
+    if UNTRUSTED in problem:
+        reason = problem.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or problem
+        raise ConfigError(
+            f"The certificate of {host} is not trusted here: {reason}.",
+            hint="If it comes from a private authority, name the authority's file with --ca or SSL_CERT_FILE.",
+        ) from None
+    if _is_unknown_host(error):
+        raise ConfigError(f"There is no host {httpx.URL(url).host}.", hint="Check the address.") from None
+
+
+def _is_unknown_host(error: BaseException | None) -> bool:
+    """Whether the name does not exist; a name that cannot be looked up right now is another error."""
+    while error is not None and not isinstance(error, socket.gaierror):
+        error = error.__cause__ or error.__context__
+    return error is not None and error.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:
-    told = response.headers.get("retry-after", "")
-    return min(float(told), LONGEST_PAUSE_S) if told.isdecimal() else None
+    seconds = response.headers.get("retry-after", "")
+    return min(float(seconds), LONGEST_PAUSE_S) if seconds.isdecimal() else None

@@ -27,7 +27,7 @@ def joined_descriptor(url: str, run_key: str | None, root: Path, report: Report)
     pin = root / "pinned" / "".join(letter if letter.isalnum() else "-" for letter in url.rstrip("/"))
     pinned = run_key or (pin.read_text().strip() if pin.exists() else None)
     try:
-        data, descriptor = fetch_descriptor(url, None, deadline_s=JOIN_DEADLINE_S)
+        data, descriptor = fetch_descriptor(url, None, deadline_s=JOIN_DEADLINE_S, on_wait=report)
     except ShoalError as error:
         if error.code in ("http", "integrity"):
             raise ConfigError(

@@ -11,16 +11,17 @@ from shoal.broadcast import Origin, OriginServer, OriginSettings
 from shoal.config import ShoalConfig
 from shoal.identity import Keypair
 from shoal.locks import hold
-from shoal.metrics import EventLog, Report
+from shoal.metrics import EventLog, Report, silent
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import RunDescriptor
-from shoal.roles.joining import JOIN_DEADLINE_S
 from shoal.roles.process import use_threads
 from shoal.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from shoal.training.model.distributed import World
 
+OUTAGE_S = 1500.0
+"""Loading a large policy again costs more than waiting for a coordinator; less than the ranks wait for each other."""
 TAKE_OVER_S = 5.0
 """A trainer whose predecessor was killed waits this long for the kernel to release its lock."""
 
@@ -52,8 +53,13 @@ def _train(directory: RunDirectory, world: "World", report: Report) -> None:
         max_new_tokens=config.rollouts.max_new_tokens,
         world=world,
     )
-    client = CoordinatorClient.for_run(descriptor, directory.existing_key("trainer"), config.coordinator_url)
-    client.deadline_s = JOIN_DEADLINE_S
+    client = CoordinatorClient.for_run(
+        descriptor,
+        directory.existing_key("trainer"),
+        config.coordinator_url,
+        deadline_s=OUTAGE_S,
+        on_wait=report if world.rank == 0 else silent,
+    )
     if world.rank != 0:
         TrainerService(config, descriptor, trainer, client, None).run()
         return

@@ -5,7 +5,7 @@ from pathlib import Path
 from shoal.files import CONFIG_FILE
 from shoal.metrics import EventLog, Report
 from shoal.protocol.client import CoordinatorClient
-from shoal.roles.process import own_directory, use_threads
+from shoal.roles.process import OUTAGE_S, own_directory, use_threads
 from shoal.rundir import RunDirectory
 
 
@@ -30,7 +30,8 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     if not config.validation.foreign_calibration:
         calibration.require_model(ModelIdentity(architecture=descriptor.model_files[CONFIG_FILE].digest))
     report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")
-    client = CoordinatorClient.for_run(descriptor, directory.existing_key("validator"), config.coordinator_url)
+    key = directory.existing_key("validator")
+    client = CoordinatorClient.for_run(descriptor, key, config.coordinator_url, deadline_s=OUTAGE_S, on_wait=report)
     run = join_run(descriptor, place, keep_versions=descriptor.async_level + 3, clock=client.server_time)
     engine = run.make_engine(engine_kind or config.validation.engine)
     metrics = EventLog(directory.events / f"{place.name}.jsonl")

@@ -13,7 +13,7 @@ from shoal.locks import hold
 from shoal.metrics import Report, ReportingEventLog
 from shoal.protocol.client import CoordinatorClient
 from shoal.roles.joining import joined_descriptor
-from shoal.roles.process import use_threads
+from shoal.roles.process import OUTAGE_S, use_threads
 from shoal.roles.welcome import describe_model, describe_scoring, explain_run, explain_weights, trust_authority
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def work(
 
         numerics = choose_numerics(engine, descriptor.numerics_classes, devices_here())
         metrics = ReportingEventLog(root / "events.jsonl", report, reported=("relay_lied",))
-        client = CoordinatorClient.for_run(descriptor, keypair, url)
+        client = CoordinatorClient.for_run(descriptor, keypair, url, deadline_s=OUTAGE_S, on_wait=report)
         client.relays()  # any answer brings the server's time, by which a head has expired or not
         run = join_run(
             descriptor, root / "cache", metrics=metrics, own_verifiers=own_verifiers, clock=client.server_time

@@ -7,8 +7,7 @@ batches bit for bit, so that it never publishes other bytes under a published nu
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from shoal.broadcast import Origin, Publication
 from shoal.config import ShoalConfig
@@ -17,7 +16,6 @@ from shoal.metrics import EventLog, Report, silent
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import RunDescriptor
-from shoal.protocol.patience import patiently
 from shoal.protocol.rollouts import Rollout, RolloutLimits, read_rollouts
 from shoal.training.packing.samples import Group, Sample
 from shoal.training.reports import StepReport
@@ -25,9 +23,6 @@ from shoal.training.trackers import Trackers
 from shoal.training.trainer import DivergedError, Trainer
 
 BATCH_WAIT_S = 20.0
-OUTAGE_S = 1500.0
-"""Loading a large policy again costs more than waiting for a coordinator; less than the ranks wait for each other."""
-Answer = TypeVar("Answer")
 
 
 class DrainedError(ShoalError):
@@ -167,7 +162,7 @@ class TrainerService:
     def _ask_for_batch(self, step: int) -> api.BatchRecord | None:
         """The batch, or None if the run is drained."""
         while True:
-            answer = self._patiently(lambda: self.client.batch(step, BATCH_WAIT_S))
+            answer = self.client.batch(step, BATCH_WAIT_S)
             if answer.batch is not None or answer.run_state == "drained":
                 return answer.batch
             self.report(f"step {step} waits for {answer.waiting_for}")
@@ -178,7 +173,7 @@ class TrainerService:
         files: dict[str, list[Rollout]] = {}
         for record in batch.groups:
             if record.submission_id not in files:
-                data = self._patiently(partial(self.client.submission_file, record.submission_id, record.digest))
+                data = self.client.submission_file(record.submission_id, record.digest)
                 files[record.submission_id] = read_rollouts(data, limits)[1]
             rows = [rollout for rollout in files[record.submission_id] if rollout.group == record.group]
             if len(rows) != len(record.rewards):
@@ -222,14 +217,11 @@ class TrainerService:
             oldest_checkpoint=min(self.trainer.checkpoint_steps(), default=0),
         )
         try:
-            return self._patiently(lambda: self.client.publish(body)).ledger_head
+            return self.client.publish(body).ledger_head
         except RefusedError as error:
             if error.code != "version_conflict":
                 raise
             raise _other_weights(publication.version, error) from error
-
-    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
-        return patiently(ask, self.report, outage_s=OUTAGE_S, clock=self._clock)
 
     def _report_version(self, publication: Publication, record: StepRecord | None, files_collected: int) -> None:
         self.metrics.event(

@@ -55,14 +55,11 @@ class Validator:
         """Checks submissions until the run is finished and none is left; outlives a coordinator that is away."""
         while not self._stopping.is_set():
             body = api.ClaimBody(request_id=secrets.token_hex(16), wait_s=CLAIM_WAIT_S)
-            try:
-                answer = self.client.claim(body)
-                if answer.claim is not None:
-                    self._handle(answer.claim)
-                elif answer.run_state == "finished":
-                    return
-            except UnavailableError as error:
-                self.report(f"{error} Trying again; work that was under way returns to the queue.")
+            answer = self.client.claim(body)
+            if answer.claim is not None:
+                self._handle(answer.claim)
+            elif answer.run_state == "finished":
+                return
 
     def _handle(self, claim: api.Claim) -> None:
         started = time.monotonic()

@@ -2,7 +2,7 @@
 
 import threading
 
-from shoal.errors import RefusedError, ShoalError
+from shoal.errors import RefusedError, ShoalError, UnavailableError
 from shoal.joined import RelayList
 from shoal.metrics import EventLog, Report
 from shoal.protocol import api
@@ -51,8 +51,8 @@ class Heartbeat:
         while not self._stopping.wait(self._interval_s):
             try:
                 self.beat()
-            except RefusedError:
-                continue  # the main loop meets the same refusal, reports it and ends
+            except (RefusedError, UnavailableError):
+                continue  # the main loop meets the same, reports it, and waits or ends
             except ShoalError as error:
                 if not self._stopping.is_set():
                     self._report(str(error))

@@ -8,11 +8,10 @@ restarting, or this laptop was asleep. Ctrl-C gives the slot back and leaves.
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from shoal.errors import RefusedError, ShoalError, UnavailableError
 from shoal.joined import JoinedRun
@@ -20,7 +19,6 @@ from shoal.metrics import EventLog, Report, silent
 from shoal.policy.engine import Completion, Engine, GenerationRequest
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
-from shoal.protocol.patience import patiently
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
 from shoal.tasks.workload import Reward, WorkItem
 from shoal.worker.console import WorkerConsole
@@ -29,13 +27,12 @@ from shoal.worker.machine import Machine, machine_memory
 from shoal.worker.totals import WorkerTotals
 from shoal.worker.weights import WeightFollower
 
-Answer = TypeVar("Answer")
-
 FIRST_WEIGHTS_S = 600.0
 PROBE_REQUESTS = 32
 LEAVE_DEADLINE_S = 2.0
-OUTAGE_S = 3600.0
-"""How long a coordinator may be away before the worker ends."""
+STOP_DEADLINE_S = 60.0
+SUBMIT_AT_LEAST_S = 60.0
+"""An upload is tried while its lease lasts, and so long if that is over: the coordinator says what becomes of it."""
 LOST_WORK = {"lease_expired", "unknown_lease", "already_submitted"}
 """Refusals that cost one submission; any other ends the worker."""
 
@@ -106,12 +103,12 @@ class Worker:
         self._uploads = ThreadPoolExecutor(1, thread_name_prefix="upload")
         self._uploading: Future[None] | None = None
         self._stopping = threading.Event()
-        self._leaving = threading.Event()
         self._machine = Machine(1.0)
         self._lease: api.Lease | None = None
 
     def stop(self) -> None:
         self._stopping.set()
+        self.client.limit_waits(STOP_DEADLINE_S)
 
     def run(self) -> None:
         """Works until the run is finished, the key is refused, or `stop` is called."""
@@ -170,11 +167,7 @@ class Worker:
 
     def _register(self) -> api.WorkerView:
         body = self._machine.registration(self.name, self.engine.numerics_class)
-        return self._patiently(lambda: self.client.register(body))
-
-    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
-        """A coordinator that is away for an hour will not come back."""
-        return patiently(ask, self.report, outage_s=OUTAGE_S, stopping=self._stopping.is_set)
+        return self.client.register(body)
 
     def _measure_speed(self) -> float:
         items = self.joined.workload.items(secrets.token_bytes(32))[:PROBE_REQUESTS]
@@ -191,7 +184,7 @@ class Worker:
     def _next_lease(self) -> api.LeaseAnswer | None:
         body = api.LeaseBody(request_id=secrets.token_hex(16), held_versions=self.weights.held()[-16:])
         try:
-            answer = self._patiently(lambda: self.client.lease(body))
+            answer = self.client.lease(body)
         except RefusedError as refusal:
             if refusal.code != "unknown_worker":
                 raise
@@ -257,7 +250,8 @@ class Worker:
 
     def _upload(self, lease: api.Lease, generated: Generated, data: bytes) -> None:
         try:
-            self._send(lease, data)
+            left_s = max(SUBMIT_AT_LEAST_S, lease.expires_at - self.client.server_time())
+            self.client.submit(lease.lease_id, data, by_bucket=lease.by_bucket, deadline_s=left_s)
         except RefusedError as refusal:
             if refusal.code not in LOST_WORK:
                 raise
@@ -269,17 +263,6 @@ class Worker:
         self.totals.submissions += 1
         self.console.submitted(lease, len(generated.rollouts), generated.tokens, generated.seconds)
         self.metrics.event("submitted", step=lease.step, slot=lease.slot, size_bytes=len(data))
-
-    def _send(self, lease: api.Lease, data: bytes) -> None:
-        """Tries as long as the lease lasts: the coordinator may be restarting, or have a full disk."""
-        while True:
-            try:
-                self.client.submit(lease.lease_id, data, by_bucket=lease.by_bucket)
-                return
-            except UnavailableError as error:
-                if self._leaving.is_set() or self.client.server_time() >= lease.expires_at:
-                    raise
-                self.report(f"{error.message} The work is kept and sent again while its lease lasts.")
 
     def _finish_upload(self) -> None:
         if self._uploading is not None:
@@ -293,8 +276,7 @@ class Worker:
         self.report(f"{before}leaving: {held}{sending}")
 
     def _leave(self) -> None:
-        self._leaving.set()
-        self.client.deadline_s = LEAVE_DEADLINE_S
+        self.client.limit_waits(LEAVE_DEADLINE_S)
         self._uploads.shutdown(wait=True)
         if self._lease is not None:
             self._give_back(self._lease)
