@@ -16,6 +16,6 @@ def test_every_shipped_run_file_can_be_resolved_and_planned(run_file: Path, caps
     assert ended.value.code == 0
     assert f'name = "{load_config(run_file).run.name}"' in capsys.readouterr().out
     lines: list[str] = []
-    show_memory_plan(load_config(run_file), 8, lines.append)
+    show_memory_plan(load_config(run_file), 8, lines.append, shapes=CONFIGS / "shapes")
     assert "on 8 ranks" in lines[0]
     assert "total per rank" in lines[1]
