@@ -54,6 +54,7 @@ def main() -> None:
     comparison = compare(config, trained, tasks / "test.jsonl", problems=32 if options.smoke else 400)
     figures = {
         "run": run_dir.name,
+        "policy_version": exported_version(ROOT / trained),
         "seconds": round(time.monotonic() - started),
         **comparison,
         **swarm_figures(run_dir),
@@ -80,6 +81,12 @@ def _run(*command: str) -> None:
     done = subprocess.run(command, cwd=ROOT, check=False)
     if done.returncode:
         raise SystemExit(done.returncode)
+
+
+def exported_version(policy: Path) -> int:
+    """As the card of the exported policy says."""
+    (line,) = [line for line in (policy / "README.md").read_text().splitlines() if line.startswith("policy_version: ")]
+    return int(line.removeprefix("policy_version: "))
 
 
 def compare(config: ShoalConfig, trained: Path, tasks: Path, *, problems: int) -> dict[str, Any]:
@@ -188,6 +195,10 @@ def failures(figures: dict[str, Any], *, smoke: bool) -> list[str]:
     unaudited = figures["submissions"] - figures["submissions_audited"]
     checks = [
         (figures["steps"] < figures["steps_planned"], f"only {figures['steps']} steps were trained."),
+        (
+            figures["policy_version"] != figures["steps_planned"],
+            f"version {figures['policy_version']} was compared, the run ends with {figures['steps_planned']}.",
+        ),
         (unaudited > 0, f"{unaudited} submissions were not audited."),
         (figures["submissions_rejected"] > 0, f"{figures['submissions_rejected']} honest submissions were rejected."),
         (not figures["ledger_ok"], "the ledger does not verify."),

@@ -10,6 +10,7 @@ import pytest
 
 from shoal.config import TasksConfig, load_config
 from shoal.tasks import Task, load_tasks, score
+from shoal.training.export import RunFacts, model_card
 from shoal.validation.calibration.limits import load_calibration
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +71,7 @@ def test_every_submission_is_audited_against_a_calibration_of_this_model() -> No
 GOOD = {
     "steps": 3,
     "steps_planned": 3,
+    "policy_version": 3,
     "submissions": 9,
     "submissions_audited": 9,
     "submissions_rejected": 0,
@@ -85,13 +87,20 @@ GOOD = {
         ({"difference": 0.1}, False, "rose by 0.100"),
         ({"difference": 0.1}, True, ""),
         ({"steps": 2}, True, "only 2 steps"),
+        ({"policy_version": 2}, True, "version 2 was compared, the run ends with 3"),
         ({"submissions_audited": 7}, True, "2 submissions were not audited"),
         ({"submissions_rejected": 1}, True, "1 honest submissions"),
         ({"ledger_ok": False}, True, "ledger"),
     ],
 )
-def test_a_broken_promise_is_told(change: dict[str, Any], smoke: bool, complaint: str) -> None:
+def test_a_broken_promise_is_reported(change: dict[str, Any], smoke: bool, complaint: str) -> None:
     failures = runpy.run_path(str(EXAMPLE / "run.py"))["failures"]
     found = failures(GOOD | change, smoke=smoke)
     assert len(found) == bool(complaint)
     assert complaint in " ".join(found)
+
+
+def test_the_compared_version_is_read_from_the_card(tmp_path: Path) -> None:
+    facts = RunFacts(run_name="r", base_model="bundled", version=42, last_version=42)
+    (tmp_path / "README.md").write_text(model_card(facts))
+    assert runpy.run_path(str(EXAMPLE / "run.py"))["exported_version"](tmp_path) == 42

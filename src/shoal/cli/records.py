@@ -22,12 +22,15 @@ def export(
     context: typer.Context,
     output: Annotated[Path, typer.Argument(help="Directory to write; must not exist.")],
     run_file: RunFile = None,
-    step: Annotated[int | None, typer.Option(help="Checkpoint to export; the newest without it.")] = None,
+    version: Annotated[
+        int | None,
+        typer.Option(help="An intermediate version that has a checkpoint; without it, the last one of a finished run."),
+    ] = None,
 ) -> None:
     """Write the trained policy as a plain model directory with a card."""
     from shoal.owner.records import export_run
 
-    export_run(RunDirectory(run_config(context, run_file).run.dir), output, report, step=step)
+    export_run(RunDirectory(run_config(context, run_file).run.dir), output, report, version=version)
 
 
 def inspect(

@@ -12,36 +12,47 @@ from shoal.config import ShoalConfig, to_toml
 from shoal.metrics import Report
 from shoal.protocol.api import HistoryView
 from shoal.protocol.rollouts import RolloutLimits
-from shoal.rundir import RunDirectory, checkpoint_step
+from shoal.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from shoal.inspection.filters import Filter, Order
 
 
-def export_run(directory: RunDirectory, output: Path, report: Report, *, step: int | None = None) -> None:
-    """A plain model directory with a card made from the run: recipe, data digest, curves, ledger head."""
+def export_run(directory: RunDirectory, output: Path, report: Report, *, version: int | None = None) -> None:
+    """A plain model directory with a card made from the run: recipe, data digest, curves, ledger head.
+
+    Without `version` the last one; a run that has not reached it has no result to export. The card says nothing that was
+    measured on later versions than its own.
+    """
     from shoal.policy.directory import resolve_model
     from shoal.training import RunFacts, export_policy, latest_checkpoint
+    from shoal.training.export import version_to_export
 
     config, descriptor = directory.config(), directory.descriptor()
-    source = latest_checkpoint(directory.trainer, step)
     history, ledger_head = _recorded(directory)
+    newest = max((view.version for view in history.versions), default=0)
+    chosen = version_to_export(version, newest=newest, steps=config.run.steps)
+    source = latest_checkpoint(directory.trainer, chosen)
     facts = RunFacts(
         run_name=descriptor.run_id,
         base_model=config.model.path,
-        version=checkpoint_step(source),
+        version=chosen,
+        last_version=max(newest, config.run.steps),
         recipe_toml=to_toml(config),
         task_digest=descriptor.task_set_digest,
         ledger_head=ledger_head,
         reward_curve=[
             (view.version, float(reward))
             for view in history.versions
-            if isinstance(reward := view.report.get("task_reward_mean"), (int, float))
+            if view.version <= chosen and isinstance(reward := view.report.get("task_reward_mean"), (int, float))
         ],
-        heldout_curve=[(view.version, view.accuracy) for view in history.evaluations],
+        heldout_curve=[(view.version, view.accuracy) for view in history.evaluations if view.version <= chosen],
     )
     export_policy(source, resolve_model(config.model.path), output, facts)
-    report(f"wrote version {facts.version} to {output}")
+    which = (
+        f"an intermediate one: the run ends with version {facts.last_version}" if facts.intermediate else "the last one"
+    )
+    report(f"wrote version {chosen}, {which}, to {output}")
 
 
 def replay_rollouts(config: ShoalConfig, recording: Path, work_dir: Path, report: Report) -> None:

@@ -44,6 +44,8 @@ class RunFacts:
     run_name: str
     base_model: str
     version: int
+    last_version: int | None = None
+    """With which the run ends; another one is called intermediate. None where there is no run."""
     recipe_toml: str = ""
     task_digest: str = ""
     weights_digest: str = ""
@@ -52,6 +54,23 @@ class RunFacts:
     heldout_curve: Sequence[tuple[int, float]] = field(default_factory=tuple)
     loss_curve: Sequence[tuple[int, float]] = field(default_factory=tuple)
     method: str = "reinforcement learning"
+
+    @property
+    def intermediate(self) -> bool:
+        return self.last_version is not None and self.version != self.last_version
+
+
+def version_to_export(wanted: int | None, *, newest: int, steps: int) -> int:
+    """The last version of a run, or the one that is asked for by its number.
+
+    `newest` is the newest published version and `steps` the length of the run: one that has not reached its end has no result.
+    """
+    if wanted is None and newest < steps:
+        raise ExportError(
+            f"The run has reached version {newest} of {steps}, so its result does not exist yet.",
+            hint=f"Let it finish, or export an intermediate version by its number, such as --version {newest}.",
+        )
+    return newest if wanted is None else wanted
 
 
 def export_policy(source: Path, model_dir: Path, output: Path, facts: RunFacts) -> Path:
@@ -82,6 +101,10 @@ def latest_checkpoint(work_dir: Path, step: int | None = None) -> Path:
     if not steps or (step is not None and step not in steps):
         wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         known = f"There are: {', '.join(map(str, steps))}." if steps else "Train first, or export a published version."
+        if steps and step is not None and step > steps[-1]:
+            known += (
+                " The trainer writes that of the last version when it ends: start it again, it goes on where it was."
+            )
         raise ExportError(f"{checkpoints} holds {wanted}.", hint=known)
     return checkpoint_path(checkpoints, steps[-1] if step is None else step)
 
@@ -131,19 +154,25 @@ def model_card(facts: RunFacts, figure: str = "") -> str:
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": [facts.method.split(" of ")[0].replace(" ", "-"), "shoal"],
+        "policy_version": facts.version,
     }
     if facts.base_model != "bundled" and not facts.base_model.startswith(("/", ".", "~")):
         header["base_model"] = facts.base_model
     lines = ["---", *(f"{name}: {json.dumps(value)}" for name, value in header.items()), "---", ""]
     lines += [f"# {facts.run_name}, policy version {facts.version}", ""]
     lines += [f"Trained from `{facts.base_model}` by {facts.method} with Shoal.", ""]
+    if facts.intermediate:
+        lines += [
+            f"**Intermediate**: this is version {facts.version}; the run ends with version {facts.last_version}.",
+            "",
+        ]
     table = {
         "Task set digest": facts.task_digest,
         "Weights digest": facts.weights_digest,
         "Ledger head": facts.ledger_head,
-        "Held-out accuracy": _first_to_last(facts.heldout_curve),
-        "Training reward": _first_to_last(facts.reward_curve),
-        "Loss per token": _first_to_last(facts.loss_curve),
+        "Held-out accuracy (versions)": _first_to_last(facts.heldout_curve),
+        "Training reward (versions)": _first_to_last(facts.reward_curve),
+        "Loss per token (steps)": _first_to_last(facts.loss_curve),
     }
     lines += ["| | |", "|---|---|", *(f"| {name} | `{value}` |" for name, value in table.items() if value), ""]
     lines += [f"![Curves of the run]({figure})", ""] if figure else []
@@ -152,4 +181,7 @@ def model_card(facts: RunFacts, figure: str = "") -> str:
 
 
 def _first_to_last(curve: Sequence[tuple[int, float]]) -> str:
-    return f"{curve[0][1]:.3f} → {curve[-1][1]:.3f}" if curve else ""
+    if not curve:
+        return ""
+    (first, before), (last, after) = curve[0], curve[-1]
+    return f"{before:.3f} → {after:.3f} ({first} and {last})" if last != first else f"{after:.3f} ({last})"
