@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -21,11 +21,11 @@ ANSWER_DEADLINE_S = 5.0
 
 
 @contextmanager
-def shoal(log: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
-    """One command with its output in a file; ended with the block."""
+def shoal(log: Path, *arguments: object, inside: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
+    """One command with its output in a file; ended with the block. `inside` are words that come before it."""
     home = log.parent / log.stem
     home.mkdir()
-    command = [sys.executable, "-m", "shoal", *map(str, arguments)]
+    command = [*inside, sys.executable, "-m", "shoal", *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=home, env=environment, stdout=out, stderr=subprocess.STDOUT)

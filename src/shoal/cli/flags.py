@@ -57,7 +57,27 @@ def run_directory(context: typer.Context, run_file: Path | None, dry_run: bool =
     """The run directory of a run file, made if it is new."""
     from shoal.owner.create import initialise
 
-    return initialise(run_config(context, run_file, dry_run), report)
+    return initialise(_addressed(run_config(context, run_file, dry_run)), report)
+
+
+def _addressed(config: ShoalConfig) -> ShoalConfig:
+    """Asks how others reach a new run that listens everywhere, if somebody is there to answer."""
+    from shoal.owner.addresses import likely_host, missing_addresses, parse_host, with_public_host
+
+    known = RunDirectory(config.run.dir).is_initialised
+    if known or not missing_addresses(config) or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return config
+    answer = typer.prompt("How do other machines reach this one? Name or address", default=likely_host())
+    return with_public_host(config, parse_host(answer))
+
+
+def report_join_command(directory: RunDirectory) -> None:
+    from shoal.owner.addresses import is_local
+
+    descriptor = directory.descriptor()
+    report(f"contributors join with: shoal work {descriptor.coordinator_url} --run-key {descriptor.run_key}")
+    if is_local(descriptor.coordinator_url):
+        report("that works on this machine only; for others add --coordinator.host 0.0.0.0 --broadcast.host 0.0.0.0")
 
 
 def report(text: str) -> None:

@@ -8,16 +8,25 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.flags import Authority, DryRun, RunFile, Threads, Url, report, run_config, run_directory
+from shoal.cli.flags import (
+    Authority,
+    DryRun,
+    RunFile,
+    Threads,
+    Url,
+    report,
+    report_join_command,
+    run_config,
+    run_directory,
+)
 from shoal.config import to_toml
 
 
 def init(context: typer.Context, run_file: RunFile = None, dry_run: DryRun = False) -> None:
     """Make a run: keys, secret, base files and the signed descriptor."""
     directory = run_directory(context, run_file, dry_run)
-    descriptor = directory.descriptor()
-    report(f"run {descriptor.run_id} in {directory.root}")
-    report(f"contributors join with: shoal work {descriptor.coordinator_url} --run-key {descriptor.run_key}")
+    report(f"run {directory.descriptor().run_id} in {directory.root}")
+    report_join_command(directory)
 
 
 def coordinator(context: typer.Context, run_file: RunFile = None, dry_run: DryRun = False) -> None:
@@ -171,7 +180,9 @@ def up(
 
     config = run_config(context, run_file, dry_run)
     chosen = parse_threads(threads or [], each=config.run.threads)
-    run_swarm(run_directory(context, run_file), report, workers=workers, relays=relays, threads=chosen)
+    directory = run_directory(context, run_file)
+    report_join_command(directory)
+    run_swarm(directory, report, workers=workers, relays=relays, threads=chosen)
 
 
 def demo(

@@ -151,6 +151,10 @@ class TrainingConfig(Section):
     """Where step metrics go besides the JSON lines that are always written."""
 
 
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Listening on every address of a machine, and how its own processes reach that."""
+
+
 def http_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -168,7 +172,7 @@ class ListenConfig(Section):
         return self.url_here_at(self.port)
 
     def url_here_at(self, port: int) -> str:
-        return http_url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), port)
+        return http_url(WILDCARDS.get(self.host, self.host), port)
 
     def public_url_at(self, port: int) -> str:
         """How others reach a neighbour of the server that listens on another port."""

@@ -107,7 +107,6 @@ def run_swarm(
     swarm = Swarm(directory, config, own, relays, threads or Threads(config.run.threads))
     with only_supervisor(config), interrupt_on_termination():
         swarm.check_ports()
-        report(f"contributors join with: shoal work {config.coordinator_url} --run-key {descriptor.run_key}")
         client = CoordinatorClient(config.coordinator.url_here, None, deadline_s=STATUS_DEADLINE_S)
         with client, Supervisor([*swarm.owner_roles(), *swarm.worker_roles()]) as supervisor:
             with LiveView() as view:

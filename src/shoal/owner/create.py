@@ -14,6 +14,7 @@ from shoal.errors import ConfigError
 from shoal.files import CONFIG_FILE, TOKENIZER_FILE, digest_file, remove_leftovers, write_atomic
 from shoal.locks import hold
 from shoal.metrics import Report, silent
+from shoal.owner.addresses import check_addresses, with_known_addresses
 from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.protocol.signing import PROTOCOL_VERSION
@@ -32,6 +33,9 @@ LONGEST_PROMPTS = 256
 def initialise(config: ShoalConfig, report: Report = silent) -> RunDirectory:
     """Makes the run, or checks that it is the same one; reports which settings have changed since its last start."""
     directory = RunDirectory(config.run.dir)
+    if directory.is_initialised:
+        config = with_known_addresses(config, directory.config())
+    check_addresses(config)
     remove_leftovers(directory.root, directory.origin, directory.key_file("run").parent)
     if not directory.is_initialised:
         _create(directory, config, report)

@@ -7,10 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.config.schema import WILDCARDS, http_url
+from shoal.errors import ConfigError
 from shoal.files import remove_all_leftovers
 from shoal.identity import Keypair
 from shoal.locks import hold
 from shoal.metrics import Report, ReportingEventLog
+from shoal.owner.addresses import likely_host
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.roles.joining import joined_descriptor
@@ -34,6 +37,7 @@ def relay(
     metrics = ReportingEventLog(root / "events.jsonl", report)
     neighbours, announce, clock = None, None, time.time
     if coordinator is not None:
+        settings = _announced(settings, report)
         descriptor = joined_descriptor(coordinator, run_key, root, report)
         settings = replace(settings, run_key=descriptor.run_key)
         client = CoordinatorClient.for_run(descriptor, Keypair.load_or_create(root / "relay.key"), coordinator)
@@ -60,12 +64,22 @@ def relay(
         stopped = stop_signal()
         relay.start()
         report(f"relay at {relay.url}, following {', '.join(settings.upstreams)}")
-        if coordinator is not None and settings.host in ("0.0.0.0", "::") and settings.public_url is None:
-            report(f"workers on other machines cannot reach {relay.url}; say how they can with --public-url")
         try:
             stopped.wait()
         finally:
             relay.stop()
+
+
+def _announced(settings: "RelaySettings", report: Report) -> "RelaySettings":
+    """A relay that listens everywhere is announced under the likely address of this machine, unless its owner says otherwise."""
+    if settings.host not in WILDCARDS or settings.public_url is not None:
+        return settings
+    host = likely_host()
+    if host is None or not settings.port:
+        raise ConfigError("Workers must know how to reach this relay.", hint="Say how with --public-url.")
+    url = http_url(host, settings.port)
+    report(f"workers will be sent to {url}; if others reach this relay by another address, give --public-url")
+    return replace(settings, public_url=url)
 
 
 def stop_signal() -> threading.Event:

@@ -66,7 +66,7 @@ def _train(directory: RunDirectory, world: "World", report: Report) -> None:
     origin = build_origin(config, descriptor, directory.origin, directory.existing_key("run"), client.server_time)
     register_files(origin, descriptor, directory.origin)
     server = serve(origin, config, metrics)
-    report(f"origin at {server.url}")
+    report(f"origin at {config.origin_url}")
     trackers = Trackers(
         directory.trainer, config.training.trackers, run_name=descriptor.run_id, settings=config.model_dump(mode="json")
     )
