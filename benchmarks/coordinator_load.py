@@ -86,7 +86,7 @@ function request()
   return text
 end
 function delay()
-  return position > #data and 300 or 0  -- whoever has nothing left to send waits for the others
+  return position > #data and 300 or 0  -- a connection with nothing left to send waits for the others
 end
 function response(status, headers, body)
   if body:sub(1, 10) == '{"relays":' then return end
@@ -255,13 +255,13 @@ def drive(port: int, requests: bytes, total: int, work: Path) -> dict[str, Any]:
     process.send_signal(signal.SIGINT)  # wrk sleeps through its whole time otherwise
     output, _ = process.communicate(timeout=60)
     assert done.exists(), output
-    figures = dict(json.loads(done.read_text()))
+    metrics = dict(json.loads(done.read_text()))
     for line in output.splitlines():
         if line.startswith("LATENCY "):
-            figures |= json.loads(line.removeprefix("LATENCY "))
+            metrics |= json.loads(line.removeprefix("LATENCY "))
         elif line.startswith("REFUSED"):
             print(line, flush=True)
-    return figures
+    return metrics
 
 
 def measure(store_url: str, workers: int, at_most: int, heartbeats: int) -> dict[str, Any]:
@@ -381,9 +381,9 @@ def on_postgres(workers: int, at_most: int) -> dict[str, object]:
         return _named("postgres", measure(url, workers, at_most, USUAL_HEARTBEATS))
 
 
-def _named(name: str, figures: dict[str, Any]) -> dict[str, object]:
-    print(json.dumps(figures), flush=True)
-    return {f"{key}_{name}": value for key, value in figures.items()}
+def _named(name: str, metrics: dict[str, Any]) -> dict[str, object]:
+    print(json.dumps(metrics), flush=True)
+    return {f"{key}_{name}": value for key, value in metrics.items()}
 
 
 if __name__ == "__main__":

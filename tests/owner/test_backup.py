@@ -43,10 +43,9 @@ def publish_version(directory: RunDirectory, version: int) -> None:
         bytes_total=staged.follow_bytes,
     )
     store = Store(directory.store)
-    trainer = directory.existing_key("trainer").public
     batch = BatchRow(version - 1, 0.0, 0, 0, "{}", "{}")
     store.write(lambda connection: insert(connection, batch, unless_known=True))
-    head = store.write(lambda connection: publish(connection, run, trainer, body))
+    head = store.write(lambda connection: publish(connection, run, body))
     store.close()
     origin.announce(ledger_head=head)
 

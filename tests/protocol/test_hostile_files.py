@@ -20,7 +20,7 @@ LONGEST_S = 1200
 TESTS = Path(__file__).parents[1]
 
 
-def read_in_a_small_room(first: int, stop: int, stride: int) -> dict[str, Any]:
+def read_with_little_memory(first: int, stop: int, stride: int) -> dict[str, Any]:
     """What became of these files in a process that cannot take much memory."""
     path = os.pathsep.join([str(TESTS), *sys.path])
     command = [sys.executable, "-m", "support.hostile_files", str(first), str(stop), str(stride)]
@@ -48,7 +48,7 @@ def assert_as_arrow_reads_it(number: int) -> None:
 
 
 def assert_harmless(stride: int) -> None:
-    outcome = read_in_a_small_room(0, CASES, stride)
+    outcome = read_with_little_memory(0, CASES, stride)
     assert outcome["refused"] + len(outcome["read"]) == len(range(0, CASES, stride))
     assert outcome["refused"] > len(outcome["read"]) > 0
     assert set(outcome["ways"]) == {way.__name__ for way in WAYS}

@@ -56,7 +56,7 @@ def test_nonces_are_never_repeated() -> None:
 
 
 @pytest.mark.parametrize("missing", [KEY_HEADER, TIME_HEADER, NONCE_HEADER, BODY_HEADER, SIGNATURE_HEADER])
-def test_a_request_without_a_whole_stamp_is_told_to_sign(missing: str) -> None:
+def test_a_request_without_a_whole_stamp_must_be_signed(missing: str) -> None:
     headers = stamp().headers()
     del headers[missing]
     with pytest.raises(SignatureError, match="must be signed"):

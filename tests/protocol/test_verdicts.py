@@ -21,7 +21,7 @@ def test_the_most_severe_reason_decides(reasons: list[Reason], expected: Severit
     assert most_severe(reasons) is expected
 
 
-def test_nobody_is_blamed_for_what_the_swarm_lost() -> None:
+def test_a_worker_is_not_penalised_for_what_the_swarm_lost() -> None:
     innocent = (Reason.VERSION_GONE, Reason.FILE_GONE, Reason.VALIDATOR_CRASH, Reason.NUMERICS_UNKNOWN)
     assert {severity(reason) for reason in innocent} == {Severity.FAULT}
 

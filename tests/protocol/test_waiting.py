@@ -70,7 +70,7 @@ def test_the_deadline_ends_the_wait_before_it_has_passed() -> None:
     assert "(connection refused)" in caught.value.message
 
 
-def test_whoever_leaves_does_not_wait() -> None:
+def test_a_client_that_leaves_does_not_wait() -> None:
     time = Time()
     running = time.waiting.start(3600.0)
     fail_until(time, running, 60.0)
@@ -80,7 +80,7 @@ def test_whoever_leaves_does_not_wait() -> None:
     assert time.now < 63
     time.now = 1000.0
     later = time.waiting.start(3600.0)
-    assert later.left_s() == 2.0, "the limit counts from the call, not from the farewell"
+    assert later.left_s() == 2.0, "the limit counts from the call, not from when it was set"
 
 
 def test_a_limit_does_not_lengthen_a_shorter_deadline() -> None:

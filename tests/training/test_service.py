@@ -84,7 +84,6 @@ def record_batch(
         ],
         dropped={"no_signal": 3},
         generated_groups=5,
-        formed_at=1.0,
     )
     coordinator.batches[step] = api.BatchAnswer(batch=batch)
     return batch

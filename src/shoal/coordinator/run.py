@@ -55,12 +55,3 @@ class Run:
         if not self.has_space():
             hint = "The owner must free disk space; nothing is lost, your work can be uploaded until its lease ends."
             raise RefusedError("disk_full", "The coordinator's disk is full.", hint=hint, status=503)
-
-    def require_owner(self, key: str) -> None:
-        if key != self.descriptor.run_key:
-            hint = "Sign with the run key, RUN/keys/run.key."
-            raise RefusedError("owner", "Only the run's owner may do this.", hint=hint, status=403)
-
-    def require_role(self, key: str, role: str) -> None:
-        if self.role_keys.get(key) != role:
-            raise RefusedError("role", f"Only the run's {role} may do this.", hint="Use that role's key.", status=403)

@@ -210,7 +210,6 @@ def batch_record(connection: Connection, step: int) -> api.BatchRecord | None:
         groups=[_batch_group(group) for group in groups],
         dropped=json.loads(row.dropped),
         generated_groups=row.generated,
-        formed_at=row.formed_at,
     )
 
 
@@ -238,9 +237,8 @@ def missing(connection: Connection, run: Run, step: int) -> str:
     )
 
 
-def publish(connection: Connection, run: Run, key: str, body: api.VersionBody) -> str:
+def publish(connection: Connection, run: Run, body: api.VersionBody) -> str:
     """Records a version once; a number never gets other bytes. Returns the ledger head that the signed head must carry."""
-    run.require_role(key, "trainer")
     if body.oldest_checkpoint is not None:
         meta.write(connection, "oldest_checkpoint", str(body.oldest_checkpoint))
     known = find(connection, VersionRow, "WHERE version=?", (body.version,))
@@ -271,6 +269,5 @@ def _record_version(connection: Connection, run: Run, body: api.VersionBody) -> 
     )
 
 
-def record_evaluation(connection: Connection, run: Run, key: str, body: api.EvaluationBody) -> None:
-    run.require_role(key, "evaluator")
+def record_evaluation(connection: Connection, run: Run, body: api.EvaluationBody) -> None:
     insert(connection, EvaluationRow(body.version, run.clock(), body.model_dump_json()), unless_known=True)

@@ -30,9 +30,8 @@ from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
 
 
-def record_verdict(connection: Transaction, run: Run, key: str, body: api.VerdictBody) -> bool:
+def record_verdict(connection: Transaction, run: Run, body: api.VerdictBody) -> bool:
     """Applies a verdict once, and says so again when asked again; false if the claim had run out."""
-    run.require_role(key, "validator")
     row = find(connection, SubmissionRow, "WHERE submission_id=?", (body.submission_id,))
     if row is None:
         raise RefusedError("unknown_submission", "There is no such submission.", status=404)

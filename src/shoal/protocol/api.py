@@ -19,8 +19,6 @@ ShortText = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f
 Metric = Annotated[float, Field(allow_inf_nan=True)] | int | str | None
 """A metric of a training step. JSON has no NaN: one that is not a number travels as null."""
 WorkerState = Literal["registered", "probation", "active", "suspect", "quarantined", "gone", "banned"]
-
-
 OwnerState = Literal["running", "paused", "draining"]
 """What the owner asks a run to be."""
 RunState = Literal["running", "paused", "draining", "drained", "finished"]
@@ -125,7 +123,7 @@ class UploadBody(Body):
 
 class UploadAnswer(Answer):
     url: str
-    """Where exactly these bytes may be put; empty if the coordinator takes them itself."""
+    """Where these bytes, and no others, may be put; empty if the coordinator takes them itself."""
 
 
 class SubmissionAnswer(Answer):
@@ -215,7 +213,6 @@ class BatchRecord(Answer):
     dropped: dict[str, int]
     """Groups of this step that the batch does not hold, by reason."""
     generated_groups: int
-    formed_at: float
 
 
 class BatchAddress(Body):
@@ -236,7 +233,7 @@ class VersionBody(Body):
     weights_digest: Digest
     bytes_total: Count
     report: dict[str, Metric] = {}
-    """EventLog of the training step that made this version."""
+    """Metrics of the training step that made this version."""
     oldest_checkpoint: Count | None = None
     """Batches from this step on may be asked for again."""
 
@@ -260,7 +257,7 @@ class RunStateAnswer(Answer):
 class BanBody(Body):
     worker: PublicKey
     reason: Annotated[ShortText, Field(min_length=1)]
-    """Stands in the ledger, for everybody to read."""
+    """Recorded in the ledger, for everybody to read."""
 
 
 class EvaluationBody(Body):
@@ -270,10 +267,6 @@ class EvaluationBody(Body):
     samples: Count
     mean_tokens: float
     seconds: float
-
-
-class EvaluationAnswer(Answer):
-    recorded: bool
 
 
 class RelayBody(Body):

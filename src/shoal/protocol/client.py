@@ -179,8 +179,8 @@ class CoordinatorClient:
     def publish(self, body: api.VersionBody) -> api.VersionAnswer:
         return self._post("/v1/versions", body, api.VersionAnswer)
 
-    def report_evaluation(self, body: api.EvaluationBody) -> api.EvaluationAnswer:
-        return self._post("/v1/evaluations", body, api.EvaluationAnswer)
+    def report_evaluation(self, body: api.EvaluationBody) -> None:
+        self.raw("POST", "/v1/evaluations", content=body.model_dump_json().encode())
 
     def set_run_state(self, body: api.RunStateBody) -> api.RunStateAnswer:
         return self._post("/v1/run/state", body, api.RunStateAnswer)

@@ -26,7 +26,7 @@ REFUSALS: dict[str, RefusalCode] = {
     "finished": RefusalCode((409,), "the run is over"),
     "internal": RefusalCode((500,), "a bug of the coordinator; its log has the details"),
     "lease_expired": RefusalCode((409,), "the lease ended before the upload"),
-    "malformed": RefusalCode((400, 422), "body, path or query do not fit the schema"),
+    "malformed": RefusalCode((422,), "body, path or query do not fit the schema"),
     "method": RefusalCode((405,), "the route exists, but not with this method"),
     "no_bucket": RefusalCode((409,), "the run takes rollouts itself; upload to the coordinator"),
     "not_banned": RefusalCode((409,), "the key is not banned"),

@@ -117,7 +117,7 @@ def test_too_many_pages_are_refused() -> None:
 
 def test_a_page_header_of_unusual_size_is_not_parsed() -> None:
     rows: Rows = {"name": [b"x" * (2 * MAX_PAGE_HEADER_BYTES)], "size": [0], "parts": [[]]}
-    data = parquet(rows, write_statistics=["name"])  # least and greatest value stand in the header
+    data = parquet(rows, write_statistics=["name"])  # the header holds the least and the greatest value
     with pytest.raises(ParquetError, match="ends too early"):
         read(data)
 

@@ -47,7 +47,7 @@ async def claim(service: Service, body: api.ClaimBody, caller: Signed) -> api.Cl
 async def verdict(service: Service, body: api.VerdictBody, caller: Signed) -> api.VerdictAnswer:
     """Records a verdict once, and all that follows from it."""
     recorded = await service.write(
-        caller, lambda connection: verdicts.record_verdict(connection, service.run, caller.key, body), notifies=True
+        caller, lambda connection: verdicts.record_verdict(connection, service.run, body), notifies=True
     )
     return api.VerdictAnswer(recorded=recorded)
 
@@ -74,13 +74,10 @@ async def batch(service: Service, body: api.BatchAddress, caller: Signed) -> api
 
 async def publish(service: Service, body: api.VersionBody, caller: Signed) -> api.VersionAnswer:
     """Records a version of the policy once."""
-    head = await service.write(
-        caller, lambda connection: steps.publish(connection, service.run, caller.key, body), notifies=True
-    )
+    head = await service.write(caller, lambda connection: steps.publish(connection, service.run, body), notifies=True)
     return api.VersionAnswer(ledger_head=head)
 
 
-async def evaluation(service: Service, body: api.EvaluationBody, caller: Signed) -> api.EvaluationAnswer:
+async def evaluation(service: Service, body: api.EvaluationBody, caller: Signed) -> None:
     """Records what a version reached on the held-out problems."""
-    await service.write(caller, lambda connection: steps.record_evaluation(connection, service.run, caller.key, body))
-    return api.EvaluationAnswer(recorded=True)
+    await service.write(caller, lambda connection: steps.record_evaluation(connection, service.run, body))

@@ -49,7 +49,7 @@ ROUTES = (
     Route("POST", "/v1/verdicts", roles.verdict, VALIDATOR, Json(api.VerdictBody, LARGE_BYTES), api.VerdictAnswer),
     Route("GET", "/v1/batches/{step}", roles.batch, TRAINER, Address(api.BatchAddress), api.BatchAnswer),
     Route("POST", "/v1/versions", roles.publish, TRAINER, Json(api.VersionBody, LARGE_BYTES), api.VersionAnswer),
-    Route("POST", "/v1/evaluations", roles.evaluation, EVALUATOR, Json(api.EvaluationBody), api.EvaluationAnswer),
+    Route("POST", "/v1/evaluations", roles.evaluation, EVALUATOR, Json(api.EvaluationBody), NoneType),
     Route("POST", "/v1/run/state", owner.set_state, OWNER, Json(api.RunStateBody), api.RunStateAnswer),
     Route("POST", "/v1/bans", owner.ban, OWNER, Json(api.BanBody), api.WorkerView),
     Route("POST", "/v1/bans/lift", owner.unban, OWNER, Json(api.BanBody), api.WorkerView),
