@@ -42,11 +42,26 @@ def seen(version: int) -> api.EvaluationView:
     return api.EvaluationView(version=version, accuracy=0.5, problems=1, samples=1, mean_tokens=1, seconds=1, at_s=1)
 
 
-def test_it_measures_the_last_version_and_ends(tiny_run: TinyRun, coordinator: FakeCoordinator) -> None:
+def test_it_measures_the_first_and_the_last_version_and_ends(tiny_run: TinyRun, coordinator: FakeCoordinator) -> None:
     weights = DiskWeights(dict.fromkeys(range(4), tiny_run.policies[0]), [0, 1, 2, 3])
     evaluator(tiny_run, coordinator, weights).run()
-    assert [body.version for body in coordinator.evaluations] == [3]
+    assert [body.version for body in coordinator.evaluations] == [0, 3]
     assert coordinator.evaluations[0].problems == 6
+
+
+def test_a_first_version_that_cannot_be_fetched_delays_the_others_once(
+    tiny_run: TinyRun, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WithoutFirst(DiskWeights):
+        def fetch_version(self, version: int, manifest_digest: str, **options: object) -> Path:
+            if version == 0:
+                raise UnavailableError("Nobody has it.")
+            return super().fetch_version(version, manifest_digest)
+
+    monkeypatch.setattr("shoal.evaluation.evaluator.RETRY_S", 0.0)
+    weights = WithoutFirst(dict.fromkeys(range(4), tiny_run.policies[0]), [0, 1, 2, 3])
+    evaluator(tiny_run, coordinator, weights).run()
+    assert [body.version for body in coordinator.evaluations] == [3]
 
 
 def test_versions_are_due_every_few_and_at_the_end(tiny_run: TinyRun, coordinator: FakeCoordinator) -> None:

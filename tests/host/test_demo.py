@@ -50,3 +50,8 @@ def test_an_interrupt_is_answered_with_how_to_go_on(
     monkeypatch.setattr(Swarm, "check_ports", interrupt)
     assert demo.run_demo(demo.demo_config(["--run.dir", str(tmp_path)]), honest_workers=1, fresh=False) == 130
     assert "--fresh starts over" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("steps", "has_goal"), [(None, True), (4, False), (39, False), (40, True), (80, True)])
+def test_a_shorter_demo_promises_no_accuracy(steps: int | None, has_goal: bool) -> None:
+    assert (demo.accuracy_goal(demo.demo_config(steps=steps)) is not None) == has_goal

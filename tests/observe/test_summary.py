@@ -31,6 +31,36 @@ def test_end_is_the_mean_of_the_last_three_evaluations() -> None:
     assert good()["heldout_end"] == pytest.approx(sum(last) / 3, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("measured", "start", "end"),
+    [
+        ({0: 0.271, 7: 0.6, 14: 0.775}, 0.271, 0.775),
+        ({0: 0.2, 4: 0.5}, 0.2, 0.5),
+        ({0: 0.1, 14: 0.4, 28: 0.5, 42: 0.6}, 0.1, 0.6),
+        ({0: 0.2, 1: 0.9}, 0.2, 0.9),
+        ({4: 0.5, 0: 0.2}, 0.2, 0.5),
+        ({0: 0.3}, 0.3, None),
+        ({8: 0.6, 9: 0.8}, None, 0.7),
+        ({}, None, None),
+    ],
+)
+def test_the_end_is_measured_on_versions_of_the_end_and_the_start_on_version_0(
+    measured: dict[int, float], start: float | None, end: float | None
+) -> None:
+    rows = [
+        make_evaluation(0).model_copy(update={"version": version, "accuracy": accuracy})
+        for version, accuracy in measured.items()
+    ]
+    summary = summarise(make_status(), make_history().model_copy(update={"evaluations": rows}), ledger_ok=True)
+    assert (summary["heldout_start"], summary["heldout_end"]) == pytest.approx((start, end))
+
+
+def test_without_an_accuracy_goal_everything_else_is_still_promised() -> None:
+    assert failures(good() | {"heldout_end": 0.1}, end_at_least=None) == []
+    (failure,) = failures(good() | {"heldout_end": 0.1, "ledger_ok": False}, end_at_least=None)
+    assert "ledger" in failure
+
+
 def test_each_step_has_reward_phases_and_bytes() -> None:
     rows = good()["per_step"]
     assert [row["step"] for row in rows] == list(range(40))
@@ -52,6 +82,7 @@ def test_tasks_and_dropped_groups_are_told() -> None:
         ({"heldout_start": 0.5}, "began at 0.5, above 0.35"),
         ({"heldout_end": 0.8}, "ended at 0.8, below 0.9"),
         ({"heldout_start": None, "heldout_end": None}, "never evaluated"),
+        ({"heldout_end": None}, "No trained version was evaluated"),
         ({"cheaters_banned": 1}, "1 of 2 cheaters not banned"),
         ({"honest_rejected": 1}, "1 submission of honest workers rejected"),
         ({"max_staleness": 3}, "3 versions old; 2 is the limit"),

@@ -1,7 +1,8 @@
 """The evaluator role: measures the published policy versions on held-out tasks, which training never uses.
 
 Every N-th version and the last one are sampled at the run's temperature. Seeds depend on version and task alone, so an
-evaluation can be repeated. Versions that were superseded while an evaluation ran are skipped, not queued.
+evaluation can be repeated. Versions that were superseded while an evaluation ran are skipped, not queued; version 0, with which
+all others are compared, is measured first unless it cannot be fetched.
 """
 
 import threading
@@ -48,19 +49,25 @@ class Evaluator:
             return
         done = {view.version for view in self.client.history().evaluations}
         counter: int | None = None
+        baseline_failed = False
         while not self._stopping.is_set() and self.steps not in done:
+            chosen = None
             try:
                 head = self.joined.weights.head(newer_than=counter, wait_s=LONG_POLL_S if counter else 0.0)
                 due = [entry for entry in head.versions if self._is_due(entry.version) and entry.version not in done]
                 if due:
-                    self._evaluate(due[-1].version, due[-1].manifest_digest)
+                    chosen = due[0] if due[0].version == 0 and not baseline_failed else due[-1]
+                if chosen is not None:
+                    self._evaluate(chosen.version, chosen.manifest_digest)
             except RefusedError:
                 raise
             except (ShoalError, OSError) as error:  # OSError: a full disk, which the owner can cure
                 self.report(str(error))
+                baseline_failed |= chosen is not None and chosen.version == 0
                 self._stopping.wait(RETRY_S)
                 continue
-            done |= {entry.version for entry in due}
+            if chosen is not None:
+                done |= {entry.version for entry in due if entry.version <= chosen.version}
             # After an evaluation look again at once: the next version may have come meanwhile.
             counter = None if due else head.counter
 

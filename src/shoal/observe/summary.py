@@ -1,12 +1,13 @@
 """The result of a run as one JSON object, and a sentence for each goal that it missed.
 
 Pure: the coordinator's last status and history in, metrics out. Every number is finite or null, so the file is plain JSON.
-`heldout_end` is the mean of the last three evaluations; staleness is the age of the oldest group that a batch held.
+`heldout_start` is the accuracy of version 0, `heldout_end` that of the end: the mean of up to three evaluations, all of versions
+from the last fifth of the run. Staleness is the age of the oldest group that a batch held.
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,10 +15,12 @@ from typing import Any
 from shoal.files import write_atomic
 from shoal.observe import series
 from shoal.observe.words import duration, plural
-from shoal.protocol.api import HistoryView, StatusView, VersionView, WorkerView
+from shoal.protocol.api import EvaluationView, HistoryView, StatusView, VersionView, WorkerView
 
 CHEATER_PREFIX = "cheater-"
 LAST_EVALUATIONS = 3
+END_SHARE = 0.8
+"""Versions from this share of the last evaluated one on count as the end of a run."""
 START_AT_MOST = 0.35
 END_AT_LEAST = 0.90
 
@@ -42,12 +45,12 @@ def summarise(
     honest = [worker for worker in status.workers if not is_cheater(worker.name)]
     cheaters = [worker for worker in status.workers if is_cheater(worker.name)]
     banned = {worker.name for worker in cheaters if worker.state == "banned"}
-    accuracies = [evaluation.accuracy for evaluation in history.evaluations]
+    start, end = heldout_ends(history.evaluations)
     ratio = series.delta_ratio(history)
     return {
         "run_id": status.run_id,
-        "heldout_start": round(accuracies[0], 6) if accuracies else None,
-        "heldout_end": round(fmean(accuracies[-LAST_EVALUATIONS:]), 6) if accuracies else None,
+        "heldout_start": start,
+        "heldout_end": end,
         "steps": max(0, status.newest_version),
         "steps_planned": status.steps,
         "wall_s": round(status.uptime_s if wall_s is None else wall_s, 3),
@@ -78,18 +81,30 @@ def summarise(
     }
 
 
+def heldout_ends(evaluations: Sequence[EvaluationView]) -> tuple[float | None, float | None]:
+    """Accuracy before and after training; None where nothing was measured."""
+    before = [row.accuracy for row in evaluations if row.version == 0]
+    trained = sorted((row for row in evaluations if row.version > 0), key=lambda row: row.version)
+    late = [row.accuracy for row in trained if row.version >= END_SHARE * trained[-1].version]
+    return (
+        round(before[-1], 6) if before else None,
+        round(fmean(late[-LAST_EVALUATIONS:]), 6) if late else None,
+    )
+
+
 def failures(
-    summary: Summary, *, start_at_most: float = START_AT_MOST, end_at_least: float = END_AT_LEAST
+    summary: Summary, *, start_at_most: float = START_AT_MOST, end_at_least: float | None = END_AT_LEAST
 ) -> list[str]:
-    """One sentence for each goal that the run missed; none is success."""
+    """One sentence for each goal that the run missed; none is success. Without `end_at_least` any accuracy will do."""
     start, end = summary["heldout_start"], summary["heldout_end"]
     escaped = summary["cheaters"] - summary["cheaters_banned"]
     rejected, late = summary["honest_rejected"], summary["max_staleness"] > summary["async_level"]
     checks = [
         (summary["steps"] < summary["steps_planned"], _unfinished(summary)),
-        (start is None, "The policy was never evaluated."),
+        (start is None and end is None, "The policy was never evaluated."),
+        (start is not None and end is None and summary["steps"] > 0, "No trained version was evaluated."),
         (start is not None and start > start_at_most, f"Held-out accuracy began at {start}, above {start_at_most}."),
-        (end is not None and end < end_at_least, f"Held-out accuracy ended at {end}, below {end_at_least}."),
+        (_below(end, end_at_least), f"Held-out accuracy ended at {end}, below {end_at_least}."),
         (escaped > 0, f"{escaped} of {plural(summary['cheaters'], 'cheater')} not banned."),
         (rejected > 0, f"{plural(rejected, 'submission')} of honest workers rejected."),
         (late, f"A batch held a group {summary['max_staleness']} versions old; {summary['async_level']} is the limit."),
@@ -119,6 +134,10 @@ def write_summary(path: Path, summary: Summary) -> None:
 
 def _heldout(summary: Summary) -> tuple[float | None, float | None]:
     return summary["heldout_start"], summary["heldout_end"]
+
+
+def _below(value: float | None, limit: float | None) -> bool:
+    return value is not None and limit is not None and value < limit
 
 
 def _unfinished(summary: Summary) -> str:
