@@ -35,7 +35,8 @@ class Stage:
         self.installing = 0
         self.installed_before = self._installed()
         self.activity = "starting"
-        self.size = ""
+        self.file = self.size = ""
+        """What is being downloaded, and its size as pip names it."""
 
     def read(self, line: str) -> None:
         """One line of pip's output."""
@@ -43,7 +44,8 @@ class Stage:
             self.collected.add(match.group(1).lower())
             self.activity, self.size = f"resolving {match.group(1)}", ""
         elif match := re.match(r"\s*Downloading (?:\S*/)?(\S+?)(?:\.metadata)? \((.+)\)", line):
-            self.activity, self.size = f"downloading {match.group(1)[:40]}", match.group(2)
+            self.file, self.size = match.groups()
+            self.activity = f"downloading {' '.join(self.file.split('-')[:2]).removesuffix('.whl')}"
         elif line.startswith(INSTALLING):
             self.installing = line.count(",") + 1
         elif match := re.match(r"\s*((?:Preparing|Building) [^(:.]+)", line):
@@ -52,9 +54,18 @@ class Stage:
     def __str__(self) -> str:
         if self.installing:
             done = min(self._installed() - self.installed_before, self.installing)
-            return f"installing, {max(done, 0)} of {self.installing} packages"
-        far = f" ({_megabytes(self.scratch)} of {self.size})" if self.size.endswith(("MB", "GB")) else ""
+            how = "compiling, all" if done == self.installing else f"installing, {max(done, 0)} of"
+            return f"{how} {self.installing} packages"
+        far = f" ({self._arrived()} of {self.size})" if self.size.endswith(("MB", "GB")) else ""
         return f"{self.activity}{far}, {len(self.collected)} packages so far"
+
+    def _arrived(self) -> str:
+        """Size of the file so far; it may vanish while it is looked at."""
+        size_bytes = 0
+        for path in self.scratch.rglob(self.file):
+            with contextlib.suppress(FileNotFoundError):
+                size_bytes = max(size_bytes, path.stat().st_size)
+        return f"{size_bytes / 1e6:.0f} MB"
 
     def _installed(self) -> int:
         return sum(1 for _ in self.site.glob("*.dist-info"))
@@ -129,15 +140,6 @@ def _follow(process: "subprocess.Popen[str]", state: Stage, log: TextIO, tail: l
         log.write(text)
         tail.append(text)
         state.read(text)
-
-
-def _megabytes(directory: Path) -> str:
-    """Size of what is being downloaded; a file may vanish while it is looked at."""
-    total = 0
-    for path in directory.rglob("*.whl"):
-        with contextlib.suppress(FileNotFoundError):
-            total += path.stat().st_size
-    return f"{total / 1e6:.0f} MB"
 
 
 def _minutes(seconds: float) -> str:
