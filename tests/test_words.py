@@ -63,7 +63,6 @@ RETIRED = (
 PENDING: dict[str, int] = {
     "benchmarks": 134,
     "docs": 2,
-    "examples": 19,
     "src/shoal/curation": 15,
     "src/shoal/inspection": 6,
     "src/shoal/observe": 1,
@@ -76,7 +75,6 @@ PENDING: dict[str, int] = {
     "tests/curation": 2,
     "tests/end_to_end": 37,
     "tests/evaluation": 4,
-    "tests/examples": 1,
     "tests/inspection": 2,
     "tests/observe": 1,
     "tests/policy": 7,

@@ -52,19 +52,19 @@ def main() -> None:
     shutil.rmtree(ROOT / trained, ignore_errors=True)
     shoal("export", str(trained), RUN_FILE, *settings)
     comparison = compare(config, trained, tasks / "test.jsonl", problems=32 if options.smoke else 400)
-    figures = {
+    metrics = {
         "run": run_dir.name,
         "policy_version": exported_version(ROOT / trained),
         "seconds": round(time.monotonic() - started),
         **comparison,
-        **swarm_figures(run_dir),
-        **delta_figures(run_dir),
+        **swarm_metrics(run_dir),
+        **delta_metrics(run_dir),
     }
-    (run_dir / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
-    broken = failures(figures, smoke=options.smoke)
+    (run_dir / "figures.json").write_text(json.dumps(metrics, indent=2) + "\n")
+    broken = failures(metrics, smoke=options.smoke)
     for sentence in broken:
         print(f"failed: {sentence}", file=sys.stderr)
-    print(json.dumps(figures))
+    print(json.dumps(metrics))
     raise SystemExit(1 if broken else 0)
 
 
@@ -118,7 +118,7 @@ def compare(config: ShoalConfig, trained: Path, tasks: Path, *, problems: int) -
     }
 
 
-def swarm_figures(run_dir: Path) -> dict[str, Any]:
+def swarm_metrics(run_dir: Path) -> dict[str, Any]:
     summary = json.loads((run_dir / "summary.json").read_text())
     entries = [json.loads(line) for line in (run_dir / "ledger.jsonl").read_text().splitlines()]
     verdicts = [json.loads(entry["body"]) for entry in entries if entry.get("kind") == "verdict"]
@@ -135,7 +135,7 @@ def swarm_figures(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def delta_figures(run_dir: Path) -> dict[str, Any]:
+def delta_metrics(run_dir: Path) -> dict[str, Any]:
     """The versions that the origin still has, fetched as anybody would: what each update changed and what its delta weighs."""
     bound_bytes = runpy.run_path(str(ROOT / "benchmarks" / "delta.py"))["bound_bytes"]
     updates = []
@@ -191,20 +191,20 @@ def bits(path: Path) -> U16:
     return np.concatenate([tensors[name].view(torch.uint16).numpy().reshape(-1) for name in sorted(tensors)])
 
 
-def failures(figures: dict[str, Any], *, smoke: bool) -> list[str]:
-    unaudited = figures["submissions"] - figures["submissions_audited"]
+def failures(metrics: dict[str, Any], *, smoke: bool) -> list[str]:
+    unaudited = metrics["submissions"] - metrics["submissions_audited"]
     checks = [
-        (figures["steps"] < figures["steps_planned"], f"only {figures['steps']} steps were trained."),
+        (metrics["steps"] < metrics["steps_planned"], f"only {metrics['steps']} steps were trained."),
         (
-            figures["policy_version"] != figures["steps_planned"],
-            f"version {figures['policy_version']} was compared, the run ends with {figures['steps_planned']}.",
+            metrics["policy_version"] != metrics["steps_planned"],
+            f"version {metrics['policy_version']} was compared, the run ends with {metrics['steps_planned']}.",
         ),
         (unaudited > 0, f"{unaudited} submissions were not audited."),
-        (figures["submissions_rejected"] > 0, f"{figures['submissions_rejected']} honest submissions were rejected."),
-        (not figures["ledger_ok"], "the ledger does not verify."),
+        (metrics["submissions_rejected"] > 0, f"{metrics['submissions_rejected']} honest submissions were rejected."),
+        (not metrics["ledger_ok"], "the ledger does not verify."),
         (
-            not smoke and figures["difference"] < GOAL,
-            f"held-out accuracy rose by {figures['difference']:.3f}, {GOAL} is the goal.",
+            not smoke and metrics["difference"] < GOAL,
+            f"held-out accuracy rose by {metrics['difference']:.3f}, {GOAL} is the goal.",
         ),
     ]
     return [sentence for failed, sentence in checks if failed]
