@@ -4,15 +4,18 @@ from pathlib import Path
 
 import pytest
 
+from shoal.coordinator import verdicts
 from shoal.coordinator.rules import retries
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
+from support.samples import keypair
 from support.swarm import (
     TOKENS_PER_GROUP,
     Bridge,
     Swarm,
     ledger_kinds,
+    refusal,
     running,
     small_config,
     submission_state,
@@ -240,3 +243,22 @@ def test_no_group_is_consumed_twice(swarm: Swarm) -> None:
         for group in getattr(swarm.client("trainer").batch(step, wait_s=0).batch, "groups", [])
     ]
     assert len(consumed) == len(set(consumed)) == 6
+
+
+def test_a_ban_that_is_rolled_back_leaves_the_key_present(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm.publish(0)
+    (eve,) = swarm.join("eve")
+    swarm.work(eve)
+
+    def fail(*_: object) -> bool:
+        raise RefusedError("late", "Something after the ban went wrong.")
+
+    body = verdict_of(swarm.claim(), accepted=False, reasons=[Reason.REWARD], groups=[])
+    with monkeypatch.context() as patch:
+        patch.setattr(verdicts, "advance", fail)
+        assert refusal(lambda: swarm.client("validator").verdict(body)) == "late"
+    assert swarm.state_of("eve") == "probation"
+    assert swarm.run.presence.is_present(keypair("eve").public)
+    swarm.send_verdict(body)
+    assert swarm.state_of("eve") == "banned"
+    assert not swarm.run.presence.is_present(keypair("eve").public)

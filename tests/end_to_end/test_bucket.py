@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.test_bucket import OURS, needs_rclone, s3_server
+from coordinator.store.test_bucket import OURS, needs_rclone, s3_server
 from end_to_end.swarm import small_config, swarm
 from shoal.files import digest_file
 from shoal.owner.backup import write_backup

@@ -14,12 +14,12 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.coordinator import housekeeping, retention
-from shoal.coordinator.bucket import S3Bucket
 from shoal.coordinator.http.dispatch import Dispatcher
 from shoal.coordinator.http.openapi import documentation
 from shoal.coordinator.http.service import Service
 from shoal.coordinator.http.table import ROUTES
 from shoal.coordinator.run import Run
+from shoal.coordinator.store.bucket import S3Bucket
 from shoal.coordinator.store.writer import Store
 
 log = logging.getLogger(__name__)

@@ -1,11 +1,12 @@
 """Changes that time alone brings about: leases and claims that end, workers that fall silent, retries that are due, old nonces."""
 
-from shoal.coordinator import nonces, presence, slots
+from shoal.coordinator import presence, slots
 from shoal.coordinator.leasing import expire_leases
 from shoal.coordinator.rules import trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import LeaseState
 from shoal.coordinator.steps import advance
+from shoal.coordinator.store import nonces
 from shoal.coordinator.store.database import Transaction
 from shoal.coordinator.store.rows import select
 from shoal.coordinator.store.tables import LeaseRow
@@ -26,8 +27,14 @@ def maintain(connection: Transaction, run: Run) -> bool:
         release_retries(connection, run),
         advance(connection, run),
     ]
-    nonces.forget_old(connection, run)
+    nonces.forget_before(connection, _oldest_request(run))
     return any(changes)
+
+
+def _oldest_request(run: Run) -> float:
+    """Signed time of the oldest request that any process would still accept."""
+    slack_s = presence.CLOCK_SLACK_S if run.presence.is_shared else 0.0
+    return run.clock() - run.config.coordinator.clock_window_s - slack_s
 
 
 def _mark_silent_gone(connection: Transaction, run: Run) -> bool:

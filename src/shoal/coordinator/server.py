@@ -10,11 +10,11 @@ import uvicorn
 
 from shoal.coordinator import ledger, records
 from shoal.coordinator.app import CoordinatorApp, create_app
-from shoal.coordinator.bucket import open_bucket
 from shoal.coordinator.presence import Presence
 from shoal.coordinator.rules import trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.store import meta
+from shoal.coordinator.store.bucket import open_bucket
 from shoal.coordinator.store.database import Connection, Transaction, is_shared, open_database
 from shoal.coordinator.store.rows import select
 from shoal.coordinator.store.tables import WorkerRow

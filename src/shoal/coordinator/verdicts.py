@@ -5,7 +5,7 @@ A verdict and all its consequences are one transaction.
 
 import json
 
-from shoal.coordinator import ledger, slots, task_stats
+from shoal.coordinator import ledger, slots
 from shoal.coordinator.rules import drift, trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import (
@@ -19,6 +19,7 @@ from shoal.coordinator.states import (
     one_of,
 )
 from shoal.coordinator.steps import advance, current_step
+from shoal.coordinator.store import task_stats
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, select, update, update_all
 from shoal.coordinator.store.tables import GroupRow, LeaseRow, SubmissionRow, WorkerRow

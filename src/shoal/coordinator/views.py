@@ -4,12 +4,12 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 
-from shoal.coordinator import ledger, retention, task_stats
+from shoal.coordinator import ledger, retention
 from shoal.coordinator.rules import batches, trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import UNDECIDED, SubmissionState, one_of
 from shoal.coordinator.steps import read_run, step_counts
-from shoal.coordinator.store import meta
+from shoal.coordinator.store import meta, task_stats
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import query, select
 from shoal.coordinator.store.tables import BatchRow, EvaluationRow, VersionRow, WorkerRow

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from shoal.coordinator import nonces
 from shoal.coordinator.http.limits import RateLimit
 from shoal.coordinator.http.refusals import too_many
 from shoal.coordinator.rules.presence import Stamp
 from shoal.coordinator.run import Run
+from shoal.coordinator.store import nonces
 from shoal.coordinator.store.database import Connection
 from shoal.errors import RefusedError
 from shoal.protocol.signing import RequestStamp, RequestTarget, check_stamp

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shoal.coordinator import Store
-from shoal.coordinator import task_stats as tasks
+from shoal.coordinator.store import task_stats as tasks
 from shoal.protocol import api
 
 

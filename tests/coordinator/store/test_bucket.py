@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shoal.coordinator.bucket import Credentials, S3Bucket, region_of
+from shoal.coordinator.store.bucket import Credentials, S3Bucket, region_of
 from shoal.errors import ConfigError, IntegrityError, RefusedError
 from shoal.files import digest_bytes
 from shoal.protocol import api

@@ -4,8 +4,6 @@ A replayed request carries its signed time again, so nonces are kept in the orde
 and those whose request would be refused for its age are deleted from its beginning.
 """
 
-from shoal.coordinator.presence import CLOCK_SLACK_S
-from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Connection
 from shoal.errors import RefusedError
 
@@ -19,8 +17,6 @@ def spend(connection: Connection, key: str, at: float, nonce: str) -> None:
         raise RefusedError("replay", "This request was already seen.", hint="Sign a new one.", status=409)
 
 
-def forget_old(connection: Connection, run: Run) -> None:
+def forget_before(connection: Connection, oldest: float) -> None:
     """Deletes those whose request no process would accept any more."""
-    slack_s = CLOCK_SLACK_S if run.presence.is_shared else 0.0
-    oldest = run.clock() - run.config.coordinator.clock_window_s - slack_s
     connection.execute("DELETE FROM nonces WHERE at < ?", (oldest,))
