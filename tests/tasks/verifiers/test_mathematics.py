@@ -1,8 +1,17 @@
+"""Math tasks end to end, and the rules of equality on a set of judged pairs and on generated ones (test_math_properties.py)."""
+
+import json
+from pathlib import Path
+
 import pytest
 
 from shoal.tasks import Task, score
-from shoal.tasks.verifiers.mathematics import decide, tidy
-from shoal.tasks.verifiers.scorer_pool import ScorerPool
+from shoal.tasks.verifiers.math.equality import is_equal
+from shoal.tasks.verifiers.math.expressions import TooCostlyError
+from shoal.tasks.verifiers.math.notation import tidy
+
+PAIRS = [json.loads(line) for line in (Path(__file__).parent / "data" / "math_pairs.jsonl").read_text().splitlines()]
+KINDS = sorted({pair["kind"] for pair in PAIRS})
 
 
 def judge(truth: object, answer: str) -> tuple[float, bool]:
@@ -14,22 +23,62 @@ def judge(truth: object, answer: str) -> tuple[float, bool]:
     return found.reward, found.limited
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_wrong_answer_of_the_judged_pairs_is_paid(kind: str) -> None:
+    wrong = [pair for pair in PAIRS if pair["kind"] == kind and not pair["right"]]
+    assert len(wrong) > 8
+    assert [(pair["truth"], pair["answer"]) for pair in wrong if is_equal(pair["truth"], pair["answer"])] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_right_answer_of_the_judged_pairs_is_paid_but_for_the_listed_ones(kind: str) -> None:
+    right = [pair for pair in PAIRS if pair["kind"] == kind and pair["right"]]
+    assert len(right) > 8
+    refused = [pair["answer"] for pair in right if not is_equal(pair["truth"], pair["answer"])]
+    assert refused == [pair["answer"] for pair in right if pair.get("refused")]
+
+
+def test_the_judged_pairs_are_many_and_few_right_ones_are_refused() -> None:
+    right = [pair for pair in PAIRS if pair["right"]]
+    assert len(PAIRS) >= 1000
+    assert len(KINDS) == 16
+    assert len({(pair["truth"], pair["answer"]) for pair in PAIRS}) == len(PAIRS)
+    assert sum(bool(pair.get("refused")) for pair in PAIRS) <= 0.02 * len(right)
+
+
 @pytest.mark.parametrize(
     ("truth", "answer"),
     [
         ("42", "\\boxed{42}"),
         (42, "\\boxed{42.0}"),
-        ("42", "first \\boxed{41}, then \\boxed{ 42 }."),
+        (0.5, "\\boxed{\\frac12}"),
+        ("42", "first \\boxed{42.0}, again \\boxed{ 42 }."),
         ("42", "the final answer is 42."),
+        ("42", "The answer is found by adding. The answer is 42."),
         ("42", "#### 42"),
+        ("42", "\\boxed 42"),
+        ("5", "\\boxed 5."),
+        ("5", "\\boxed5"),
+        ("-5", "\\boxed -5"),
+        ("\\frac12", "\\boxed \\frac{1}{2}"),
+        ("\\pi", "\\boxed\\pi"),
+        ("(1,2)", "\\boxed(1,2)"),
+        ("42", "\\fbox{42}"),
+        ("42", "\\boxed {42}"),
+        ("42", "Put it into \\boxed{}: \\boxed{42}"),
+        ("42", "the \\boxed format: \\boxed{42}"),
+        ("42", "\\boxed{42} and a box that never \\boxed{closes"),
+        ("\\{1,2\\}", "\\boxed{\\{1,2\\}}"),
+        ("\\frac{\\sqrt{3}}{2}", "\\boxed{\\frac{\\sqrt{3}}{2}}"),
         ("1,000,000", "\\boxed{1000000}"),
         ("\\frac{1}{2}", "\\boxed{\\dfrac{1}{2}}"),
         ("$(1, 2)$", "\\boxed{\\left(1,2\\right)}"),
         ("\\boxed{7}", "\\boxed{7}"),
         ("7", "\\boxed{\\boxed{7}}"),
+        ("7", "$$\\boxed{7}$$"),
     ],
 )
-def test_what_needs_no_algebra_is_decided_at_once(truth: object, answer: str) -> None:
+def test_the_answer_is_found_where_it_is_written(truth: object, answer: str) -> None:
     assert judge(truth, answer) == (1.0, False)
 
 
@@ -55,32 +104,85 @@ def test_equal_mathematics_in_other_words_is_right(truth: str, answer: str) -> N
         ("(1,2)", "\\boxed{(2,1)}"),
         ("42", "\\boxed{42"),
         ("7", "\\boxed{" + "9" * 2000 + "}"),
+        ("42", "\\boxed{}"),
+        ("5", "\\boxed 57"),
     ],
 )
 def test_wrong_absent_and_endless_answers_earn_nothing(truth: str, answer: str) -> None:
     assert judge(truth, answer)[0] == 0.0
 
 
-def test_a_tower_of_powers_ends_in_nothing_and_the_next_answer_is_judged() -> None:
-    judges = ScorerPool("math", 1, timeout_s=60.0)
-    try:
-        assert judges.ask("7", "9^{9^{9^{9}}}") in (None, 0.0)
-        assert judges.ask("\\frac{1}{2}", "0.5") == 1.0
-    finally:
-        judges.close()
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "first \\boxed{41}, then \\boxed{42}.",
+        "\\boxed{42} or \\boxed{43}",
+        "\\boxed{43} or \\boxed{42}",
+        "\\boxed{42 or 43}",
+        "\\boxed{42, 43}",
+        "\\boxed{42 \\boxed{43}}",
+        "\\boxed{42}, \\boxed 43",
+        "\\boxed{42 (or maybe 43)}",
+        "\\boxed{\\pm 42}",
+        "\\boxed{42?}",
+        "the answer is 41. The answer is 42",
+        "Answer: 43\nAnswer: 42",
+        "the answer is 42 or 43",
+        "the answer is 42, or maybe 43",
+        "".join(f"\\boxed{{{number}}}" for number in range(1000)),
+    ],
+)
+def test_hedged_multiple_and_contradictory_answers_earn_nothing(answer: str) -> None:
+    assert judge("42", answer) == (0.0, False)
 
 
-def test_a_process_that_takes_too_long_is_killed_and_replaced() -> None:
-    judges = ScorerPool("math", 1, timeout_s=0.0)
-    try:
-        assert judges.ask("x^2+2x+1", "(x+1)^2") is None
-        judges._timeout_s = 60.0
-        assert judges.ask("x^2+2x+1", "(x+1)^2") == 1.0
-    finally:
-        judges.close()
+HOSTILE = [
+    "9^{9^{9^{9}}}",
+    "9**9**9",
+    "\\sqrt" * 150 + "2",
+    "\\sin" * 150 + " x",
+    "(" * 450 + "1" + ")" * 450,
+    "{" * 450 + "1" + "}" * 450,
+    "\\frac{1}{1+" * 60 + "1" + "}" * 60,
+    "+".join(["7^{7000}"] * 60),
+    "+".join(["999!"] * 80),
+    "\\binom{1000}{500}" * 20,
+    "+".join(["\\sin(x^{1/3})"] * 60),
+    "+".join(["e^{x\\pi}"] * 60),
+    "*".join(["x"] * 190),
+    "/".join(["x"] * 190),
+    ",".join(f"\\sin {number}" for number in range(40)),
+    "[1,2]" + "\\cup[1,2]" * 60,
+    "\\text{" * 150 + "a" + "}" * 150,
+    "1e999999",
+    "|" * 900,
+    "-" * 900,
+    "\\" * 999,
+    "2" + "^2" * 300,
+    "__import__('os').system('id')",
+    "\x00\ud7ff\u202e½⁵₅",
+]
+
+
+@pytest.mark.parametrize("answer", HOSTILE)
+@pytest.mark.parametrize("truth", ["7", "x^2+1", "\\sin(x)", "1,2,3", "5 cm", "B"])
+def test_no_answer_costs_more_than_its_operations(truth: str, answer: str) -> None:
+    """Costs are counted, so this ends on every machine at the same place; nothing else is ever raised."""
+    assert judge(truth, f"\\boxed{{{answer}}}")[0] == 0.0
+
+
+@pytest.mark.parametrize("answer", HOSTILE)
+def test_a_hostile_ground_truth_is_as_cheap(answer: str) -> None:
+    assert judge(answer[:900], "\\boxed{12345}")[0] == 0.0
+
+
+def test_what_takes_too_many_operations_is_named() -> None:
+    terms = [f"{number}\\sin x^{{\\pi}}" for number in range(2, 42)]
+    with pytest.raises(TooCostlyError):
+        is_equal("+".join(terms), "+".join(reversed(terms)))
+    assert judge("+".join(terms), f"\\boxed{{{'+'.join(reversed(terms))}}}") == (0.0, False)
 
 
 def test_ornaments_do_not_matter() -> None:
-    assert tidy("$\\left( 1{,}000 \\right)$") == "(1000)"
-    assert decide("1/2", "0.5") is None
-    assert decide("0.50", ".5")
+    assert tidy("$\\left( 1{,}000 \\right)$") == "( 1000 )"
+    assert tidy("$$\\dfrac{1}{2}.$$") == tidy("½") == "\\frac {1}{2}"

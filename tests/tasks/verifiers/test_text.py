@@ -30,6 +30,11 @@ def judge(task_type: str, info: dict[str, Any], answer: str) -> Score:
         ("A", 0),
         ("I think B", 0),
         ("A or B", 0),
+        ("B) or C)", 0),
+        ("(B) or (C)", 0),
+        ("\\boxed{A} \\boxed{B}", 0),
+        ("\\boxed{B} \\boxed{B}", 1),
+        ("\\boxed B", 1),
         ("", 0),
     ],
 )
@@ -39,7 +44,14 @@ def test_a_choice_is_a_letter_in_its_place(answer: str, reward: float) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "reward"),
-    [("Paris", 1), (" Paris\n", 1), ("\\boxed{Paris}", 1), ("The answer is Paris.", 1), ("paris", 0)],
+    [
+        ("Paris", 1),
+        (" Paris\n", 1),
+        ("\\boxed{Paris}", 1),
+        ("The answer is Paris.", 1),
+        ("paris", 0),
+        ("\\boxed{Rome} \\boxed{Paris}", 0),
+    ],
 )
 def test_an_exact_match_is_exact(answer: str, reward: float) -> None:
     assert judge("exact_match", {"answer": "Paris"}, answer).reward == reward

@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.errors import ConfigError
 from shoal.tasks.task import Task, TaskSet, TaskSets
-from shoal.tasks.verifiers.answers import NEVER_CLOSED, answer_part, final_answer
+from shoal.tasks.verifiers.answers import NEVER_CLOSED, SEVERAL_ANSWERS, answer_part, boxed_answers, final_answer
 from shoal.tasks.verifiers.scorer_pool import OVER_LIMIT, shared_scorers
 from shoal.tasks.verifiers.text import Info, Outcome, shown
 
@@ -31,11 +31,13 @@ def check_gym(info: GymInfo, text: str) -> Outcome:
     answer = answer_part(text)
     if answer is None:
         return Outcome(0.0, NEVER_CLOSED)
+    if len(boxed_answers(answer)) > 1:
+        return Outcome(0.0, SEVERAL_ANSWERS)
     found = (_tagged(answer) or final_answer(answer) or answer).strip()
     if len(found) > LONGEST_ANSWER:
         return Outcome(0.0, f"the answer is longer than {LONGEST_ANSWER} letters")
     require_package()
-    reward = shared_scorers(TASK_TYPE).ask(info.dataset, info.entry, found)
+    reward = shared_scorers().ask(info.dataset, info.entry, found)
     if reward is None:
         return OVER_LIMIT
     return Outcome(min(1.0, max(0.0, reward)), f"reasoning-gym gives {reward:g} for {shown(found)}")

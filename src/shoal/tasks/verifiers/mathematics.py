@@ -1,22 +1,22 @@
-"""Math tasks: the last boxed or final answer after the think part has to equal the ground truth as mathematics.
+"""Math tasks: the boxed or final answer after the think part has to equal the ground truth as mathematics.
 
-Equal texts and equal numbers are decided here. Everything else goes to math-verify in a process of its own, which is killed when it
-takes too long: a tower of powers earns 0 and does not delay others. Tolerant: other releases of sympy may see other equalities.
+Every box has to hold it: an answer that hedges or contradicts itself earns nothing. What equality means is in `math.equality`; it
+costs a bounded number of operations, so no answer is slow and every machine comes to the same verdict. Tolerant all the same: two
+releases may know different notations.
 """
 
-import re
-from fractions import Fraction
 from typing import Annotated
 
 from pydantic import AliasChoices, BeforeValidator, Field
 
-from shoal.tasks.verifiers.answers import NEVER_CLOSED, answer_part, final_answer, last_boxed
-from shoal.tasks.verifiers.scorer_pool import OVER_LIMIT, shared_scorers
+from shoal.tasks.verifiers.answers import NEVER_CLOSED, answer_part, boxed_answers, statements
+from shoal.tasks.verifiers.math.equality import is_equal, is_readable
+from shoal.tasks.verifiers.math.expressions import TooCostlyError
 from shoal.tasks.verifiers.text import Info, Outcome, compare
 
 LONGEST_ANSWER = 1000
-_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,100}(?:\.[0-9]{1,100})?|\.[0-9]{1,100})")
-_THOUSANDS = re.compile(r"(?<=[0-9])(?:,|\{,\}|\\,|\\!)(?=[0-9]{3}(?![0-9]))")
+MOST_BOXES = 4
+TOO_COSTLY = Outcome(0.0, "the answer is too complicated to compare")
 
 
 def _text(value: object) -> object:
@@ -38,43 +38,28 @@ def check_math(info: MathInfo, text: str) -> Outcome:
     answer = answer_part(text)
     if answer is None:
         return Outcome(0.0, NEVER_CLOSED)
-    found = final_answer(answer)
+    found = boxed_answers(answer) or _stated(answer)
     if not found:
         return Outcome(0.0, "there is no boxed or final answer")
-    if len(found) > LONGEST_ANSWER:
+    if len(found) > MOST_BOXES:
+        return Outcome(0.0, f"there are {len(found)} different answers")
+    if max(map(len, found)) > LONGEST_ANSWER:
         return Outcome(0.0, f"the answer is longer than {LONGEST_ANSWER} letters")
-    expected = last_boxed(info.ground_truth) or info.ground_truth
-    decided = decide(tidy(expected), tidy(found))
-    if decided is not None:
-        return compare(found, expected, decided)
-    return _compare(expected, found)
+    return _compare((boxed_answers(info.ground_truth) or [info.ground_truth])[-1], found)
 
 
-def _compare(expected: str, found: str) -> Outcome:
-    same = shared_scorers("math").ask(_bare(expected), _bare(found))
-    return OVER_LIMIT if same is None else compare(found, expected, same == 1.0)
+def _stated(answer: str) -> list[str]:
+    """The last statement, and those before it that are answers rather than sentences."""
+    stated = [line for line in statements(answer) if len(line) <= LONGEST_ANSWER]
+    return [line for line in stated[:-1] if is_readable(line)] + stated[-1:]
 
 
-def decide(expected: str, found: str) -> bool | None:
-    """What needs no algebra: equal texts, and two plain numbers."""
-    if expected == found:
-        return True
-    if _NUMBER.fullmatch(expected) and _NUMBER.fullmatch(found):
-        return Fraction(expected) == Fraction(found)
-    return None
-
-
-def tidy(text: str) -> str:
-    """Without what does not change the mathematics: dollars, spaces, separators of thousands, \\left and \\right."""
-    bare = _THOUSANDS.sub("", _bare(text))
-    for ornament in ("\\left", "\\right", "\\displaystyle", "\\!", "\\,", "\\;", "\\ "):
-        bare = bare.replace(ornament, "")
-    return "".join(bare.split()).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-
-
-def _bare(text: str) -> str:
-    text = text.strip()
-    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
-        if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
-            text = text[len(opening) : -len(closing)].strip()
-    return text.rstrip(".").strip()
+def _compare(expected: str, found: list[str]) -> Outcome:
+    for answer in found:
+        try:
+            same = is_equal(expected, answer)
+        except TooCostlyError:
+            return TOO_COSTLY
+        if not same:
+            return compare(answer, expected, False)
+    return compare(found[-1], expected, True)

@@ -128,7 +128,7 @@ VERIFIERS: dict[str, Verifier] = {
     "json_output": _exact(texts.check_json, texts.JsonInfo),
     "code_output_prediction": _exact(texts.check_json, texts.JsonInfo),
     "instruction_following": _exact(constraints.check_constraints, constraints.ConstraintInfo),
-    "verifiable_math": of_info(mathematics.check_math, mathematics.MathInfo, exact=False, slow=True),
+    "verifiable_math": of_info(mathematics.check_math, mathematics.MathInfo, exact=False),
     "verifiable_code": _CODE,
     "prime_rl_code": _CODE,
     gym.TASK_TYPE: of_info(gym.check_gym, gym.GymInfo, exact=False, slow=True),

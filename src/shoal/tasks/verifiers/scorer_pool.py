@@ -1,4 +1,4 @@
-"""Bounded sets of processes that compare answers with large libraries, and that are killed when they take too long.
+"""Bounded sets of processes that run reasoning-gym's scorers, and that are killed when they take too long.
 
 Each process is started when it is first needed, answers one request after the other, and is replaced when it had to be killed or
 died. A request that no process could answer within its limits has no answer.
@@ -28,10 +28,9 @@ OVER_LIMIT = Outcome(0.0, f"comparing the answer took more than {CPU_LIMIT_S} s 
 class _Scorer:
     """One process of the pool."""
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "shoal.tasks.verifiers.scorer_process", kind],
+            [sys.executable, "-m", "shoal.tasks.verifiers.scorer_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -40,13 +39,15 @@ class _Scorer:
         )
         if self._line(START_DEADLINE_S) != b"ready":
             self.close()
-            raise UnavailableError(f"A process for {kind} answers did not start within {START_DEADLINE_S:.0f} s.")
+            raise UnavailableError(
+                f"A process for reasoning-gym answers did not start within {START_DEADLINE_S:.0f} s."
+            )
 
     def ask(self, arguments: tuple[Any, ...], timeout_s: float) -> float | None:
         """None if the process died or has to be killed; it is of no further use then."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps([self._kind, *arguments]).encode() + b"\n")
+            self._process.stdin.write(json.dumps(arguments).encode() + b"\n")
         except BrokenPipeError:
             return None
         answer: Any = json.loads(self._line(timeout_s) or b"null")
@@ -75,8 +76,8 @@ class _Scorer:
 
 
 class ScorerPool:
-    def __init__(self, kind: str, size: int, *, timeout_s: float = WALL_LIMIT_S) -> None:
-        self._kind, self._timeout_s = kind, timeout_s
+    def __init__(self, size: int, *, timeout_s: float = WALL_LIMIT_S) -> None:
+        self._timeout_s = timeout_s
         self._idle: queue.LifoQueue[_Scorer | None] = queue.LifoQueue()
         for _ in range(size):
             self._idle.put(None)
@@ -86,7 +87,7 @@ class ScorerPool:
         scorer = self._idle.get()
         answer = None
         try:
-            scorer = scorer or _Scorer(self._kind)
+            scorer = scorer or _Scorer()
             answer = scorer.ask(arguments, self._timeout_s)
         finally:
             if scorer is not None and answer is None:
@@ -103,8 +104,8 @@ class ScorerPool:
 
 
 @cache
-def shared_scorers(kind: str) -> ScorerPool:
-    """The processes of this kind, as many as the machine has cores."""
-    scorers = ScorerPool(kind, os.cpu_count() or 1)
+def shared_scorers() -> ScorerPool:
+    """The processes of this machine, as many as the machine has cores."""
+    scorers = ScorerPool(os.cpu_count() or 1)
     atexit.register(scorers.close)
     return scorers

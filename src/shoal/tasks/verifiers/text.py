@@ -10,11 +10,12 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictInt, field_validator
 
-from shoal.tasks.verifiers.answers import NEVER_CLOSED, answer_part, final_answer, last_boxed, last_code_block
+from shoal.tasks.verifiers.answers import NEVER_CLOSED, answer_part, boxed_answers, final_answer, last_code_block
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,32}")
 _NUMBER = re.compile(r"(?<![0-9.])-?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?")
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?[.:)]?")
+_OTHER_CHOICE = re.compile(r"\b(?:or|and)\s+\(?[A-Z]\b|\([A-J]\)|(?<![A-Za-z])[A-J]\)")
 _SHOWN = 80
 LEFT_TO_MODEL = "left to the reward model of the validator"
 
@@ -84,7 +85,8 @@ def check_exact(info: ExactInfo, text: str) -> Outcome:
     answer = answer_part(text)
     if answer is None:
         return Outcome(0.0, NEVER_CLOSED)
-    found, expected = (last_boxed(answer) or answer).strip(), info.answer.strip()
+    boxes = boxed_answers(answer)
+    found, expected = (boxes[0] if len(boxes) == 1 else answer).strip(), info.answer.strip()
     candidates = {found, final_answer(answer) or found}
     fold = str.casefold if info.ignore_case else str
     return compare(found, expected, fold(expected) in {fold(candidate) for candidate in candidates})
@@ -103,6 +105,8 @@ def check_choice(info: ChoiceInfo, text: str) -> Outcome:
     choice = _CHOICE.fullmatch(found.strip().strip("*$").strip()) or re.match(r"\(?([A-Z])[.:)]", found.strip())
     if choice is None:
         return Outcome(0.0, "no letter was chosen")
+    if _OTHER_CHOICE.search(found.strip(), choice.end()):
+        return Outcome(0.0, "several letters were chosen")
     letter = choice.group(1).upper()
     return compare(letter, info.answer.upper(), letter == info.answer.upper())
 

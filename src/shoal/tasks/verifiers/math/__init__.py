@@ -1,0 +1,1 @@
+"""Answers to mathematics problems: read completely by one grammar, then compared by their kind."""
