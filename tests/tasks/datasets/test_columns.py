@@ -70,7 +70,7 @@ def test_deepscaler_is_one_json_array(tmp_path: Path) -> None:
     assert [task.verification_info["ground_truth"] for task in load(path)] == ["2", "\\sqrt{2}"]
 
 
-def test_synthetic_1_rows_leave_out_what_needs_a_judge(tmp_path: Path) -> None:
+def test_synthetic_1_rows_leave_out_what_only_a_model_can_score(tmp_path: Path) -> None:
     prediction, code = load(write(tmp_path / "synthetic.parquet", SYNTHETIC_1))
     assert (code.task_type, code.metadata["difficulty"]) == ("verifiable_code", "easy")
     assert prediction.task_type == "code_output_prediction"

@@ -159,7 +159,7 @@ def test_honest_programs_have_threads_files_recursion_and_text() -> None:
 @pytest.mark.parametrize(
     ("ending", "code"), [("exit()", 0), ("quit(0)", 0), ("import sys; sys.exit(4)", 1), ("1/0", 1)]
 )
-def test_the_way_a_script_ends_is_told(ending: str, code: int) -> None:
+def test_the_way_a_script_ends_is_reported(ending: str, code: int) -> None:
     (result,) = run(f"print(5)\n{ending}")
     assert (result.exit_code, result.ending) == (code, "")
 

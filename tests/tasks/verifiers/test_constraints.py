@@ -50,7 +50,7 @@ KEPT_AND_BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-def judge(name: str, kwargs: dict[str, Any], answer: str) -> float:
+def scored(name: str, kwargs: dict[str, Any], answer: str) -> float:
     info = {"instruction_id_list": [name], "kwargs": [kwargs]}
     task = Task(problem_id="p", source="t", task_type="instruction_following", prompt="?", verification_info=info)
     result = score(task, f"thinking, with commas</think>\n{answer}\n")
@@ -65,7 +65,7 @@ def test_every_constraint_has_an_example() -> None:
 @pytest.mark.parametrize("name", KEPT_AND_BROKEN)
 def test_a_constraint_is_kept_or_broken(name: str) -> None:
     kwargs, kept, broken = KEPT_AND_BROKEN[name]
-    assert (judge(name, kwargs, kept), judge(name, kwargs, broken)) == (1.0, 0.0)
+    assert (scored(name, kwargs, kept), scored(name, kwargs, broken)) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,8 @@ def test_no_rendering_of_another_number_is(value: Fraction, other: Fraction, dat
     assert not is_equal(truth, answer)
 
 
-PAIRED = ["{} or {}", "{}, {}", "{} and {}", "{} {}", "{};{}", "{} \\text{{ or }} {}", "\\{{{},{}\\}}", "({},{})", "[{},{}]", "{}={}",
-          "{} (or maybe {})", "{} \\to {}", "{} < {}", "either {} or {}", "{} \\pm {}", "{}:{}:1"]  # fmt: skip
+PAIRED = ["{} or {}", "{}, {}", "{} and {}", "{} {}", "{};{}", "{} \\text{{ or }} {}", "\\{{{},{}\\}}", "({},{})", "[{},{}]",
+          "{}={}", "{} (or maybe {})", "{} \\to {}", "{} < {}", "either {} or {}", "{} \\pm {}", "{}:{}:1"]  # fmt: skip
 
 
 @given(fractions, fractions, st.sampled_from(PAIRED))

@@ -1,4 +1,4 @@
-"""Math tasks end to end, and the rules of equality on a set of judged pairs and on generated ones (test_math_properties.py)."""
+"""Math tasks end to end, and the rules of equality on a set of labelled pairs and on generated ones (test_math_properties.py)."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ PAIRS = [json.loads(line) for line in (Path(__file__).parent / "data" / "math_pa
 KINDS = sorted({pair["kind"] for pair in PAIRS})
 
 
-def judge(truth: object, answer: str) -> tuple[float, bool]:
+def scored(truth: object, answer: str) -> tuple[float, bool]:
     task = Task(
         problem_id="p", source="t", task_type="verifiable_math", prompt="?", verification_info={"ground_truth": truth}
     )
@@ -24,21 +24,21 @@ def judge(truth: object, answer: str) -> tuple[float, bool]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_wrong_answer_of_the_judged_pairs_is_paid(kind: str) -> None:
+def test_no_wrong_answer_of_the_labelled_pairs_is_paid(kind: str) -> None:
     wrong = [pair for pair in PAIRS if pair["kind"] == kind and not pair["right"]]
     assert len(wrong) > 8
     assert [(pair["truth"], pair["answer"]) for pair in wrong if is_equal(pair["truth"], pair["answer"])] == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_right_answer_of_the_judged_pairs_is_paid_but_for_the_listed_ones(kind: str) -> None:
+def test_every_right_answer_of_the_labelled_pairs_is_paid_but_for_the_listed_ones(kind: str) -> None:
     right = [pair for pair in PAIRS if pair["kind"] == kind and pair["right"]]
     assert len(right) > 8
     refused = [pair["answer"] for pair in right if not is_equal(pair["truth"], pair["answer"])]
     assert refused == [pair["answer"] for pair in right if pair.get("refused")]
 
 
-def test_the_judged_pairs_are_many_and_few_right_ones_are_refused() -> None:
+def test_the_labelled_pairs_are_many_and_few_right_ones_are_refused() -> None:
     right = [pair for pair in PAIRS if pair["right"]]
     assert len(PAIRS) >= 1000
     assert len(KINDS) == 16
@@ -79,7 +79,7 @@ def test_the_judged_pairs_are_many_and_few_right_ones_are_refused() -> None:
     ],
 )
 def test_the_answer_is_found_where_it_is_written(truth: object, answer: str) -> None:
-    assert judge(truth, answer) == (1.0, False)
+    assert scored(truth, answer) == (1.0, False)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_answer_is_found_where_it_is_written(truth: object, answer: str) -> 
     ],
 )
 def test_equal_mathematics_in_other_words_is_right(truth: str, answer: str) -> None:
-    assert judge(truth, answer) == (1.0, False)
+    assert scored(truth, answer) == (1.0, False)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_equal_mathematics_in_other_words_is_right(truth: str, answer: str) -> N
     ],
 )
 def test_wrong_absent_and_endless_answers_earn_nothing(truth: str, answer: str) -> None:
-    assert judge(truth, answer)[0] == 0.0
+    assert scored(truth, answer)[0] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_wrong_absent_and_endless_answers_earn_nothing(truth: str, answer: str) 
     ],
 )
 def test_hedged_multiple_and_contradictory_answers_earn_nothing(answer: str) -> None:
-    assert judge("42", answer) == (0.0, False)
+    assert scored("42", answer) == (0.0, False)
 
 
 HOSTILE = [
@@ -168,19 +168,19 @@ HOSTILE = [
 @pytest.mark.parametrize("truth", ["7", "x^2+1", "\\sin(x)", "1,2,3", "5 cm", "B"])
 def test_no_answer_costs_more_than_its_operations(truth: str, answer: str) -> None:
     """Costs are counted, so this ends on every machine at the same place; nothing else is ever raised."""
-    assert judge(truth, f"\\boxed{{{answer}}}")[0] == 0.0
+    assert scored(truth, f"\\boxed{{{answer}}}")[0] == 0.0
 
 
 @pytest.mark.parametrize("answer", HOSTILE)
 def test_a_hostile_ground_truth_is_as_cheap(answer: str) -> None:
-    assert judge(answer[:900], "\\boxed{12345}")[0] == 0.0
+    assert scored(answer[:900], "\\boxed{12345}")[0] == 0.0
 
 
 def test_what_takes_too_many_operations_is_named() -> None:
     terms = [f"{number}\\sin x^{{\\pi}}" for number in range(2, 42)]
     with pytest.raises(TooCostlyError):
         is_equal("+".join(terms), "+".join(reversed(terms)))
-    assert judge("+".join(terms), f"\\boxed{{{'+'.join(reversed(terms))}}}") == (0.0, False)
+    assert scored("+".join(terms), f"\\boxed{{{'+'.join(reversed(terms))}}}") == (0.0, False)
 
 
 def test_ornaments_do_not_matter() -> None:

@@ -15,7 +15,7 @@ DOUBLE = {"test_cases": {"inputs": [[2], [5]], "outputs": [4, 10], "fn_name": "d
 SQUARE = {"test_cases": [{"type": "stdin_stdout", "input": f"{n}\n", "output": f"{n * n}\n"} for n in (3, 4)]}
 
 
-def judge(info: dict[str, Any], program: str, *, block: str = "python") -> Score:
+def scored(info: dict[str, Any], program: str, *, block: str = "python") -> Score:
     task = Task(problem_id="p", source="t", task_type="verifiable_code", prompt="?", verification_info=info)
     return score(task, f"hm</think>Like this:\n```{block}\n{program}\n```\nDone.")
 
@@ -30,14 +30,14 @@ def judge(info: dict[str, Any], program: str, *, block: str = "python") -> Score
     ],
 )
 def test_a_function_that_passes_every_call_earns_one(program: str) -> None:
-    result = judge(DOUBLE, program)
+    result = scored(DOUBLE, program)
     assert (result.reward, result.why, result.exact) == (1.0, "all 2 tests passed", False)
 
 
 @needs_sandbox
 @pytest.mark.parametrize("program", ["print(int(input()) ** 2)", "x = int(input())\nprint(x * x)\nexit()"])
 def test_a_script_that_writes_every_output_earns_one(program: str) -> None:
-    assert judge(SQUARE, program).reward == 1.0
+    assert scored(SQUARE, program).reward == 1.0
 
 
 @needs_sandbox
@@ -58,7 +58,7 @@ def test_a_script_that_writes_every_output_earns_one(program: str) -> None:
     ],
 )
 def test_every_other_function_earns_nothing_and_says_why(program: str, why: str) -> None:
-    result = judge(DOUBLE, program)
+    result = scored(DOUBLE, program)
     assert result.reward == 0.0
     assert why in result.why
     assert not result.limited
@@ -73,8 +73,8 @@ def test_every_other_function_earns_nothing_and_says_why(program: str, why: str)
         ("def double(x): return 'a' * 10**9", "out of memory"),
     ],
 )
-def test_a_limit_ends_in_nothing_and_is_told_as_such(program: str, why: str) -> None:
-    result = judge(DOUBLE, program)
+def test_a_limit_ends_in_nothing_and_is_reported_as_such(program: str, why: str) -> None:
+    result = scored(DOUBLE, program)
     assert result.reward == 0.0
     assert re.search(why, result.why)
     assert result.limited
@@ -82,12 +82,12 @@ def test_a_limit_ends_in_nothing_and_is_told_as_such(program: str, why: str) -> 
 
 @needs_sandbox
 def test_an_output_that_never_comes_fails_the_test() -> None:
-    assert "wrote 9, expected 16" in judge(SQUARE, "print(9)").why
-    assert "ended with an error" in judge(SQUARE, "print(int(input()) ** 2); 1 / 0").why
+    assert "wrote 9, expected 16" in scored(SQUARE, "print(9)").why
+    assert "ended with an error" in scored(SQUARE, "print(int(input()) ** 2); 1 / 0").why
 
 
 def test_only_a_closed_python_block_after_the_thinking_counts() -> None:
-    assert judge(DOUBLE, "def double(x): return 2 * x", block="text").why == "the answer has no closed python block"
+    assert scored(DOUBLE, "def double(x): return 2 * x", block="text").why == "the answer has no closed python block"
     task = Task(problem_id="p", source="t", task_type="verifiable_code", prompt="?", verification_info=DOUBLE)
     assert "never closed" in score(task, "```python\ndef double(x): return 2 * x\n```").why
     assert "no closed" in score(task, "</think>```python\ndef double(x): return 2 * x").why

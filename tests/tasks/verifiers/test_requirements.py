@@ -1,4 +1,4 @@
-"""Whoever joins is told at once what its machine lacks for judging the run's tasks."""
+"""A role that joins learns at once what its machine lacks to score the run's tasks."""
 
 from collections.abc import Iterator
 from pathlib import Path

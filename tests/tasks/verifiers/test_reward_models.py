@@ -1,4 +1,4 @@
-"""What reward models judge is asked for by name, claimed by nobody and never proof of anything."""
+"""What reward models score is named, is never claimed by a worker, and never proves anything."""
 
 import pytest
 
@@ -46,14 +46,14 @@ def test_the_weight_of_a_model_is_that_of_its_part_or_of_the_task() -> None:
 
 
 def test_a_name_without_a_model_and_a_model_without_a_use_are_refused_with_their_place() -> None:
-    plain, judged = TaskSet([task("integer_answer")]), TaskSet([task("integer_answer"), task(POLITE)])
+    plain, ranked = TaskSet([task("integer_answer")]), TaskSet([task("integer_answer"), task(POLITE)])
     check_named({}, plain, {})
     check_named({"task": 1.0, POLITE: 0.1}, plain, {"polite": "dir"})
-    check_named({}, judged, {"polite": "dir"})
+    check_named({}, ranked, {"polite": "dir"})
     with pytest.raises(ConfigError, match=r"reward.parts names reward_model:polite, which .* It names rude\."):
         check_named({POLITE: 0.1}, plain, {"rude": "dir"})
     with pytest.raises(ConfigError, match=r"Task 1 \(a/reward_model:polite\) is scored by reward_model:polite, which"):
-        check_named({}, judged, {})
+        check_named({}, ranked, {})
     with pytest.raises(ConfigError, match=r"names polite, but nothing uses it"):
         check_named({"task": 1.0}, plain, {"polite": "dir"})
 

@@ -14,7 +14,7 @@ def task_of(task_type: str, info: dict[str, Any], **fields: Any) -> Task:
     return Task(problem_id="p", source="t", task_type=task_type, prompt="?", verification_info=info, **fields)
 
 
-def judge(task_type: str, info: dict[str, Any], answer: str) -> Score:
+def scored(task_type: str, info: dict[str, Any], answer: str) -> Score:
     return score(task_of(task_type, info), f"hm</think>{answer}")
 
 
@@ -39,7 +39,7 @@ def judge(task_type: str, info: dict[str, Any], answer: str) -> Score:
     ],
 )
 def test_a_choice_is_a_letter_in_its_place(answer: str, reward: float) -> None:
-    assert judge("multiple_choice", {"answer": "B"}, answer).reward == reward
+    assert scored("multiple_choice", {"answer": "B"}, answer).reward == reward
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def test_a_choice_is_a_letter_in_its_place(answer: str, reward: float) -> None:
     ],
 )
 def test_an_exact_match_is_exact(answer: str, reward: float) -> None:
-    assert judge("exact_match", {"answer": "Paris"}, answer).reward == reward
+    assert scored("exact_match", {"answer": "Paris"}, answer).reward == reward
 
 
 def test_case_is_ignored_where_the_task_says_so() -> None:
-    assert judge("exact_match", {"ground_truth": "Paris", "ignore_case": True}, "PARIS").reward == 1.0
+    assert scored("exact_match", {"ground_truth": "Paris", "ignore_case": True}, "PARIS").reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_case_is_ignored_where_the_task_says_so() -> None:
     ],
 )
 def test_a_format_names_what_is_missing(answer: str, why: str) -> None:
-    assert why in judge("format", {"tags": ["plan", "answer"]}, answer).why
+    assert why in scored("format", {"tags": ["plan", "answer"]}, answer).why
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_format_names_what_is_missing(answer: str, why: str) -> None:
     ],
 )
 def test_predicted_json_is_compared_as_json(answer: str, reward: float) -> None:
-    assert judge("code_output_prediction", {"output": "[1, 2]"}, answer).reward == reward
+    assert scored("code_output_prediction", {"output": "[1, 2]"}, answer).reward == reward
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_predicted_json_is_compared_as_json(answer: str, reward: float) -> None:
 @pytest.mark.parametrize("kind", ["exact_match", "multiple_choice", "format", "json_output", "instruction_following"])
 def test_no_text_makes_an_exact_verifier_slow(kind: str, text: str) -> None:
     info: dict[str, Any] = {"answer": "B", "output": 1, "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
-    assert judge(kind, info, text).reward in (0.0, 1.0)
+    assert scored(kind, info, text).reward in (0.0, 1.0)
 
 
 def test_several_parts_are_weighed() -> None:
@@ -107,10 +107,10 @@ def test_several_parts_are_weighed() -> None:
             {"task_type": "format", "weight": 1},
         ]
     }
-    assert judge("multi", info, "7") == Score(
+    assert scored("multi", info, "7") == Score(
         1.0, "integer_answer 1 (the answer is right); format 1 (the format is right)", True
     )
-    assert judge("multi", info, "8").reward == 0.25
+    assert scored("multi", info, "8").reward == 0.25
     assert find_verifier("multi").complaint({"parts": [{"task_type": "integer_answer"}]}) != ""
     assert find_verifier("multi").complaint({"parts": []}) != ""
 
@@ -119,7 +119,7 @@ def test_one_tolerant_part_makes_the_whole_tolerant() -> None:
     info = {
         "parts": [{"task_type": "verifiable_math", "verification_info": {"ground_truth": "7"}}, {"task_type": "format"}]
     }
-    assert not judge("multi", info, "\\boxed{7}").exact
+    assert not scored("multi", info, "\\boxed{7}").exact
 
 
 def test_the_reward_of_a_run_may_have_parts() -> None:
@@ -153,7 +153,7 @@ def test_an_own_verifier_is_named_by_module_and_function() -> None:
 
 def test_an_own_verifier_may_be_one_of_several_parts() -> None:
     info = {"parts": [{"task_type": "tasks.own:says_one"}, {"task_type": "format"}]}
-    assert judge("multi", info, "1").why == "tasks.own:says_one 1 (said '1' to '?'); format 1 (the format is right)"
+    assert scored("multi", info, "1").why == "tasks.own:says_one 1 (said '1' to '?'); format 1 (the format is right)"
 
 
 @pytest.mark.parametrize("name", ["tasks.own:not_marked", "tasks.own:absent", "no_such_module:f", "os:system", ":x"])

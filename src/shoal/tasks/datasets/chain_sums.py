@@ -1,6 +1,6 @@
 """The built-in task set `chain-sums`: two chained additions or subtractions, such as `47+38-19`.
 
-Operands have two digits and every true intermediate result lies in 0 … 99, so a tiny model can know the arithmetic and
+Operands have two digits and every true intermediate result lies in 0 … 99, so a tiny model can know the sums and
 still has to carry a result from one step to the next. The problem itself decides, by its hash, whether it is held out: no
 seed, and no data that the bundled policy was trained on, ever shows a held-out problem to training.
 """

@@ -39,7 +39,7 @@ def learned_parts(task_type: str, parts: Mapping[str, float]) -> list[LearnedPar
 
 
 def verifiable(tasks: Collection[Task]) -> list[Task]:
-    """Those that can be measured: a ranking inside a group says nothing about a policy."""
+    """Those that can be measured: a ranking inside a group does not measure a policy."""
     found = [task for task in tasks if not is_learned(task.task_type)]
     if tasks and not found:
         raise ConfigError(

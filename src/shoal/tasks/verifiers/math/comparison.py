@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from shoal.tasks.verifiers.math.expressions import Arithmetic, Node, NoValueError, number
+from shoal.tasks.verifiers.math.expressions import Evaluator, Node, NoValueError, number
 from shoal.tasks.verifiers.math.kinds import (
     Based,
     Expression,
@@ -28,17 +28,17 @@ from shoal.tasks.verifiers.math.sets import is_set_notation, same_set, to_set
 _FUNCTION_LABEL = re.compile(r"[A-Za-z]\w*'*\([a-z](?:,[a-z])*\)|\([a-z](?:,[a-z])+\)")
 _DEGREE = (("degree", 1),)
 _LITERAL_OPS = frozenset({"number", "negate", "divide"})
-_ARITHMETIC_OPS = _LITERAL_OPS | {"add", "multiply", "power"}
+_RATIONAL_OPS = _LITERAL_OPS | {"add", "multiply", "power"}
 
 
 class Comparison:
     """One comparison of an answer with a ground truth, within one budget of operations."""
 
     def __init__(self) -> None:
-        self._arithmetic = Arithmetic()
+        self._evaluator = Evaluator()
 
     def same(self, truth: Any, answer: Any) -> bool:
-        self._arithmetic.spend(1)
+        self._evaluator.spend(1)
         if truth == answer:
             return True
         if isinstance(truth, Labelled):
@@ -81,14 +81,14 @@ class Comparison:
         one, other = _difference(truth), _difference(answer)
         if one is None or other is None or not one.symbols or one.symbols != other.symbols:
             return False
-        return self._arithmetic.proportional(one, other, positive=False)
+        return self._evaluator.proportional(one, other, positive=False)
 
     def _as_sets(self, truth: Any, answer: Any) -> bool:
         if isinstance(answer, Labelled):
             answer = answer.answer
-        one, other = to_set(truth, self._arithmetic), to_set(answer, self._arithmetic)
+        one, other = to_set(truth, self._evaluator), to_set(answer, self._evaluator)
         if one is not None and other is not None:
-            return same_set(one, other, self._arithmetic)
+            return same_set(one, other, self._evaluator)
         if isinstance(truth, Relation) and isinstance(answer, Relation):
             return self._inequality(truth, answer)
         if isinstance(truth, Items) and isinstance(answer, Items):
@@ -106,7 +106,7 @@ class Comparison:
             or not one[1].symbols
         ):
             return False
-        return self._arithmetic.proportional(one[1], other[1], positive=one[0] != "!=")
+        return self._evaluator.proportional(one[1], other[1], positive=one[0] != "!=")
 
     def _expression(self, truth: Expression, answer: Any) -> bool:
         if isinstance(answer, Expression):
@@ -148,8 +148,8 @@ class Comparison:
         if not isinstance(answer, Expression):
             return False
         # Without its sign a number above 1 is taken for the percentage; a smaller one could be the value of another.
-        written = self._expression(Expression(truth.node), answer) and self._arithmetic.less(
-            Fraction(1), self._arithmetic.value(truth.node)
+        written = self._expression(Expression(truth.node), answer) and self._evaluator.less(
+            Fraction(1), self._evaluator.value(truth.node)
         )
         return written or self._equal(_hundredth(truth.node), answer.node)
 
@@ -206,7 +206,7 @@ class Comparison:
         if one.symbols != other.symbols:
             return False
         try:
-            return self._arithmetic.equal(one, other)
+            return self._evaluator.equal(one, other)
         except NoValueError:
             return False
 
@@ -255,7 +255,7 @@ def _is_unevaluated(node: Node) -> bool:
     """A sum or product of plain numbers: it may be the question itself."""
     if _is_mixed(node) or _is_scientific(node):
         return False
-    own = node.op in ("add", "multiply") and not node.symbols and node.ops <= _ARITHMETIC_OPS
+    own = node.op in ("add", "multiply") and not node.symbols and node.ops <= _RATIONAL_OPS
     return own or any(_is_unevaluated(arg) for arg in node.args)
 
 

@@ -1,6 +1,6 @@
 """Expressions as trees, and what they are worth: exact fractions where possible, 650 digits where not.
 
-Two expressions are equal if they agree at points that nobody chose: their symbols get values from a hash of both sides. Sums,
+Two expressions are equal if they agree at pseudo-random points: their symbols get values from a hash of both sides. Sums,
 products and powers of fractions are exact, so rational numbers have no tolerance; irrational ones agree in 320 digits or differ.
 Numbers outside of 10^±300 and trees that cost too much have no value here. Costs are counted in operations, not in seconds: every
 machine comes to the same end.
@@ -59,8 +59,8 @@ def number(value: Fraction | int) -> Node:
     return Node("number", value=Fraction(value))
 
 
-class Arithmetic:
-    """One comparison's arithmetic: its precision, and how many operations it may still take."""
+class Evaluator:
+    """Evaluates the expressions of one comparison, within its precision and its number of operations."""
 
     def __init__(self, most_operations: int = MOST_OPERATIONS) -> None:
         self._left = most_operations
@@ -99,7 +99,7 @@ class Arithmetic:
             raise NoValueError
         try:
             found = inexact(self.mp, *(self.inexact(value) for value in values))
-        except (ValueError, ZeroDivisionError, OverflowError, ArithmeticError):
+        except (ValueError, ZeroDivisionError, OverflowError, mpmath.libmp.ComplexResult):
             raise NoValueError from None
         if real and isinstance(found, self.mp.mpc):
             raise NoValueError

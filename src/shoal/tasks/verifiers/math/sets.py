@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from shoal.tasks.verifiers.math.expressions import Arithmetic, Node, NoValueError, Value
+from shoal.tasks.verifiers.math.expressions import Evaluator, Node, NoValueError, Value
 from shoal.tasks.verifiers.math.kinds import Expression, Items, Joined, Labelled, Member, Reals, Relation
 
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
@@ -51,22 +51,22 @@ def is_set_notation(kind: Any) -> bool:
     return isinstance(kind, Joined | Reals) or (isinstance(kind, Member) and is_set_notation(kind.members))
 
 
-def to_set(kind: Any, arithmetic: Arithmetic) -> RealSet | None:
+def to_set(kind: Any, evaluator: Evaluator) -> RealSet | None:
     """The set that an answer names; None if it names none that can be computed."""
     try:
-        return _Sets(arithmetic).read(kind)
+        return _Sets(evaluator).read(kind)
     except NoValueError:
         return None
 
 
-def same_set(one: RealSet, other: RealSet, arithmetic: Arithmetic) -> bool:
+def same_set(one: RealSet, other: RealSet, evaluator: Evaluator) -> bool:
     if one.symbol and other.symbol and one.symbol != other.symbol:
         return False
     ends: list[Value] = []
     for value in (*_ends(one.members), *_ends(other.members)):
-        if not any(arithmetic.same(value, known) for known in ends):
+        if not any(evaluator.same(value, known) for known in ends):
             ends.append(value)
-    order = _Order(ends, arithmetic)
+    order = _Order(ends, evaluator)
     places = [Fraction(place, 2) for place in range(-1, 2 * len(ends))]
     return all(order.contains(one.members, place) == order.contains(other.members, place) for place in places)
 
@@ -80,12 +80,12 @@ def _ends(members: Interval | Combined) -> list[Value]:
 class _Order:
     """End points by rank; a gap lies half a rank from its neighbours."""
 
-    def __init__(self, ends: Sequence[Value], arithmetic: Arithmetic) -> None:
-        self._arithmetic = arithmetic
-        self._ranks = [(value, sum(arithmetic.less(other, value) for other in ends)) for value in ends]
+    def __init__(self, ends: Sequence[Value], evaluator: Evaluator) -> None:
+        self._evaluator = evaluator
+        self._ranks = [(value, sum(evaluator.less(other, value) for other in ends)) for value in ends]
 
     def _rank(self, value: Value) -> int:
-        return next(rank for known, rank in self._ranks if self._arithmetic.same(known, value))
+        return next(rank for known, rank in self._ranks if self._evaluator.same(known, value))
 
     def contains(self, members: Interval | Combined, place: Fraction) -> bool:
         if isinstance(members, Combined):
@@ -101,8 +101,8 @@ class _Order:
 
 
 class _Sets:
-    def __init__(self, arithmetic: Arithmetic) -> None:
-        self._arithmetic = arithmetic
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._evaluator = evaluator
 
     def read(self, kind: Any) -> RealSet | None:
         if isinstance(kind, Reals):
@@ -147,7 +147,7 @@ class _Sets:
         if (
             signs[0] > 0
             or signs[1] < 0
-            or (low is not None and high is not None and not self._arithmetic.less(low, high))
+            or (low is not None and high is not None and not self._evaluator.less(low, high))
         ):
             return None
         return RealSet(Interval(low, high, *closed))
@@ -159,7 +159,7 @@ class _Sets:
     def _number(self, item: Any) -> Value:
         if not isinstance(item, Expression):
             raise NoValueError
-        return self._arithmetic.value(item.node, real=True)
+        return self._evaluator.value(item.node, real=True)
 
     def _relation(self, kind: Relation) -> RealSet | None:
         """A condition on one variable, linear in it."""
@@ -178,7 +178,7 @@ class _Sets:
             return Interval(None, None)
         start, slope = self._line(Node("add", (left, Node("negate", (right,)))), symbol)
         bound = self._quotient(start, slope)
-        if self._arithmetic.less(slope, Fraction(0)):
+        if self._evaluator.less(slope, Fraction(0)):
             operator = _FLIPPED[operator]
         closed = "=" in operator
         if operator == "!=":
@@ -189,28 +189,28 @@ class _Sets:
 
     def _line(self, difference: Node, symbol: str) -> tuple[Value, Value]:
         """Start and slope of a linear expression; refuses every other one."""
-        arithmetic = self._arithmetic
-        values = [arithmetic.value(difference, {symbol: probe}, real=True) for probe in _PROBES]
+        evaluator = self._evaluator
+        values = [evaluator.value(difference, {symbol: probe}, real=True) for probe in _PROBES]
         start, slope = values[0], self._difference(values[1], values[0])
         for probe, value in zip(_PROBES[2:], values[2:], strict=True):
-            if not arithmetic.same(
+            if not evaluator.same(
                 self._difference(value, start),
-                slope * (probe if isinstance(slope, Fraction) else arithmetic.inexact(probe)),
+                slope * (probe if isinstance(slope, Fraction) else evaluator.inexact(probe)),
             ):
                 raise NoValueError
-        if arithmetic.same(slope, Fraction(0)):
+        if evaluator.same(slope, Fraction(0)):
             raise NoValueError
         return start, slope
 
     def _difference(self, one: Value, other: Value) -> Value:
         if isinstance(one, Fraction) and isinstance(other, Fraction):
             return one - other
-        return self._arithmetic.inexact(one) - self._arithmetic.inexact(other)
+        return self._evaluator.inexact(one) - self._evaluator.inexact(other)
 
     def _quotient(self, start: Value, slope: Value) -> Value:
         if isinstance(start, Fraction) and isinstance(slope, Fraction):
             return -start / slope
-        return -self._arithmetic.inexact(start) / self._arithmetic.inexact(slope)
+        return -self._evaluator.inexact(start) / self._evaluator.inexact(slope)
 
 
 def _infinite(item: Any) -> int:
