@@ -37,7 +37,12 @@ class CoordinatorApp:
         self._lifespan = Router(lifespan=self._run).lifespan
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (self._dispatcher if scope["type"] == "http" else self._lifespan)(scope, receive, send)
+        if scope["type"] == "http":
+            await self._dispatcher(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(scope, receive, send)
+        else:
+            await send({"type": "websocket.close"})
 
     @contextlib.asynccontextmanager
     async def _run(self, _: object) -> AsyncIterator[None]:

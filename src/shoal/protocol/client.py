@@ -34,7 +34,7 @@ LONGEST_PAUSE_S = 60.0
 """A longer `retry-after` of a server is cut to this."""
 SUBMISSION_SIGNATURE_HEADER = "x-shoal-submission-signature"
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
-RETRIED_STATUS = {429, 502, 503, 504}
+RETRIED_STATUS = {408, 429, 502, 503, 504}
 RETRIED_CODES = {"clock", "replay"}
 """Cured by signing again: with the server's time, or after a network that delivered one request twice."""
 

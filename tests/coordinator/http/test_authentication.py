@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal.coordinator.http.route import SMALL_BYTES
+from shoal.coordinator.http.route import SMALL
 from shoal.coordinator.presence import CLOCK_SLACK_S
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes
@@ -286,7 +286,7 @@ def test_a_banned_key_is_refused_everywhere_and_for_good(swarm: Swarm) -> None:
         b'{"name": "x"}',
         b'{"\\ud800": 1}',
         b'{"name": "\\ud800", "numerics_class": "", "tokens_per_s": 1}',
-        b"[" * SMALL_BYTES,
+        b"[" * SMALL.max_bytes,
         b"\xff\xfe",
     ],
 )
@@ -296,7 +296,7 @@ def test_malformed_bodies_are_refused_in_the_usual_shape(swarm: Swarm, body: byt
 
 
 def test_a_body_that_is_too_large_is_refused_with_and_without_its_length(swarm: Swarm) -> None:
-    large = b" " * (SMALL_BYTES + 1)
+    large = b" " * (SMALL.max_bytes + 1)
     assert_refused(send(swarm, signed(swarm, body=large), body=large), 413, "too_large")
     chunks = (b" " * (1 << 20) for _ in range(6))
     assert_refused(swarm.http.post("/v1/workers", content=chunks, headers=signed(swarm)), 413, "too_large")

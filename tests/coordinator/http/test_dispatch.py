@@ -1,22 +1,26 @@
 """The table of routes is the whole API: who is admitted, what is read before that, and what is never parsed."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from starlette.types import Message, Receive
+from starlette.types import ASGIApp, Message, Receive
 
 from shoal.coordinator.http import worker_handlers
 from shoal.coordinator.http.auth import Signed
-from shoal.coordinator.http.dispatch import RouteFinder
+from shoal.coordinator.http.body import BodyLimit
+from shoal.coordinator.http.dispatch import Dispatcher, RouteFinder
 from shoal.coordinator.http.route import AnyRoute, Json
 from shoal.coordinator.http.table import ROUTES
 from shoal.files import digest_bytes
-from shoal.protocol.signing import RequestTarget, stamp_request
+from shoal.protocol.client import SUBMISSION_SIGNATURE_HEADER
+from shoal.protocol.signing import RequestTarget, stamp_request, submission_message
 from support.samples import keypair
 from support.swarm import Swarm, registration
 
+HEARTBEAT = next(route for route in ROUTES if route.path == "/v1/heartbeat")
 SIGNED_ROUTES = [route for route in ROUTES if route.access.is_signed]
 
 
@@ -43,7 +47,14 @@ def sends(*chunks: bytes) -> Receive:
     return receive
 
 
-def ask(swarm: Swarm, route: AnyRoute, headers: dict[str, str], body: Receive) -> list[str | int]:
+async def never() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError("the event is never set")
+
+
+def ask(
+    swarm: Swarm, route: AnyRoute, headers: dict[str, str], body: Receive, app: ASGIApp | None = None
+) -> list[str | int]:
     """What happens, without any server in between: each read of the body, and the status when the answer begins."""
     events: list[str | int] = []
 
@@ -60,10 +71,17 @@ def ask(swarm: Swarm, route: AnyRoute, headers: dict[str, str], body: Receive) -
         "method": route.method,
         "path": address(route),
         "query_string": b"",
-        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "headers": [
+            (b"transfer-encoding", b"chunked"),
+            *((name.encode(), value.encode()) for name, value in headers.items()),
+        ],
         "client": ("192.0.2.1", 1000),
     }
-    asyncio.run(swarm.app(scope, receive, send))
+
+    async def call() -> None:
+        await (app or swarm.app)(scope, receive, send)
+
+    asyncio.run(call())
     return events
 
 
@@ -104,14 +122,14 @@ def test_a_body_other_than_the_signed_one_is_never_parsed(
 
 
 def test_reading_stops_at_the_limit_of_the_route(swarm: Swarm) -> None:
-    route = next(route for route in ROUTES if route.path == "/v1/heartbeat")
+    route = HEARTBEAT
     assert isinstance(route.reads, Json)
 
     async def endless() -> Message:
         return {"type": "http.request", "body": b" " * 1024, "more_body": True}
 
     events = ask(swarm, route, signature(swarm, route, "ann"), endless)
-    assert events.index(413) == route.reads.max_bytes // 1024 + 1
+    assert events.index(413) == route.reads.limit.max_bytes // 1024 + 1
     discarded = len(events) - events.index(413) - 1
     assert discarded == swarm.run.config.coordinator.max_upload_bytes // 1024 + 1
 
@@ -120,8 +138,55 @@ def test_a_sender_that_asks_before_it_sends_is_not_waited_for(swarm: Swarm) -> N
     assert ask(swarm, SIGNED_ROUTES[0], {"expect": "100-continue"}, sends()) == [401]
 
 
+def impatient(swarm: Swarm, route: AnyRoute, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    assert isinstance(route.reads, Json)
+    monkeypatch.setattr("shoal.coordinator.http.dispatch.DISCARD_S", 0.0)
+    return Dispatcher(swarm.app.service, [replace(route, reads=replace(route.reads, limit=BodyLimit(1024, 0.0)))])
+
+
+def test_a_body_that_does_not_arrive_in_time_is_refused_and_not_waited_for(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = impatient(swarm, HEARTBEAT, monkeypatch)
+    assert ask(swarm, HEARTBEAT, signature(swarm, HEARTBEAT, "ann"), never, app) == ["read", 408, "read"]
+    assert ask(swarm, HEARTBEAT, {}, never, app) == [401, "read"]
+
+
+def test_an_upload_ends_with_its_lease(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.coordinator.http.dispatch.DISCARD_S", 0.0)
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    lease = swarm.lease(ann)
+    route = next(route for route in ROUTES if route.method == "PUT")
+    body, swarm.clock.now = b"rollouts", lease.expires_at
+    target = f"/v1/submissions/{lease.lease_id}"
+    headers = ann._headers("PUT", target, body, {SUBMISSION_SIGNATURE_HEADER: evidence(lease.lease_id, body)})
+    moved = replace(route, path=target)
+    app = Dispatcher(swarm.app.service, [route])
+    assert ask(swarm, moved, headers, never, app) == ["read", 408, "read"]
+    assert list(swarm.run.submissions.iterdir()) == []
+
+
+def evidence(lease_id: str, body: bytes) -> str:
+    return keypair("ann").sign(submission_message("run-1", lease_id, digest_bytes(body)))
+
+
+def test_a_websocket_is_closed_and_starts_nothing(swarm: Swarm) -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def call() -> int:
+        await swarm.app({"type": "websocket", "path": "/v1/status"}, never, send)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(call()) == 1
+    assert sent == [{"type": "websocket.close"}]
+
+
 def test_a_sender_that_goes_away_gets_no_answer(swarm: Swarm) -> None:
-    route = next(route for route in ROUTES if route.path == "/v1/heartbeat")
+    route = HEARTBEAT
 
     async def gone() -> Message:
         return {"type": "http.disconnect"}

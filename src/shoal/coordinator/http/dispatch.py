@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from shoal.coordinator.http.auth import RequestHead
-from shoal.coordinator.http.body import BodyReader
+from shoal.coordinator.http.body import BodyLimit, BodyReader
 from shoal.coordinator.http.limits import address_block
 from shoal.coordinator.http.refusals import SEE_DOCS, refusal_of, too_many
 from shoal.coordinator.http.route import AnyRoute, Incoming
@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 Answer = BaseModel | Response | None
 TIME = TIME_HEADER.encode()
 JSON_TYPE = (b"content-type", b"application/json")
+BODY_NAMES = {b"content-length", b"transfer-encoding"}
+CLOSES = (b"connection", b"close")
+DISCARD_S = 60.0
+"""For what a refused sender still sends; then the connection is closed on it."""
 
 
 class RouteFinder:
@@ -55,7 +59,7 @@ class Dispatcher:
 
     def __init__(self, service: Service, routes: Iterable[AnyRoute]) -> None:
         self._service, self._finder = service, RouteFinder(routes)
-        self._max_upload_bytes = service.run.config.coordinator.max_upload_bytes
+        self._discarded = BodyLimit(service.run.config.coordinator.max_upload_bytes, DISCARD_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = BodyReader(receive)
@@ -81,7 +85,7 @@ class Dispatcher:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         head = RequestHead(method, path, scope["query_string"].decode("latin-1"), headers)
         caller = route.access.admit(service.gate, head, route.cost)
-        sent = await route.reads.read(Incoming(head, caller, named, body, self._max_upload_bytes))
+        sent = await route.reads.read(Incoming(head, caller, named, body))
         answer: Answer = await route.handler(service, sent, caller)
         return answer
 
@@ -103,11 +107,13 @@ class Dispatcher:
 
     async def _refuse(self, refusal: Response, scope: Scope, body: BodyReader, send: Send) -> None:
         """Answers at once, then lets the sender finish: closing on it makes it see a broken pipe instead of the refusal."""
-        headers = [*refusal.raw_headers, self._time()]
+        names = {name for name, _ in scope["headers"]}
+        is_unread = body.has_more and not names.isdisjoint(BODY_NAMES)
+        headers = [*refusal.raw_headers, self._time(), *([CLOSES] if is_unread else [])]
         await send({"type": "http.response.start", "status": refusal.status_code, "headers": headers})
         await send({"type": "http.response.body", "body": refusal.body, "more_body": True})
-        if all(name != b"expect" for name, _ in scope["headers"]):  # who asks first sends nothing after a refusal
-            await body.discard(self._max_upload_bytes)
+        if is_unread and b"expect" not in names:  # a sender that asks first sends nothing after a refusal
+            await body.discard(self._discarded)
         await send({"type": "http.response.body", "body": b""})
 
     def _time(self) -> tuple[bytes, bytes]:

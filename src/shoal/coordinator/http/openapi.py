@@ -32,7 +32,7 @@ from shoal.protocol.signing import (
 Schema = dict[str, Any]
 
 REFERENCE = "#/components/schemas/{model}"
-REFUSED_STATUSES = (400, 401, 403, 404, 405, 409, 413, 422, 426, 429, 503)
+REFUSED_STATUSES = (400, 401, 403, 404, 405, 408, 409, 413, 422, 426, 429, 503)
 HEX_64, HEX_128 = "[0-9a-f]{64}", "[0-9a-f]{128}"
 SIGNED = {
     KEY_HEADER: (HEX_64, "Ed25519 public key of the caller."),

@@ -31,6 +31,10 @@ def too_large(limit: int) -> RefusedError:
     return RefusedError("too_large", f"The body is larger than {limit} bytes.", hint=SEE_DOCS, status=413)
 
 
+def timed_out() -> RefusedError:
+    return RefusedError("timed_out", "The body did not arrive in time.", hint="Send it again.", status=408)
+
+
 def _status(error: ShoalError) -> int:
     if isinstance(error, RefusedError) and error.status:
         return error.status

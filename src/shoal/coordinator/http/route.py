@@ -5,7 +5,7 @@ input and the caller; it never sees HTTP. It returns a model, a response of its 
 """
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import parse_qsl
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from shoal.coordinator.http.auth import Access, RequestHead, Signed
-from shoal.coordinator.http.body import BodyReader
+from shoal.coordinator.http.body import BodyLimit, BodyReader
 from shoal.coordinator.http.service import Service
 from shoal.errors import SignatureError
 from shoal.files import digest_bytes
@@ -28,9 +28,9 @@ AnswerT = TypeVar("AnswerT", bound=BaseModel | Response | None)
 
 JSON = "application/json"
 PARQUET = "application/vnd.apache.parquet"
-SMALL_BYTES = 16 << 10
+SMALL = BodyLimit(max_bytes=16 << 10, deadline_s=10.0)
 """Bodies of workers and relays: keys are free, so what a key may hold in memory is small."""
-LARGE_BYTES = 4 << 20
+LARGE = BodyLimit(max_bytes=4 << 20, deadline_s=60.0)
 """Bodies of the owner's roles."""
 
 
@@ -43,7 +43,6 @@ class Incoming:
     named: dict[str, str]
     """Values of the path's parameters."""
     body: BodyReader
-    max_upload_bytes: int
 
 
 class Reads(Protocol[InputT_co]):
@@ -62,10 +61,10 @@ class Json(Generic[ModelT]):
     """A JSON body. It is parsed only if it is what the caller signed."""
 
     model: type[ModelT]
-    max_bytes: int = SMALL_BYTES
+    limit: BodyLimit = SMALL
 
     async def read(self, incoming: Incoming) -> ModelT:
-        body = await incoming.body.whole(self.max_bytes)
+        body = await incoming.body.whole(self.limit)
         if incoming.caller is None or digest_bytes(body) != incoming.caller.body_digest:
             raise SignatureError("The body is not the one that was signed.")
         return self.model.model_validate_json(body)
@@ -84,14 +83,14 @@ class Address(Generic[ModelT]):
 
 @dataclass(frozen=True)
 class Upload:
-    """The file of a lease, whose bytes are still coming in."""
+    """The file of a lease, whose bytes are still to be read."""
 
     lease_id: str
     digest: str
     """Of the file, as signed by the request."""
     signature: str
     """The worker's evidence: run, lease and digest."""
-    chunks: AsyncIterator[bytes]
+    body: BodyReader
 
 
 class UploadStream:
@@ -101,7 +100,7 @@ class UploadStream:
             incoming.named["lease_id"],
             incoming.caller.body_digest,
             incoming.head.headers.get(SUBMISSION_SIGNATURE_HEADER, ""),
-            incoming.body.chunks(incoming.max_upload_bytes),
+            incoming.body,
         )
 
 
@@ -121,7 +120,8 @@ class Route(Generic[InputT, CallerT, AnswerT]):
     pattern: "re.Pattern[str]" = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pattern", re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/\\x00-\\x1f\\x7f]+)", self.path)))
+        pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/\\x00-\\x1f\\x7f]+)", re.escape(self.path))
+        object.__setattr__(self, "pattern", re.compile(pattern))
 
 
 AnyRoute = Route[Any, Any, Any]

@@ -13,7 +13,7 @@ from shoal.coordinator.http import role_handlers as roles
 from shoal.coordinator.http import upload_handlers as uploads
 from shoal.coordinator.http import worker_handlers as workers
 from shoal.coordinator.http.auth import AnyKey, Anyone, Owner, Roles
-from shoal.coordinator.http.route import LARGE_BYTES, PARQUET, Address, Json, Nothing, Route, UploadStream
+from shoal.coordinator.http.route import LARGE, PARQUET, Address, Json, Nothing, Route, UploadStream
 from shoal.protocol import api
 from shoal.rundir import ROLES
 
@@ -46,9 +46,9 @@ ROUTES = (
     Route("POST", "/v1/uploads/done", uploads.uploaded, ANY_KEY, Json(api.UploadBody), api.SubmissionAnswer),
     Route("GET", FILE_PATH, roles.submission_file, ANY_ROLE, Address(api.SubmissionAddress), Response, PARQUET),
     Route("POST", "/v1/claims", roles.claim, VALIDATOR, Json(api.ClaimBody), api.ClaimAnswer),
-    Route("POST", "/v1/verdicts", roles.verdict, VALIDATOR, Json(api.VerdictBody, LARGE_BYTES), api.VerdictAnswer),
+    Route("POST", "/v1/verdicts", roles.verdict, VALIDATOR, Json(api.VerdictBody, LARGE), api.VerdictAnswer),
     Route("GET", "/v1/batches/{step}", roles.batch, TRAINER, Address(api.BatchAddress), api.BatchAnswer),
-    Route("POST", "/v1/versions", roles.publish, TRAINER, Json(api.VersionBody, LARGE_BYTES), api.VersionAnswer),
+    Route("POST", "/v1/versions", roles.publish, TRAINER, Json(api.VersionBody, LARGE), api.VersionAnswer),
     Route("POST", "/v1/evaluations", roles.evaluation, EVALUATOR, Json(api.EvaluationBody), NoneType),
     Route("POST", "/v1/run/state", owner.set_state, OWNER, Json(api.RunStateBody), api.RunStateAnswer),
     Route("POST", "/v1/bans", owner.ban, OWNER, Json(api.BanBody), api.WorkerView),

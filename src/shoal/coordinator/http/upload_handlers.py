@@ -9,6 +9,7 @@ from blake3 import blake3
 
 from shoal.coordinator import submissions
 from shoal.coordinator.http.auth import Signed
+from shoal.coordinator.http.body import BodyLimit
 from shoal.coordinator.http.refusals import too_large
 from shoal.coordinator.http.route import Upload
 from shoal.coordinator.http.service import Service
@@ -19,16 +20,20 @@ from shoal.coordinator.submissions import ReceivedFile
 from shoal.errors import RefusedError
 from shoal.protocol import api
 
+REPEATED_UPLOAD_S = 60.0
+"""For a file that was taken in before and whose answer was lost."""
+
 
 async def submit(service: Service, upload: Upload, caller: Signed) -> api.SubmissionAnswer:
     """Takes the rollouts of a lease in. The same file again gets the same answer."""
     run = service.run
     run.require_space()
-    await _expect(service, caller, upload.lease_id, upload.digest, upload.signature)
+    lease = await _expect(service, caller, upload.lease_id, upload.digest, upload.signature)
+    left_s = lease.expires_at - run.clock() if lease is not None else REPEATED_UPLOAD_S
+    chunks = upload.body.chunks(BodyLimit(run.config.coordinator.max_upload_bytes, left_s))
     submission_id = uuid.uuid4().hex
     path = run.file_of(submission_id)
-    digest, size_bytes = await stream_to_disk(service, upload.chunks, path)
-
+    digest, size_bytes = await stream_to_disk(service, chunks, path)
     file = ReceivedFile(caller.key, upload.lease_id, submission_id, digest, size_bytes, upload.signature)
 
     def operation(connection: Transaction) -> api.SubmissionAnswer:
