@@ -38,7 +38,7 @@ EVALUATE_EVERY = 4
 """Batches between two evaluations."""
 LAST_EVALUATIONS = 3
 STEPS_PER_BATCH = 4
-"""Steps after which a run that finds no useful groups is given up, per planned batch."""
+"""Steps after which a run that finds no useful groups is stopped, per planned batch."""
 
 
 @dataclass

@@ -1,10 +1,10 @@
-"""What judging costs beside making: CPU seconds of the validator over CPU seconds of the worker, for the same submissions.
+"""What auditing costs beside generating: CPU seconds of the validator over CPU seconds of the worker, for the same submissions.
 
 Worker: generation with commitments, rewards, and the rollout file. Validator: reading, every check of the claims, and for audited
 submissions one prefill with margins, commitments and log-probabilities. Both in one process, interleaved, one thread; the figure
 is the ratio of the medians. At the floor, 10 % are audited and all are read. Re-scoring of rewards is reported apart.
 
-A sure policy often gives the same completion twice, and an audit computes it once; `hot` is the same measurement at a
+A low-entropy policy often gives the same completion twice, and an audit computes it once; `hot` is the same measurement at a
 temperature at which hardly any two completions agree.
 """
 
@@ -56,13 +56,13 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         arena = arena_for(Path(directory), options.model)
-        figures = measure(arena, options.submissions, arena.temperature)
+        metrics = measure(arena, options.submissions, arena.temperature)
         hot = measure(arena, options.submissions, HOT_TEMPERATURE)
-        print(json.dumps({"benchmark": "audit_cost", "submissions": options.submissions, **figures, "hot": hot}))
+        print(json.dumps({"benchmark": "audit_cost", "submissions": options.submissions, **metrics, "hot": hot}))
 
 
 def arena_for(directory: Path, model: Path | None) -> Arena:
-    config = load_config(ROOT / "src/shoal/demo.toml")
+    config = load_config(ROOT / "configs/demo.toml")
     if model is None:
         return make_arena(directory, config)
     return make_model_arena(directory, with_model(config, model, tasks_per_slot=4, max_prompt_tokens=128))

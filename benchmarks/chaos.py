@@ -1,7 +1,7 @@
 """A whole swarm on one machine under SIGKILLs of random roles, the supervisor included, behind a network that loses, doubles,
 delays and cuts requests and answers. At the end every promise is checked: the steps asked for, each accepted group consumed at most
 once and none lost, the ledger, balances that follow from verdicts, versions that follow bit for bit from the recorded batches,
-nobody honest blamed, no orphan process, no temporary file.
+no honest worker penalised, no orphan process, no temporary file.
 """
 
 import argparse
@@ -49,10 +49,10 @@ def measure(root: Path, plan: Plan) -> dict[str, object]:
     found = violations(outcome)
     for sentence in found:
         say(f"VIOLATION: {sentence}")
-    return {"benchmark": "chaos", **figures(outcome), "violations": len(found), "violated": found}
+    return {"benchmark": "chaos", **metrics_of(outcome), "violations": len(found), "violated": found}
 
 
-def figures(outcome: Outcome) -> dict[str, object]:
+def metrics_of(outcome: Outcome) -> dict[str, object]:
     faults = {name: count for name, count in sorted(outcome.faults.items()) if name not in ("none", "server_away")}
     return {
         "kills": outcome.kills,

@@ -4,7 +4,7 @@
 
 toploc is built from source against the installed torch into build/ when it is not there (about four minutes) and runs in
 a process of its own. The two sides take turns; each figure is the ratio of their medians. Both use one torch thread;
-toploc's verifier adds a thread per core of its own. `cpu_` figures count processor time instead of the clock: they do not
+toploc's verifier adds a thread per core of its own. `cpu_` metrics count processor time instead of the clock: they do not
 suffer from other work on the machine, and give no credit for those threads.
 """
 
@@ -134,13 +134,13 @@ def measure(peer: ToplocProcess, width: int, chunk_count: int, rounds: int) -> d
             ("toploc_verify", peer.verify(states_ND, proofs)[1]),
         ):
             samples.setdefault(name, []).append(seconds)
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for kind, prefix in enumerate(("", "cpu_")):
         medians = {name: statistics.median(pair[kind] for pair in pairs) for name, pairs in samples.items()}
         for name in ("build", "verify"):
-            figures[f"{prefix}{name}_speedup_{width}"] = medians[f"toploc_{name}"] / medians[name]
-        figures |= {f"{prefix}{name}_ms_per_chunk_{width}": 1e3 * s / chunk_count for name, s in medians.items()}
-    return figures
+            metrics[f"{prefix}{name}_speedup_{width}"] = medians[f"toploc_{name}"] / medians[name]
+        metrics |= {f"{prefix}{name}_ms_per_chunk_{width}": 1e3 * s / chunk_count for name, s in medians.items()}
+    return metrics
 
 
 def main() -> None:
@@ -153,11 +153,11 @@ def main() -> None:
         serve_toploc()
         return
     torch.set_num_threads(1)
-    figures: dict[str, Any] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    metrics: dict[str, Any] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     with ToplocProcess() as peer:
         for width in WIDTHS:
-            figures.update(measure(peer, width, arguments.chunks, arguments.rounds))
-    print(json.dumps({name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}))
+            metrics.update(measure(peer, width, arguments.chunks, arguments.rounds))
+    print(json.dumps({name: round(value, 4) if isinstance(value, float) else value for name, value in metrics.items()}))
 
 
 if __name__ == "__main__":

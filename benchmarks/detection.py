@@ -44,7 +44,7 @@ FIRST_HONEST = 100_000
 FIRST_HONEST_BFLOAT16 = 200_000
 HONEST_SHAPES = (*tuple((rows, 1) for rows in (256, 1024, 128, 33, 512, 64, 200, 256, 100, 512, 77)), (64, 2))
 """Rows per batch and compute threads, in turn."""
-TRUST = load_config(ROOT / "src/shoal/demo.toml").trust
+TRUST = load_config(ROOT / "configs/demo.toml").trust
 FLOOR = TrustConfig().audit_floor
 SMOKE_CHEATS = ["int4", "int8", "int8_true_proofs", "temperature_x0.9", "one_token", "constant_polynomials"]
 CAREERS = 400
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="another model, moved off its grid, in small slots; a smoke")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    config = load_config(ROOT / "src/shoal/demo.toml")
+    config = load_config(ROOT / "configs/demo.toml")
     if options.model:
         small = {"group_size": 2, "tasks_per_slot": 2, "max_prompt_tokens": 128, "max_new_tokens": 24}
         config = with_model(config, options.model, **small)

@@ -5,7 +5,7 @@
 The task set is a quarter chain sums as in the demo, the rest noise: on three in eight any integer counts (always solved), three in
 eight ask for a product (never solved). *offline* keeps the tasks that the bundled policy solves in 12.5–50 % of 8 samples, as
 `shoal curate` does; *online* drops groups whose task rewards are all equal. Every arm generates the same number of samples; the
-figures called charged take those of the offline filter off its budget. Each finished run is a file in DIR: a benchmark that was
+metrics called charged take those of the offline filter off its budget. Each finished run is a file in DIR: a benchmark that was
 interrupted goes on where it was.
 """
 

@@ -3,9 +3,9 @@
     python benchmarks/sandbox.py [--programs 100] [--tests 1] [--rounds 5]
 
 Every program reads a number and writes its square. `bare` starts `python -I -S` once per test, as a verifier without a sandbox
-does; `sandbox` judges the same programs through the pool, filter, limits and comparison included. Sequential runs give the overhead
+does; `sandbox` scores the same programs through the pool, filter, limits and comparison included. Sequential runs give the overhead
 of one execution, parallel runs the throughput. `cold` starts each sandbox when it is needed, without the pool. Rounds
-alternate; figures are medians.
+alternate; metrics are medians.
 """
 
 import argparse
@@ -45,14 +45,14 @@ def warm(tests: list[CodeTest]) -> bool:
     return run_tests(PROGRAM, tests).reward == 1.0
 
 
-def seconds(judge: Callable[[list[CodeTest]], bool], programs: int, tests: list[CodeTest], threads: int) -> float:
+def seconds(score: Callable[[list[CodeTest]], bool], programs: int, tests: list[CodeTest], threads: int) -> float:
     """Per program."""
     started = time.perf_counter()
     if threads == 1:
-        results = [judge(tests) for _ in range(programs)]
+        results = [score(tests) for _ in range(programs)]
     else:
         with ThreadPoolExecutor(threads) as pool:
-            results = list(pool.map(lambda _: judge(tests), range(programs)))
+            results = list(pool.map(lambda _: score(tests), range(programs)))
     assert all(results)
     return (time.perf_counter() - started) / programs
 
@@ -71,14 +71,14 @@ def main() -> None:
     seats = shared_pool().size
     measured: dict[str, list[float]] = {}
     for number in range(settings.rounds):
-        for name, judge, threads in (
+        for name, score, threads in (
             ("bare", bare, 1),
             ("cold", cold, 1),
             ("sandbox", warm, 1),
             ("bare_parallel", bare, seats),
             ("sandbox_parallel", warm, seats),
         ):
-            measured.setdefault(name, []).append(seconds(judge, settings.programs, tests, threads))
+            measured.setdefault(name, []).append(seconds(score, settings.programs, tests, threads))
         print(f"round {number}:", {name: f"{1e3 * values[-1]:.1f} ms" for name, values in measured.items()}, flush=True)
     typical = {name: statistics.median(values) for name, values in measured.items()}
     print(

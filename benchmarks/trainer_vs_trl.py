@@ -54,7 +54,7 @@ def make_batch(model: Path) -> list[tuple[list[int], list[int], float]]:
 
 
 class Side:
-    """A child process that does one update whenever it is told to."""
+    """A child process that does one update on each command."""
 
     def __init__(self, python: Path, name: str, arguments: argparse.Namespace, scratch: Path, micro_batch: int) -> None:
         self.name, self.dump = name, scratch / f"{name}-{micro_batch}.pt"
