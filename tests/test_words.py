@@ -61,14 +61,14 @@ RETIRED = (
 )
 
 PENDING: dict[str, int] = {
-    "benchmarks": 134,
+    "benchmarks": 109,
     "docs": 2,
     "src/shoal/curation": 15,
     "src/shoal/inspection": 6,
     "src/shoal/observe": 1,
     "src/shoal/policy": 6,
     "src/shoal/proofs": 2,
-    "src/shoal/tasks": 3,
+    "src/shoal/tasks": 1,
     "src/shoal/training": 8,
     "src/shoal/validation": 35,
     "tests/adversaries": 22,
@@ -79,7 +79,6 @@ PENDING: dict[str, int] = {
     "tests/observe": 1,
     "tests/policy": 7,
     "tests/proofs": 7,
-    "tests/tasks": 46,
     "tests/training": 11,
     "tests/validation": 51,
     "tests/worker": 12,
