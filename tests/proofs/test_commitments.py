@@ -46,10 +46,18 @@ def lagrange(points: list[int], values: list[int]) -> list[int]:
     return total
 
 
+def bit_patterns(chunk: Tensor) -> np.ndarray:
+    return chunk.reshape(-1).view(torch.uint16).numpy().astype(np.int64)
+
+
 def expected_proof(chunk: Tensor) -> bytes:
     """The definition, step by step, with ties to the lowest index."""
-    bits = chunk.reshape(-1).view(torch.uint16).numpy().astype(np.int64)
-    indices = sorted(np.argsort(-(bits & 0x7FFF), kind="stable")[:TOP_K].tolist())
+    return committing_to(chunk, np.argsort(-(bit_patterns(chunk) & 0x7FFF), kind="stable")[:TOP_K].tolist())
+
+
+def committing_to(chunk: Tensor, chosen: list[int]) -> bytes:
+    """The proof that commits to these places."""
+    bits, indices = bit_patterns(chunk), sorted(chosen)
     modulus = next(m for m in range(MODULUS, 0, -1) if len({i % m for i in indices}) == len(indices))
     coefficients = lagrange([i % modulus for i in indices], bits[indices].tolist())
     return b"".join(word.to_bytes(2, "big") for word in (modulus, *coefficients))
@@ -86,6 +94,41 @@ def test_proofs_follow_the_definition(tokens: int, width: int) -> None:
 def test_ties_at_the_last_place_go_to_the_lowest_index(width: int) -> None:
     chunk = random_states(32, width).sign()
     assert build_proofs([chunk]) == [expected_proof(chunk)]
+
+
+def tied_states(tokens: int, width: int, seed: int) -> Tensor:
+    """States on a coarse grid, of both signs: many entries tie for the last place."""
+    return (random_states(tokens, width, seed).float() * 2).round().div(2).to(torch.bfloat16)
+
+
+def places(chunk: Tensor) -> tuple[list[int], list[int], int]:
+    """Places above the last magnitude, those that tie for it, and how many of these a proof commits to."""
+    magnitudes = bit_patterns(chunk) & 0x7FFF
+    limit = np.sort(magnitudes)[-TOP_K]
+    above, tied = np.flatnonzero(magnitudes > limit).tolist(), np.flatnonzero(magnitudes == limit).tolist()
+    return above, tied, TOP_K - len(above)
+
+
+@pytest.mark.parametrize(("tokens", "width"), [(32, 16), (32, 64), (5, 300), (32, 2500)])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_proof_may_commit_to_any_of_the_entries_that_tie_for_the_last_place(
+    tokens: int, width: int, seed: int
+) -> None:
+    chunk = tied_states(tokens, width, seed)
+    above, tied, wanted = places(chunk)
+    assert len(tied) > wanted
+    choices = [tied[-wanted:], random.Random(seed).sample(tied, wanted)]
+    for difference in compare_chunks([committing_to(chunk, above + choice) for choice in choices], [chunk, chunk]):
+        assert difference == ChunkDifference(0, 0.0, 0.0, TOP_K, False, 0)
+
+
+def test_values_of_another_magnitude_are_no_ties() -> None:
+    chunk = tied_states(32, 64, 7)
+    above, tied, wanted = places(chunk)
+    smaller = [index for index in range(chunk.numel()) if index not in {*above, *tied}][: wanted - 2]
+    [difference] = compare_chunks([committing_to(chunk, above + tied[:2] + smaller)], [chunk])
+    assert difference.exponent_mismatches + difference.sign_mismatches + difference.mantissa_mean > 0
+    assert difference.exponent_mismatches >= (wanted - 2) // 2
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,9 +1,10 @@
 """Commitments to hidden states: 258 bytes per 32 states that only someone who ran the model can know.
 
 In: chunks of states (bf16, or cast to it). Out: for each chunk the polynomial over GF(65497) through its k = 128 largest
-entries, byte for byte as `toploc` 0.1.6 writes it; or, for a claimed proof, how far it is from the verifier's own states.
-Ties at the k-th magnitude go to the lowest index. A chunk with fewer than k values commits to all of them. Parsing is
-strict: whatever does not have the one right length, an earned modulus and reduced coefficients is a ProofError.
+entries, in the format of `toploc` 0.1.6; or, for a claimed proof, how far it is from the verifier's own states. Often several
+entries tie for the k-th place. Ties go to the lowest index here and to any index in `toploc`, so that its bytes differ then; a
+comparison accepts every choice among them. A chunk with fewer than k values commits to all of them. Parsing is strict:
+whatever does not have the one right length, an earned modulus and reduced coefficients is a ProofError.
 """
 
 from collections.abc import Sequence

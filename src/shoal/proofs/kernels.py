@@ -97,8 +97,38 @@ def compare_all(
         for i in range(count):
             points[i] = indices[i] % np.int64(proofs[chunk, 0])
         evaluate(proofs[chunk, 1 : count + 1], points[:count], claimed[:count])
+        take_other_ties(own, proofs[chunk], indices[:count], claimed)
         count_differences(own, indices[:count], claimed, results[chunk])
         status[chunk] = STATUS_OK
+
+
+@compiled
+def take_other_ties(own: Bits, proof: Bits, indices: Index, claimed: Field) -> None:
+    """Moves tied places at which the proof has another value to tied places at which it has the right one.
+
+    Entries that tie for the last place are equally large, and provers may commit to any of them. A proof that did has exactly
+    that magnitude at the places it chose; a forged one hits it at another place once in 32,768 times.
+    """
+    limit = _MAGNITUDE
+    for i in range(indices.size):
+        limit = min(limit, np.uint16(own[indices[i]] & _MAGNITUDE))
+    last = 0
+    for i in range(indices.size):
+        if (own[indices[i]] & _MAGNITUDE) == limit:
+            last = indices[i]
+    place, point, value = 0, np.empty(1, np.uint32), np.empty(1, np.uint32)
+    for other in range(last + 1, own.size):  # ties went to the lowest indices, so the others come after
+        while place < indices.size and (
+            (own[indices[place]] & _MAGNITUDE) != limit or (claimed[place] & _MAGNITUDE) == limit
+        ):
+            place += 1
+        if place == indices.size:
+            return
+        if (own[other] & _MAGNITUDE) == limit:
+            point[0] = other % np.int64(proof[0])
+            evaluate(proof[1 : indices.size + 1], point, value)
+            if (value[0] & _MAGNITUDE) == limit:
+                indices[place], claimed[place] = other, value[0]
 
 
 @compiled
