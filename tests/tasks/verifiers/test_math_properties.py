@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from shoal.tasks.verifiers.math.equality import is_equal, is_readable
 from shoal.tasks.verifiers.math.expressions import TooCostlyError
 
-settings.register_profile("pairs", deadline=None, max_examples=60)
-settings.load_profile("pairs")
+pairs = settings(deadline=None, max_examples=40)
 whole = st.integers(-(10**7), 10**7)
 small = st.integers(1, 99)
 signed = st.integers(-99, 99)
@@ -77,6 +76,7 @@ def shown(value: int) -> str:
     return f"+{value}" if value >= 0 else str(value)
 
 
+@pairs
 @given(st.one_of(whole.map(Fraction), fractions), st.data())
 def test_every_rendering_of_a_number_is_the_number(value: Fraction, data: st.DataObject) -> None:
     forms = renderings(value)
@@ -89,6 +89,7 @@ def test_every_rendering_of_a_number_is_the_number(value: Fraction, data: st.Dat
     assert is_equal(f"x={truth}", answer)
 
 
+@pairs
 @given(st.one_of(whole.map(Fraction), fractions), st.one_of(whole.map(Fraction), fractions), st.data())
 def test_no_rendering_of_another_number_is(value: Fraction, other: Fraction, data: st.DataObject) -> None:
     other = data.draw(
@@ -106,6 +107,7 @@ PAIRED = ["{} or {}", "{}, {}", "{} and {}", "{} {}", "{};{}", "{} \\text{{ or }
           "{}={}", "{} (or maybe {})", "{} \\to {}", "{} < {}", "either {} or {}", "{} \\pm {}", "{}:{}:1"]  # fmt: skip
 
 
+@pairs
 @given(fractions, fractions, st.sampled_from(PAIRED))
 def test_two_numbers_are_never_one(value: Fraction, other: Fraction, form: str) -> None:
     assume(value != other and other != 0)
@@ -113,6 +115,7 @@ def test_two_numbers_are_never_one(value: Fraction, other: Fraction, form: str) 
     assert not is_equal(str(value), form.format(other, value))
 
 
+@pairs
 @given(st.lists(fractions, min_size=2, max_size=6, unique=True), st.randoms(use_true_random=False))
 def test_lists_and_sets_are_all_their_items_in_any_order(values: list[Fraction], random: object) -> None:
     items = [str(value) for value in values]
@@ -138,6 +141,7 @@ def test_lists_and_sets_are_all_their_items_in_any_order(values: list[Fraction],
     assert not is_equal(truth, ", ".join([*items[1:], str(values[0] + Fraction(1, 7))]))
 
 
+@pairs
 @given(st.lists(signed, min_size=2, max_size=5), st.data())
 def test_tuples_keep_their_order(values: list[int], data: st.DataObject) -> None:
     other = data.draw(st.permutations(values))
@@ -157,6 +161,7 @@ def interval(low: int, high: int, opening: str, closing: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pairs
 @given(
     signed,
     st.integers(2, 50),
@@ -176,6 +181,7 @@ def test_intervals_are_their_ends_and_brackets(
     assert is_equal(truth, other) == ((opening, closing, 0) == (other_opening, other_closing, shift))
 
 
+@pairs
 @given(
     signed, st.sampled_from(["<", "\\le", ">", "\\ge"]), st.sampled_from(["<", "\\le", ">", "\\ge"]), st.integers(2, 9)
 )
@@ -201,6 +207,7 @@ def test_inequalities_are_their_direction_bound_and_strictness(bound: int, sign:
     assert not is_equal(f"x {sign} {bound}", str(bound))
 
 
+@pairs
 @given(signed, signed, st.integers(2, 9), st.data())
 def test_lines_are_equal_up_to_a_factor(slope: int, start: int, factor: int, data: st.DataObject) -> None:
     truth = f"y = {slope}x {shown(start)}"
@@ -219,6 +226,7 @@ def test_lines_are_equal_up_to_a_factor(slope: int, start: int, factor: int, dat
         assert not is_equal(truth, answer)
 
 
+@pairs
 @given(st.lists(st.integers(-9, 9), min_size=2, max_size=4), st.data())
 def test_polynomials_are_equal_in_every_order_and_factored(roots: list[int], data: st.DataObject) -> None:
     coefficients = [1]
@@ -242,6 +250,7 @@ def test_polynomials_are_equal_in_every_order_and_factored(roots: list[int], dat
 UNITS = {"m": Fraction(1), "cm": Fraction(1, 100), "km": Fraction(1000), "mm": Fraction(1, 1000), "kg": None, "s": None}
 
 
+@pairs
 @given(
     small,
     st.sampled_from(sorted(UNITS)),
@@ -260,6 +269,7 @@ def test_quantities_need_their_unit_and_power(value: int, unit: str, other: str,
         assert is_equal(truth, f"{value * scale / target} \\text{{ {other}}}")
 
 
+@pairs
 @given(st.integers(16, 10**6), st.integers(2, 16), st.integers(2, 16))
 def test_numbers_in_a_base_need_their_base(value: int, base: int, other: int) -> None:
     def written(number: int, radix: int) -> str:
@@ -275,6 +285,7 @@ def test_numbers_in_a_base_need_their_base(value: int, base: int, other: int) ->
     assert is_equal(truth, f"{written(value, other)}_{{{other}}}") == (base == other)
 
 
+@pairs
 @given(st.integers(1, 10**7), st.integers(0, 99), st.data())
 def test_money_is_its_amount_and_currency(dollars: int, cents: int, data: st.DataObject) -> None:
     truth = f"\\${dollars:,}.{cents:02d}"
@@ -290,6 +301,7 @@ def test_money_is_its_amount_and_currency(dollars: int, cents: int, data: st.Dat
         assert not is_equal(truth, answer)
 
 
+@pairs
 @given(st.integers(1, 999), st.integers(2, 4))
 def test_percentages_are_their_value(value: int, factor: int) -> None:
     for answer in (
@@ -306,6 +318,7 @@ def test_percentages_are_their_value(value: int, factor: int) -> None:
     assert not is_equal(str(value), f"{value}\\%")
 
 
+@pairs
 @given(st.lists(st.lists(signed, min_size=2, max_size=3), min_size=2, max_size=3), st.data())
 def test_matrices_are_all_their_cells(rows: list[list[int]], data: st.DataObject) -> None:
     width = min(map(len, rows))
@@ -324,6 +337,7 @@ def test_matrices_are_all_their_cells(rows: list[list[int]], data: st.DataObject
     assert is_equal(truth, written(turned, "pmatrix")) == (turned == rows)
 
 
+@pairs
 @given(st.sampled_from("ABCDE"), st.sampled_from("ABCDE"), signed)
 def test_choices_are_their_letter(letter: str, other: str, value: int) -> None:
     truth = f"\\textbf{{({letter})}}\\ {value}"
@@ -339,7 +353,7 @@ PIECES = [*"0123456789xyn+-*/^_=<>()[]{}|,.;:!%$ \\\ud7ff½²√", "\\frac", "\\
           "\\overline{", "\\boxed{", "e9", "..."]  # fmt: skip
 
 
-@settings(max_examples=600)
+@settings(deadline=None, max_examples=400)
 @given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join))
 def test_no_text_raises_anything_and_only_readable_ones_equal_other_texts(text: str) -> None:
     try:

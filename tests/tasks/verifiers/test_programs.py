@@ -80,6 +80,68 @@ def test_a_limit_ends_in_nothing_and_is_reported_as_such(program: str, why: str)
     assert result.limited
 
 
+HONEST = {
+    "forgotten types": "```python\nclass Solution:\n    def square(self, x: int) -> List[Optional[int]]:\n        return x\n"
+    "print(int(input()) ** 2)\n```",
+    "indented fence": "1. Like this:\n   ```python\n   x = int(input())\n   if x:\n       print(x * x)\n   ```",
+    "indented body": "```python\n    x = int(input())\n    print(x * x)\n```",
+    "unlabelled fence": "```\nprint(int(input()) ** 2)\n```",
+    "tildes": "~~~python\nprint(int(input()) ** 2)\n~~~",
+    "longer fence": "````python\nprint(int(input()) ** 2)\n```\n````".replace("\n```\n", "\n#```\n"),
+    "capital label": "```Python3\nprint(int(input()) ** 2)\n```",
+    "braced label": "```{.python}\nprint(int(input()) ** 2)\n```",
+    "byte-order mark": "\ufeff```python\n\ufeffprint(int(input()) ** 2)\n```",
+    "output of another kind after it": "```python\nprint(int(input()) ** 2)\n```\nIt prints:\n```\n9\n```",
+    "a block that was never closed before it": "```python\nx = \n```python\nprint(int(input()) ** 2)\n```",
+    "output at exit": "```python\nimport atexit\nx = int(input())\natexit.register(print, x * x)\n```",
+    "output at exit after sys.exit": "```python\nimport atexit, sys\natexit.register(print, int(input()) ** 2)\nsys.exit()\n```",
+    "output of a thread": "```python\nimport threading\ndef main():\n    print(int(input()) ** 2)\n"
+    "threading.stack_size(1 << 26)\nthreading.Thread(target=main).start()\n```",
+    "binary streams": "```python\nimport sys\nx = int(sys.stdin.buffer.read())\nsys.stdout.buffer.write(b'%d' % (x * x))\n```",
+    "original streams": "```python\nimport sys\nx = int(sys.__stdin__.read())\nsys.__stdout__.write(str(x * x))\n```",
+    "windows lines": "```python\r\nx = int(input())\r\nprint(x * x)\r\n```\r\n",
+}
+
+
+@needs_sandbox
+@pytest.mark.parametrize("habit", HONEST)
+def test_an_honest_program_earns_one_whatever_its_habits(habit: str) -> None:
+    task = Task(problem_id="p", source="t", task_type="verifiable_code", prompt="?", verification_info=SQUARE)
+    assert score(task, f"hm</think>{HONEST[habit]}").why == "all 2 tests passed"
+
+
+NUMPY = "import numpy as np\ndef double(x):\n    return np.dot(np.array([x]), [2])"
+
+
+@needs_sandbox
+def test_numpy_is_there_where_the_task_allows_it() -> None:
+    assert scored(DOUBLE | {"packages": ["numpy"]}, NUMPY).why == "all 2 tests passed"
+    for program in (NUMPY, f"import sys\nsys.path.append('/packages')\n{NUMPY}"):
+        assert "No module named 'numpy'" in scored(DOUBLE, program).why
+    assert "packages" in find_verifier("verifiable_code").complaint(DOUBLE | {"packages": ["torch"]})
+
+
+@needs_sandbox
+def test_arrays_are_returned_as_lists_and_other_objects_are_not() -> None:
+    info = {"test_cases": {"inputs": [[2]], "outputs": [[0, 1]], "fn_name": "count"}, "packages": ["numpy"]}
+    assert scored(info, "import numpy\ndef count(x): return numpy.arange(x)").reward == 1.0
+    fake = "class Fake:\n    __module__ = 'nampy'\n    def tolist(self): return [0, 1]\ndef count(x): return Fake()"
+    assert "not JSON" in scored(info, fake).why
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import atexit\natexit.register(print, int(input()) ** 2)\n1 / 0",
+        "import threading\nthreading.Thread(target=lambda: 1 / 0).start()\nint(input())",
+        "import atexit, os\natexit.register(os._exit, 1)\nprint(int(input()) ** 2)",
+    ],
+)
+def test_a_program_that_fails_at_its_end_earns_nothing(program: str) -> None:
+    assert scored(SQUARE, program).reward == 0.0
+
+
 @needs_sandbox
 def test_an_output_that_never_comes_fails_the_test() -> None:
     assert "wrote 9, expected 16" in scored(SQUARE, "print(9)").why

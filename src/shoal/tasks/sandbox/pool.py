@@ -19,7 +19,8 @@ WAIT_LIMIT_S = 600.0
 
 
 class SandboxPool:
-    def __init__(self, size: int | None = None) -> None:
+    def __init__(self, size: int | None = None, packages: tuple[str, ...] = ()) -> None:
+        self._packages = packages
         self.size = size or os.cpu_count() or 1
         self._free = threading.BoundedSemaphore(self.size)
         self._ready: queue.Queue[Sandbox | SandboxError] = queue.Queue()
@@ -63,7 +64,7 @@ class SandboxPool:
             if self._closed.is_set():
                 return
             try:
-                made: Sandbox | SandboxError = Sandbox()
+                made: Sandbox | SandboxError = Sandbox(self._packages)
             except SandboxError as error:
                 made = error
             self._ready.put(made)
@@ -79,8 +80,8 @@ class SandboxPool:
 
 
 @cache
-def shared_pool() -> SandboxPool:
-    """The pool of this process, as large as the machine has cores."""
-    pool = SandboxPool()
+def shared_pool(packages: tuple[str, ...] = ()) -> SandboxPool:
+    """The pool of this process for programs with these packages, as large as the machine has cores."""
+    pool = SandboxPool(packages=packages)
     atexit.register(pool.close)
     return pool

@@ -5,6 +5,7 @@ that the child produced. It never sees an expected output and compares nothing: 
 only change what is reported about itself. Uses the standard library alone; the package is not visible here.
 """
 
+import atexit
 import ctypes
 import json
 import os
@@ -14,12 +15,16 @@ import signal
 import struct
 import sys
 import time
+import typing
 from typing import Any, NoReturn
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _RESULT_FD = 3
 _COMPLAINT_BYTES = 300
 _LIBC = ctypes.CDLL(None, use_errno=True)
+PACKAGES = "/packages"
+TYPES = "Any Callable Deque Dict Generator Iterable Iterator List Mapping Optional Sequence Set Tuple Type Union"
+"""Names that signatures of contest problems use and that solutions often forget to import."""
 
 
 def main() -> None:
@@ -28,10 +33,20 @@ def main() -> None:
     sys.stdout.buffer.flush()
     (size,) = struct.unpack("<Q", sys.stdin.buffer.read(8))
     job = json.loads(sys.stdin.buffer.read(size))
+    import_packages(job)
     for test in job["inputs"]:
         header, produced = run_test(job, test)
         sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + produced)
         sys.stdout.buffer.flush()
+
+
+def import_packages(job: dict[str, Any]) -> None:
+    """Once for all tests, where the task allows packages and the program names them."""
+    if job["packages"]:
+        sys.path.append(PACKAGES)
+    for name in job["packages"]:
+        if name in job["program"]:
+            __import__(name)
 
 
 def drop_privileges() -> None:
@@ -131,13 +146,13 @@ def run_child(job: dict[str, Any], test: Any, input_fd: int, output_fd: int) -> 
         os.dup2(nowhere, 2)
         os.closerange(_RESULT_FD + 1, 256)
         sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+        vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout)
         confine(job)
         code = call_function(job, test) if job["name"] is not None else run_script(job)
     except MemoryError:
         code = 3
     except SystemExit as leaving:
-        code = 0 if leaving.code in (None, 0) else 1
-        code = flush(code)
+        code = end_script(0 if leaving.code in (None, 0) else 1)
     except BaseException as error:
         code = complain(error, job["name"] is not None)
     finally:
@@ -180,12 +195,20 @@ def namespace(name: str) -> dict[str, Any]:
 
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     sys.argv = ["solution.py"]
-    return {"__name__": name, "__builtins__": builtins}
+    return {"__name__": name, "__builtins__": builtins, **{each: getattr(typing, each) for each in TYPES.split()}}
 
 
 def run_script(job: dict[str, Any]) -> int:
     exec(compile(job["program"], "solution.py", "exec"), namespace("__main__"))
-    return flush(0)
+    return end_script(0)
+
+
+def end_script(code: int) -> int:
+    """What the interpreter does at its end: waits for threads, calls what was registered, writes what is buffered."""
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    atexit._run_exitfuncs()
+    return flush(code)
 
 
 def call_function(job: dict[str, Any], arguments: list[Any]) -> int:
@@ -196,12 +219,19 @@ def call_function(job: dict[str, Any], arguments: list[Any]) -> int:
         function = getattr(names["Solution"](), job["name"])
     value = function(*arguments)
     try:
-        data = json.dumps(value).encode()
+        data = (json.dumps(value, default=plain) if job["packages"] else json.dumps(value)).encode()
     except (TypeError, ValueError):
         return 2
     while data:
         data = data[os.write(_RESULT_FD, data) :]
     return 0
+
+
+def plain(value: Any) -> Any:
+    """Numbers and arrays of numpy as JSON has them."""
+    if type(value).__module__ != "numpy":
+        raise TypeError
+    return value.tolist()
 
 
 def flush(code: int) -> int:

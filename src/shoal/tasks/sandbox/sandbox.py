@@ -5,6 +5,7 @@ A job is one program and many inputs; what comes back is bytes, which the caller
 they are needed and used once. Where bubblewrap cannot run, nothing is executed: there is no fallback.
 """
 
+import importlib.util
 import json
 import os
 import platform
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from shoal.errors import ShoalError
+from shoal.tasks.sandbox.runner import PACKAGES
 from shoal.tasks.sandbox.seccomp import program_filter, runner_filter
 
 RUNNER = Path(__file__).with_name("runner.py")
@@ -67,6 +69,8 @@ class Job:
     """Standard inputs as text, or argument lists."""
     function: str | None = None
     """Called with each argument list; None runs the program as a script."""
+    packages: tuple[str, ...] = ()
+    """Packages beside the standard library that the program may import; its sandbox has to be made with them."""
     limits: SandboxLimits = LIMITS
 
 
@@ -93,12 +97,12 @@ RAISED, NOT_JSON, OUT_OF_MEMORY = 1, 2, 3
 class Sandbox:
     """One bubblewrap with a runner inside, good for one job. Must be started by a thread that outlives it."""
 
-    def __init__(self) -> None:
+    def __init__(self, packages: tuple[str, ...] = ()) -> None:
         filter_fd = _filter_fd()
         filtered = ["--seccomp", str(filter_fd)] if filter_fd is not None else []
         try:
             self._process = subprocess.Popen(
-                [*_bwrap(), *filtered, "--", *_inside()],
+                [*_bwrap(), *_packages(packages), *filtered, "--", *_inside()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -195,8 +199,25 @@ def _fixed_arguments() -> tuple[str, ...]:
         *devices,
         *("--ro-bind", str(RUNNER), "/runner.py"),
         *("--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp", "--chdir", "/tmp"),
-        *("--remount-ro", "/"),
     )
+
+
+def _packages(names: tuple[str, ...]) -> list[str]:
+    """Each package with the shared libraries that its wheel brought, and then nothing more can be mounted."""
+    found = [place for name in names for place in _package_folders(name)]
+    bound = [part for place in found for part in ("--ro-bind", str(place), f"{PACKAGES}/{place.name}")]
+    # Threads of linear algebra would take their stacks out of the program's memory.
+    single = ["--setenv", "OPENBLAS_NUM_THREADS", "1"] if bound else []
+    return [*_parents(Path(PACKAGES) / "any"), *bound, *single, "--remount-ro", "/"]
+
+
+def _package_folders(name: str) -> list[Path]:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise SandboxError(f"The package {name} that a task needs is not installed.", hint=f"pip install {name}")
+    folder = Path(spec.origin).parent
+    libraries = folder.with_name(f"{name}.libs")
+    return [folder, *([libraries] if libraries.is_dir() else [])]
 
 
 def _libraries() -> list[str]:
@@ -255,6 +276,7 @@ def _job_bytes(job: Job) -> bytes:
         "name": job.function,
         "limits": limits,
         "filter": program_filter().hex(),
+        "packages": list(job.packages),
     }
     data = json.dumps(tree).encode()
     return struct.pack("<Q", len(data)) + data

@@ -76,6 +76,8 @@ def _lines(value: Any) -> Any:
 
 class CodeInfo(Info):
     language: Literal["python", "python3"] = "python"
+    packages: tuple[Literal["numpy"], ...] = ()
+    """What programs may import beside the standard library."""
     test_cases: Annotated[list[CodeTest], BeforeValidator(_tests), Field(min_length=1, max_length=MOST_TESTS)]
 
     @model_validator(mode="after")
@@ -89,19 +91,20 @@ def check_code(info: CodeInfo, text: str) -> Outcome:
     answer = answer_part(text)
     if answer is None:
         return Outcome(0.0, NEVER_CLOSED)
-    program = last_code_block(answer, LANGUAGES)
+    answer = answer.replace("\ufeff", "")
+    program = last_code_block(answer, LANGUAGES) or last_code_block(answer, ("",))
     if program is None:
         return Outcome(0.0, "the answer has no closed python block")
     if len(program) > LONGEST_PROGRAM:
         return Outcome(0.0, f"the program is longer than {LONGEST_PROGRAM} letters")
-    return run_tests(program, info.test_cases)
+    return run_tests(program, info.test_cases, info.packages)
 
 
-def run_tests(program: str, tests: Sequence[CodeTest]) -> Outcome:
+def run_tests(program: str, tests: Sequence[CodeTest], packages: tuple[str, ...] = ()) -> Outcome:
     """1 if every test passes; ends at the first that does not."""
-    job = Job(program, [test.input for test in tests], tests[0].function)
+    job = Job(program, [test.input for test in tests], tests[0].function, packages)
     passed = 0
-    with shared_pool().sandbox() as sandbox:
+    with shared_pool(packages).sandbox() as sandbox:
         for test, run in zip(tests, sandbox.run(job), strict=False):
             complaint = _complaint(test, run)
             if complaint:
