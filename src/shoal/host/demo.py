@@ -17,6 +17,7 @@ from shoal.host.threads import Threads
 from shoal.host.watch import STATUS_DEADLINE_S, Watch
 from shoal.observe import LiveView, failures, headline, summarise
 from shoal.observe.summary import END_AT_LEAST
+from shoal.observe.words import plural
 from shoal.protocol.client import CoordinatorClient
 from shoal.rundir import RunDirectory
 
@@ -86,7 +87,9 @@ def _run_demo(config: ShoalConfig, console: Console, honest_workers: int, fresh:
     console.print(headline(summary))
     console.print(written)
     if goal is None:
-        console.print(f"{config.run.steps} steps have no accuracy goal: {END_AT_LEAST} is that of the whole demo.")
+        console.print(
+            f"No accuracy goal after {plural(config.run.steps, 'step')}: {END_AT_LEAST} is that of the whole demo."
+        )
     for sentence in broken:
         console.print(f"[red]failed:[/red] {sentence}")
     return 1 if broken else 0

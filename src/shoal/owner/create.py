@@ -9,25 +9,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.broadcast import Origin, OriginSettings
-from shoal.config import Change, ShoalConfig, TasksConfig, ValidationConfig, changes, to_toml
+from shoal.config import Change, ShoalConfig, changes, to_toml
 from shoal.errors import ConfigError
-from shoal.files import CONFIG_FILE, TOKENIZER_FILE, digest_file, remove_leftovers, write_atomic
+from shoal.files import CONFIG_FILE, remove_leftovers, write_atomic
 from shoal.locks import hold
 from shoal.metrics import Report, silent
 from shoal.owner.addresses import check_addresses, with_known_addresses
+from shoal.owner.readiness import Ready, admitted_classes, check_ready
 from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.protocol.signing import PROTOCOL_VERSION
 from shoal.rundir import ROLES, RunDirectory, located
-from shoal.tasks import CODEC_FILES, PromptStyle, TaskSet, TaskSets, TextCodec, load_tasks
+from shoal.tasks import CODEC_FILES, TaskSet
 from shoal.tasks.datasets.transfer import pack
-from shoal.tasks.rewards import check_parts
-from shoal.tasks.sources import is_local, pin_source
-from shoal.tasks.verifiers.reward_models import check_named
+from shoal.tasks.sources import is_local
 
 CREATE_DEADLINE_S = 60.0
-LONGEST_PROMPTS = 256
-"""Prompts that are measured: the longest ones by letters, of which one is nearly always the longest by tokens."""
 
 
 def initialise(config: ShoalConfig, report: Report = silent) -> RunDirectory:
@@ -58,53 +55,12 @@ def _check_same_run(config: ShoalConfig, changed: Sequence[Change]) -> None:
 
 
 def _create(directory: RunDirectory, config: ShoalConfig, report: Report) -> None:
-    # Imports torch; needed once per run.
-    from shoal.policy.directory import check_vocabulary, read_config, resolve_model
-
-    model_directory = resolve_model(config.model.path)
-    codec = TextCodec.from_directory(model_directory)
-    config_tasks = pin_source(config.tasks)
-    tasks = load_tasks(config.tasks if is_local(config.tasks) else config_tasks)
-    vocab_size: int = read_config(model_directory).get_text_config().vocab_size
-    check_vocabulary(codec.eos_token_ids, vocab_size)
-    _check_prompts(tasks.train, codec, config, vocab_size)
-    check_parts(tasks.train, config.reward.parts)
-    _check_reward_models(tasks.train, config, model_directory)
-    numerics_classes = _numerics_classes(config.validation, model_directory, report)
+    ready = check_ready(config, report)
     busy = f"Another process has been making the run in {directory.root} for {CREATE_DEADLINE_S:.0f} s."
     with hold(directory.create_lock, busy, wait_s=CREATE_DEADLINE_S):
         if not directory.is_initialised:
             _compile_proofs()
-            _write(directory, config, model_directory, tasks, config_tasks, numerics_classes)
-
-
-def _check_reward_models(tasks: TaskSet, config: ShoalConfig, model_directory: Path) -> None:
-    from shoal.policy.reward_model import find_reward_model
-
-    check_named(config.reward.parts, tasks, config.validation.reward_models)
-    for path in config.validation.reward_models.values():
-        find_reward_model(path, digest_file(model_directory / TOKENIZER_FILE))
-
-
-def _numerics_classes(config: ValidationConfig, model_directory: Path, report: Report) -> tuple[str, ...]:
-    """The classes that the run admits: those named, each coarse one with what it costs, or the finest of the calibration."""
-    from shoal.validation.calibration.limits import ModelIdentity, load_calibration
-
-    calibration = load_calibration(config.calibration)
-    if not config.foreign_calibration:
-        calibration.require_model(ModelIdentity.of(model_directory))
-    known = tuple(calibration.classes)
-    unknown = [name for name in config.numerics_classes if name not in known]
-    if unknown:
-        raise ConfigError(
-            f"The calibration {config.calibration} does not cover {unknown[0]}.",
-            hint=f"It covers {', '.join(known)}; `shoal calibrate` measures others.",
-        )
-    finest = calibration.finest()
-    for name in config.numerics_classes:
-        if name not in finest:
-            report(f"admits {name}: {calibration.cost(name)}")
-    return config.numerics_classes or finest
+            _write(directory, config, ready)
 
 
 def _compile_proofs() -> None:
@@ -117,14 +73,7 @@ def _compile_proofs() -> None:
     compare_chunks(build_proofs([states]), [states])
 
 
-def _write(
-    directory: RunDirectory,
-    config: ShoalConfig,
-    model_directory: Path,
-    tasks: TaskSets,
-    task_source: TasksConfig,
-    numerics_classes: tuple[str, ...],
-) -> None:
+def _write(directory: RunDirectory, config: ShoalConfig, ready: Ready) -> None:
     """The descriptor comes last: a directory without one is made again, with the keys that are already there."""
     from shoal.proofs.commitments import CHUNK_TOKENS, TOP_K
 
@@ -141,18 +90,18 @@ def _write(
         coordinator_key=directory.key("coordinator").public,
         coordinator_url=config.coordinator_url,
         relay_urls=(config.origin_url,),
-        model_files=_serve_files(origin, model_directory),
-        tasks=task_source,
-        task_set_digest=tasks.train.digest,
-        task_count=len(tasks.train),
-        task_files=_serve_tasks(origin, tasks.train) if is_local(config.tasks) else (),
-        heldout_files=_serve_tasks(origin, tasks.heldout) if is_local(config.tasks) else (),
+        model_files=_serve_files(origin, ready.model_directory),
+        tasks=ready.task_source,
+        task_set_digest=ready.tasks.train.digest,
+        task_count=len(ready.tasks.train),
+        task_files=_serve_tasks(origin, ready.tasks.train) if is_local(config.tasks) else (),
+        heldout_files=_serve_tasks(origin, ready.tasks.heldout) if is_local(config.tasks) else (),
         rollouts=config.rollouts,
         reward=config.reward,
         async_level=config.training.async_level,
         chunk_tokens=CHUNK_TOKENS,
         top_k=TOP_K,
-        numerics_classes=numerics_classes,
+        numerics_classes=ready.numerics_classes,
         secret_commitment=secret_commitment(secret),
     )
     write_atomic(directory.run_file, to_toml(located(config, directory.root)).encode())
@@ -180,7 +129,7 @@ def _admitted(directory: RunDirectory, old: RunDescriptor, config: ShoalConfig, 
         return old.numerics_classes
     from shoal.policy.directory import resolve_model  # imports torch; needed when the owner changed the classes
 
-    classes = _numerics_classes(config.validation, resolve_model(config.model.path), report)
+    classes = admitted_classes(config.validation, resolve_model(config.model.path), report)
     gone = [name for name in old.numerics_classes if name not in classes]
     if gone:
         raise ConfigError(
@@ -188,21 +137,6 @@ def _admitted(directory: RunDirectory, old: RunDescriptor, config: ShoalConfig, 
             hint="Name it in validation.numerics_classes and keep it in the calibration.",
         )
     return classes
-
-
-def _check_prompts(tasks: TaskSet, codec: TextCodec, config: ShoalConfig, vocab_size: int) -> None:
-    from shoal.policy.directory import check_vocabulary
-
-    target_length = max(config.reward.target_lengths, default=0)
-    for task in tasks.longest(LONGEST_PROMPTS):
-        tokens = codec.prompt_tokens(task, target_length, PromptStyle.of(config.tasks))
-        check_vocabulary(tokens, vocab_size)
-        if len(tokens) > config.rollouts.max_prompt_tokens:
-            raise ConfigError(
-                f"The prompt of {task.problem_id} has {len(tokens)} tokens, "
-                f"rollouts.max_prompt_tokens allows {config.rollouts.max_prompt_tokens}.",
-                hint=f"Raise it to {len(tokens)} or more, or choose other tasks.",
-            )
 
 
 def _serve_tasks(origin: Origin, tasks: TaskSet) -> tuple[FileReference, ...]:

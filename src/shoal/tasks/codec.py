@@ -25,7 +25,15 @@ from shoal.tasks.verifiers.answers import THINK_CLOSE, THINK_OPEN
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 GENERATION_CONFIG_FILE = "generation_config.json"
+PLAIN_TEMPLATE = '{% for message in messages %}{{ message.content + "\\n" }}{% endfor %}'
+"""For a base model, which knows no roles: the texts, one after the other."""
 CODEC_FILES = (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, TEMPLATE_FILE, GENERATION_CONFIG_FILE)
+
+
+class MissingTemplateError(ConfigError):
+    """A model that does not say how a chat becomes tokens."""
+
+    code = "chat_template"
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,9 @@ def _template_text(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> s
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     if not isinstance(template, str):
-        raise ConfigError("The model has no chat template.", hint=f"Put a {TEMPLATE_FILE} beside its tokenizer.")
+        raise MissingTemplateError(
+            "The model has no chat template.", hint=f"Put a {TEMPLATE_FILE} beside its tokenizer."
+        )
     return template
 
 

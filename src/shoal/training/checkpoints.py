@@ -38,14 +38,18 @@ class CheckpointError(ShoalError):
     permanent = False
 
 
+def accept_one_process() -> None:
+    """One process is a normal way to train; torch warns about it on every save and load."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+
+
 class Checkpoints:
     def __init__(self, directory: Path, world: World, *, keep: int) -> None:
         self.directory = directory
         self._world = world
         self._keep = keep
         self._pending: Future[Any] | None = None
-        # One process is a normal way to train; torch warns about it on every save and load.
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        accept_one_process()
         # Writing goes on while the ranks train: its agreements must not mix with theirs.
         self._group = dist.new_group(backend="gloo") if world.size > 1 else None
 

@@ -19,6 +19,7 @@ from shoal.errors import ShoalError
 from shoal.files import TEMPORARY_PREFIX, write_atomic
 from shoal.policy import build_empty_model, load_weights
 from shoal.rundir import checkpoint_path, checkpoint_steps, checkpoints_of
+from shoal.training.checkpoints import accept_one_process
 
 COMPANION_FILES = (
     "tokenizer*",
@@ -78,8 +79,11 @@ def export_policy(source: Path, model_dir: Path, output: Path, facts: RunFacts) 
 
     `model_dir` is the base model: its config and tokenizer go along.
     """
+    from transformers.utils.logging import disable_progress_bar
+
     if output.exists() and any(output.iterdir()):
         raise ExportError(f"{output} exists and is not empty.", hint="Name another directory, or remove it first.")
+    disable_progress_bar()
     model = _load_model(source, model_dir)
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.parent / f"{TEMPORARY_PREFIX}{output.name}"
@@ -114,6 +118,7 @@ def _load_model(source: Path, model_dir: Path) -> Any:
     if any(source.glob("*.safetensors")):
         load_weights(model, source)
     elif (source / ".metadata").is_file():
+        accept_one_process()
         load_distributed({"model": model.state_dict()}, checkpoint_id=source, no_dist=True)
     else:
         raise ExportError(f"{source} is neither a checkpoint nor a directory with safetensors.")
