@@ -28,6 +28,7 @@ class NotReadyError(ConfigError):
     """Several things keep a model from training; the message lists them with their cures."""
 
     code = "not_ready"
+    permanent = True
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class MissingTemplateError(ConfigError):
     """A model that does not say how a chat becomes tokens."""
 
     code = "chat_template"
+    permanent = True
 
 
 @dataclass(frozen=True)
