@@ -44,6 +44,7 @@ class VllmError(ShoalError):
     """vLLM is missing, of an unknown version, or refuses the model."""
 
     code = "vllm"
+    permanent = True
 
 
 class VllmEngine:
