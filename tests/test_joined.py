@@ -9,14 +9,14 @@ from shoal.broadcast import Origin, OriginServer, OriginSettings
 from shoal.config import RolloutConfig, TasksConfig
 from shoal.errors import ConfigError, UnavailableError
 from shoal.files import CONFIG_FILE
-from shoal.joined import RelayList, join_run
+from shoal.joined import RelayList, join_run, wait_for_file
 from shoal.owner.create import _serve_files, _serve_tasks
 from shoal.policy import WeightsNotLoadedError
 from shoal.policy.engine import GenerationRequest
-from shoal.protocol.descriptor import RunDescriptor
+from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.tasks import CODEC_FILES, OwnVerifierError, SandboxError, Task, TaskSet, TaskSets, load_tasks
 from support.samples import descriptor, keypair
-from support.tiny_run import save_policy
+from support.tiny_run import Reports, save_policy
 
 TASKS = TasksConfig(count=12, heldout=4)
 
@@ -77,6 +77,7 @@ def test_a_relay_with_other_bytes_delivers_nothing(
     config = run.model_files[CONFIG_FILE]
     (origin.root / "shards" / config.digest).write_bytes(b"x" * config.bytes)
     monkeypatch.setattr("shoal.joined.FILE_DEADLINE_S", 0.2)
+    monkeypatch.setattr("shoal.joined.OUTAGE_S", 0.0)
     with pytest.raises(UnavailableError, match="instead of"):
         join_run(run, tmp_path / "cache")
     assert not (tmp_path / "cache" / "model").exists()
@@ -163,3 +164,33 @@ def test_code_of_the_owner_is_imported_only_with_leave(run: RunDescriptor, origi
         join_run(asking, tmp_path / "cache", own_verifiers=())
     joined = join_run(asking, tmp_path / "cache", own_verifiers=("tasks.own:says_one",))
     assert joined.workload.tasks.train[0].task_type == "tasks.own:says_one"
+
+
+class LateOrigin:
+    """Serves after some tries."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures, self.now = failures, 0.0
+
+    def fetch_file(self, digest: str, *, max_bytes: int, deadline_s: float) -> bytes:
+        if self.failures:
+            self.failures -= 1
+            self.now += deadline_s
+            raise UnavailableError("No relay delivered config.json.")
+        return b"served"
+
+
+def fetch(origin: LateOrigin, reports: Reports) -> bytes:
+    file = FileReference(digest="ab" * 32, bytes=6)
+    return wait_for_file(origin, file, reports, deadline_s=60.0, monotonic=lambda: origin.now)  # type: ignore[arg-type]
+
+
+def test_an_origin_that_does_not_serve_yet_is_waited_for_and_reported_once() -> None:
+    reports = Reports()
+    assert fetch(LateOrigin(failures=10), reports) == b"served"
+    assert reports == ["No relay delivered config.json. Waiting for it, for up to 60 minutes."]
+
+
+def test_an_origin_that_stays_away_for_an_hour_ends_the_wait() -> None:
+    with pytest.raises(UnavailableError):
+        fetch(LateOrigin(failures=1000), Reports())

@@ -219,6 +219,43 @@ def test_an_address_that_is_none_is_refused_at_once(shoal: Run, tmp_path: Path) 
     assert_one_sentence(shoal("work", "example.org:7300", "--dir", tmp_path / "w"), "example.org:7300 is no address")
 
 
+def test_a_host_that_does_not_exist_is_named_at_once(
+    shoal: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.roles.joining.JOIN_DEADLINE_S", 3600.0)
+    result = shoal("work", "http://nowhere.invalid:7300", "--dir", tmp_path / "w")
+    assert_one_sentence(result, "There is no host nowhere.invalid")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("work", NOBODY, "--engine", "foo"),
+        ("work", NOBODY, "--threads", -1),
+        ("validate", "--engine", "foo"),
+        ("eval", "bundled", "--engine", "foo"),
+        ("calibrate", "out.json", "--device", "abacus"),
+        ("relay", "--upstream", NOBODY, "--port", 70000),
+    ],
+    ids=lambda arguments: " ".join(map(str, arguments[:3])),
+)
+def test_flags_with_wrong_values_are_refused_before_anything_happens(
+    shoal: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = shoal(*arguments)
+    assert result.code == 2
+    assert "Invalid value" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_malformed_keys_and_addresses_are_refused_before_anybody_is_asked(shoal: Run, tmp_path: Path) -> None:
+    place = ("--dir", tmp_path / "d")
+    assert_one_sentence(shoal("work", NOBODY, "--run-key", "12", *place), "12 is no public key")
+    assert_one_sentence(shoal("relay", "--upstream", "up:1", "--coordinator", NOBODY, *place), "up:1 is no address")
+    assert_one_sentence(shoal("ledger", "verify", "nowhere", "--coordinator-key", "xy"), "xy is no public key")
+
+
 def test_a_full_disk_is_one_sentence(shoal: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")

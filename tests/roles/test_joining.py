@@ -20,7 +20,7 @@ def test_the_key_of_a_run_is_pinned_at_first_use(show: Show, tmp_path: Path) -> 
     assert joining.joined_descriptor(URL, None, tmp_path, reports) == descriptor()
     assert joining.joined_descriptor(URL, None, tmp_path, reports) == descriptor()
     assert json.loads((tmp_path / "descriptor.json").read_bytes())["kind"] == "descriptor"
-    assert reports[0] == f"asking {URL} for its run, for up to 120 s"
+    assert reports[0] == f"asking {URL} for its run, for up to 60 minutes"
 
 
 def test_another_run_under_the_same_address_is_refused_with_the_way_out(show: Show, tmp_path: Path) -> None:
@@ -31,6 +31,45 @@ def test_another_run_under_the_same_address_is_refused_with_the_way_out(show: Sh
         joining.PinnedKeyError, match=r"not the expected .* remove .*pinned.* or pass the new --run-key"
     ):
         joining.joined_descriptor(f"{URL}/", None, tmp_path, Reports())
+
+
+def test_a_wrong_run_key_is_shown_where_it_differs(show: Show, tmp_path: Path) -> None:
+    right = descriptor().run_key
+    show(descriptor())
+    near = right[:40] + ("0" if right[40] != "0" else "1") + right[41:]
+    with pytest.raises(joining.PinnedKeyError) as refused:
+        joining.joined_descriptor(URL, near, tmp_path, Reports())
+    assert f"has the key {right[:44]}…, not the {near[:44]}… of --run-key." in refused.value.message
+    assert "pinned" not in str(refused.value)
+    assert "Ask the run's owner" in refused.value.hint
+
+
+@pytest.mark.parametrize("key", ["", "abc", "zz" * 32, "ab" * 31, "AB" * 32, "ab" * 33, " " + "ab" * 32])
+def test_a_malformed_run_key_is_refused_before_anybody_is_asked(key: str, tmp_path: Path) -> None:
+    reports = Reports()
+    with pytest.raises(ConfigError, match=r"is no public key.* 64 letters"):
+        joining.joined_descriptor(URL, key, tmp_path, reports)
+    assert reports == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "example.org:7300",
+        "ftp://example.org",
+        "http://",
+        "http://:7300",
+        "http://a..b",
+        "http://h:99999",
+        "http://[::1",
+    ],
+)
+def test_what_is_no_address_is_refused_before_anybody_is_asked(url: str, tmp_path: Path) -> None:
+    reports = Reports()
+    with pytest.raises(ConfigError, match="is no address"):
+        joining.joined_descriptor(url, None, tmp_path, reports)
+    assert reports == []
 
 
 def test_a_given_key_must_match_and_replaces_the_pin(show: Show, tmp_path: Path) -> None:

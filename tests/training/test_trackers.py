@@ -45,6 +45,25 @@ def test_wandb_gets_numbers_under_one_run_id(tmp_path: Path, monkeypatch: pytest
     assert calls[2] == "finish"
 
 
+def test_a_missing_login_is_one_sentence_that_a_restart_does_not_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class UsageError(Exception):
+        pass
+
+    def init(**options: object) -> None:
+        raise UsageError("api_key not configured (no-tty).\ncall wandb.login(key=[your_api_key])")
+
+    fake = SimpleNamespace(init=init, errors=SimpleNamespace(Error=UsageError))
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    with pytest.raises(
+        ConfigError, match=r"cannot be used: api_key not configured .* `wandb login`, set WANDB_MODE=offline"
+    ) as refused:
+        Trackers(tmp_path, ["wandb"])
+    assert refused.value.permanent
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize(("name", "module"), [("wandb", "wandb"), ("tensorboard", "torch.utils.tensorboard")])
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)

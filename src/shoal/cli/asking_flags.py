@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.cli.flags import EngineName
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,10 +15,9 @@ if TYPE_CHECKING:
     from shoal.evaluation.executors import EngineSpec, Executor
 
 Samples = Annotated[int, typer.Option("--samples", "-k", min=1, help="k: completions per task.")]
-Temperature = Annotated[float, typer.Option(help="Sampling temperature.")]
+Temperature = Annotated[float, typer.Option(min=0, help="Sampling temperature.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Hard limit of a completion.")]
 Targets = Annotated[str, typer.Option(help="Thinking budgets to ask for, such as 1000,2000; none by default.")]
-EngineName = Annotated[str, typer.Option(help="`torch`, or `vllm` where it is installed.")]
 Processes = Annotated[int, typer.Option(min=1, help="Copies of the model that work at once.")]
 RayAddress = Annotated[
     str | None, typer.Option("--ray", help="Address of a Ray cluster to work on; `auto` finds the one of this machine.")
@@ -26,7 +26,7 @@ Gpus = Annotated[float, typer.Option(min=0, help="GPUs of each copy on Ray.")]
 BatchTasks = Annotated[int, typer.Option(min=1, help="Tasks of one batch: what a kill may lose.")]
 SystemPrompt = Annotated[str, typer.Option(help="System turn of the chat.")]
 Thinking = Annotated[bool, typer.Option(help="Open a think tag; without it the whole completion is the answer.")]
-Threads = Annotated[int, typer.Option(help="Compute threads of each copy; 0 lets torch decide.")]
+Threads = Annotated[int, typer.Option(min=0, help="Compute threads of each copy; 0 lets torch decide.")]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Asking:
 
 
 def asks(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the flags of `Asking` beside its own, and hands them over as one value."""
+    """Gives a command the flags of `Asking` beside its own, and hands them over as one value: typer has no groups of parameters."""
     names = [field.name for field in fields(Asking)]
 
     def with_flags(**given: Any) -> None:

@@ -14,15 +14,17 @@ from typing import Annotated
 import typer
 
 from shoal.config import ShoalConfig, to_toml
+from shoal.config.schema import EngineKind
 from shoal.rundir import RunDirectory, load_run
 
 RunFile = Annotated[Path | None, typer.Argument(help="TOML file that describes the run; defaults apply without one.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and stop.")]
-Threads = Annotated[int, typer.Option(help="Compute threads; 0 lets torch decide.")]
+Threads = Annotated[int, typer.Option(min=0, help="Compute threads; 0 lets torch decide.")]
 Authority = Annotated[
     Path | None,
     typer.Option("--ca", help="Also trust the TLS certificates of this PEM file, such as a private authority's."),
 ]
+EngineName = Annotated[EngineKind, typer.Option(help="`torch`, or `vllm` where it is installed.")]
 Url = Annotated[str, typer.Argument(help="Address of the coordinator, such as http://host:7300.")]
 
 

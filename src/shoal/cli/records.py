@@ -5,11 +5,12 @@ Thin: each parses its flags and calls a package. Heavy imports happen inside.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from shoal.cli.flags import RunFile, Url, report, run_config
+from shoal.config.schema import EngineKind
 from shoal.errors import ConfigError, IntegrityError
 from shoal.rundir import RunDirectory
 
@@ -109,8 +110,8 @@ def calibrate(
     out: Annotated[Path, typer.Argument(help="Calibration file to write.")],
     run_file: RunFile = None,
     prompts: Annotated[int, typer.Option(help="Honest completions per setting.")] = 512,
-    engine: Annotated[str, typer.Option(help="What honest workers generate with: torch or vllm.")] = "torch",
-    device: Annotated[str, typer.Option(help="Where the torch engine computes: cpu or cuda.")] = "cpu",
+    engine: Annotated[EngineKind, typer.Option(help="What honest workers generate with.")] = "torch",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the torch engine computes.")] = "cpu",
     dtype: Annotated[
         list[str] | None, typer.Option(help="Compute type, each a numerics class; default: float32 and bfloat16.")
     ] = None,
@@ -177,7 +178,10 @@ def ledger_verify(
 ) -> None:
     """Re-check an exported ledger offline: chain, signatures, count, and the draw of every audit."""
     from shoal.coordinator import check_draws, verify_export
+    from shoal.roles.joining import check_public_key
 
+    if coordinator_key is not None:
+        check_public_key(coordinator_key)
     lines = _read_lines(file)
     key = coordinator_key or _seal_key(lines)
     entries, run_id = verify_export(lines, key)

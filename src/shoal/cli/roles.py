@@ -11,6 +11,7 @@ import typer
 from shoal.cli.flags import (
     Authority,
     DryRun,
+    EngineName,
     RunFile,
     Threads,
     Url,
@@ -20,6 +21,7 @@ from shoal.cli.flags import (
     run_directory,
 )
 from shoal.config import to_toml
+from shoal.config.schema import EngineKind
 
 
 def init(context: typer.Context, run_file: RunFile = None, dry_run: DryRun = False) -> None:
@@ -64,12 +66,14 @@ def validate(
     run_file: RunFile = None,
     dry_run: DryRun = False,
     threads: Threads = 0,
-    engine: Annotated[str, typer.Option(help="`torch` or `vllm`; default: `validation.engine` of the run.")] = "",
+    engine: Annotated[
+        EngineKind | None, typer.Option(help="`torch` or `vllm`; default: `validation.engine` of the run.")
+    ] = None,
 ) -> None:
     """Validate submissions; start as many as you like."""
     from shoal.roles import validator as role
 
-    role.validate(run_directory(context, run_file, dry_run), report, threads=threads, engine=engine)
+    role.validate(run_directory(context, run_file, dry_run), report, threads=threads, engine=engine or "")
 
 
 def evaluator(context: typer.Context, run_file: RunFile = None, dry_run: DryRun = False, threads: Threads = 0) -> None:
@@ -82,7 +86,7 @@ def evaluator(context: typer.Context, run_file: RunFile = None, dry_run: DryRun 
 def relay(
     upstream: Annotated[list[str], typer.Option(help="Origin or relay to follow; may be given several times.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks one.")] = 7302,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks one.")] = 7302,
     dir: Annotated[Path, typer.Option(help="Where shards and the relay's key are kept.")] = Path("relay"),
     run_key: Annotated[str | None, typer.Option(help="Public key of the run; pinned at first use without it.")] = None,
     coordinator: Annotated[
@@ -132,7 +136,7 @@ def work(
     dir: Annotated[Path, typer.Option(help="Where your key, the weights and logs are kept.")] = Path("~/.shoal"),
     name: Annotated[str, typer.Option(help="How you appear in the run's view.")] = "",
     threads: Threads = 0,
-    engine: Annotated[str, typer.Option(help="`torch`, or `vllm` where it is installed.")] = "torch",
+    engine: EngineName = "torch",
     verifier: Annotated[
         list[str] | None,
         typer.Option(

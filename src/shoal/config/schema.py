@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Url = Annotated[str, Field(pattern=r"^(https?://[^/\s]+(/\S*)?)?$")]
+EngineKind = Literal["torch", "vllm"]
 FIXED = "fixed"
 """Marks a setting, or all of a section, that a run keeps."""
 
@@ -249,7 +250,7 @@ class ValidationConfig(Section):
     more forgeries pass: `shoal init` shows what each costs."""
     foreign_calibration: bool = False
     """Accept a calibration that was made for another model: its limits may wrong the honest or let forgeries pass."""
-    engine: Literal["torch", "vllm"] = "torch"
+    engine: EngineKind = "torch"
     """What the validators score with; `shoal validate --engine` chooses for one of them."""
     claim_s: Positive = 60
     """A submission that a validator claimed and did not decide by then goes to another one."""

@@ -19,10 +19,9 @@ def _evaluate(directory: RunDirectory, root: Path, report: Report) -> None:
     from shoal.joined import join_run
 
     config, descriptor = directory.config(), directory.descriptor()
-    report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")
     key = directory.existing_key("evaluator")
     client = CoordinatorClient.for_run(descriptor, key, config.coordinator_url, deadline_s=OUTAGE_S, on_wait=report)
-    run = join_run(descriptor, root, heldout=True, clock=client.server_time)
+    run = join_run(descriptor, root, heldout=True, clock=client.server_time, report=report)
     settings = config.evaluation
     report(f"measuring every {settings.every} versions of {descriptor.run_id}")
     Evaluator(

@@ -1,11 +1,15 @@
 """What role processes do at their start: fix their compute threads, and find a directory that no other process uses."""
 
+import importlib.util
 import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import get_args
 
+from shoal.config.schema import EngineKind
+from shoal.errors import ConfigError
 from shoal.files import remove_all_leftovers
 from shoal.locks import BusyError, hold
 
@@ -28,6 +32,14 @@ def own_directory(root: Path, kind: str) -> Iterator[Path]:
             yield place
             return
     raise BusyError(f"{MAX_PER_HOST} processes work as {kind} in {root}.", hint="Start more on other hosts.")
+
+
+def check_engine(kind: str) -> None:
+    """Refuses an engine that is not there before anything is asked or fetched."""
+    if kind not in get_args(EngineKind):
+        raise ConfigError(f"There is no engine {kind!r}.", hint=f"Known: {', '.join(get_args(EngineKind))}.")
+    if kind == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ConfigError("vLLM is not installed here.", hint="Install it, or use --engine torch.")
 
 
 def use_threads(threads: int) -> None:

@@ -16,7 +16,7 @@ from shoal.metrics import Report, ReportingEventLog
 from shoal.owner.addresses import likely_host
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
-from shoal.roles.joining import joined_descriptor
+from shoal.roles.joining import check_address, joined_descriptor
 from shoal.roles.welcome import trust_authority
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def relay(
     from shoal.broadcast import Neighbours, Relay
 
     root, run_key = settings.root, settings.run_key
+    for url in (*settings.upstreams, *settings.peers, *filter(None, [settings.public_url])):
+        check_address(url)
     if authority is not None:
         trust_authority(authority, root / "trusted.pem")
     metrics = ReportingEventLog(root / "events.jsonl", report)

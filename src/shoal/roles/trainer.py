@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from shoal.roles.process import use_threads
 from shoal.rundir import RunDirectory
 
 if TYPE_CHECKING:
+    from shoal.training import Trainer
     from shoal.training.model.distributed import World
 
 OUTAGE_S = 1500.0
@@ -38,13 +39,38 @@ def train(directory: RunDirectory, report: Report, *, threads: int) -> None:
 
 
 def _train(directory: RunDirectory, world: "World", report: Report) -> None:
-    from shoal.policy import resolve_model
-    from shoal.training import Trackers, Trainer
+    from shoal.training import Trackers
     from shoal.training.service import TrainerService
 
     config, descriptor = directory.config(), directory.descriptor()
     metrics = EventLog(directory.events / "trainer.jsonl")
-    trainer = Trainer(
+    on_wait = report if world.rank == 0 else silent
+    key = directory.existing_key("trainer")
+    client = CoordinatorClient.for_run(descriptor, key, config.coordinator_url, deadline_s=OUTAGE_S, on_wait=on_wait)
+    if world.rank != 0:
+        TrainerService(config, descriptor, _build_trainer(directory, world), client, None).run()
+        return
+    settings = config.model_dump(mode="json")
+    trackers = Trackers(directory.trainer, config.training.trackers, run_name=descriptor.run_id, settings=settings)
+    with closing(trackers), _serving(directory, client, metrics) as origin:
+        report(f"origin at {config.origin_url}")
+        trainer = _build_trainer(directory, world)
+        service = TrainerService(
+            config, descriptor, trainer, client, origin, metrics=metrics, trackers=trackers, report=report
+        )
+        if not service.run():
+            report(f"the run is drained at version {trainer.step}; `shoal run resume` lets it go on")
+            return
+        report("training is finished; still serving weights, stop with Ctrl-C")
+        threading.Event().wait()
+
+
+def _build_trainer(directory: RunDirectory, world: "World") -> "Trainer":
+    from shoal.policy import resolve_model
+    from shoal.training import Trainer
+
+    config = directory.config()
+    return Trainer(
         config.training,
         resolve_model(config.model.path),
         work_dir=directory.trainer,
@@ -53,35 +79,18 @@ def _train(directory: RunDirectory, world: "World", report: Report) -> None:
         max_new_tokens=config.rollouts.max_new_tokens,
         world=world,
     )
-    client = CoordinatorClient.for_run(
-        descriptor,
-        directory.existing_key("trainer"),
-        config.coordinator_url,
-        deadline_s=OUTAGE_S,
-        on_wait=report if world.rank == 0 else silent,
-    )
-    if world.rank != 0:
-        TrainerService(config, descriptor, trainer, client, None).run()
-        return
+
+
+@contextmanager
+def _serving(directory: RunDirectory, client: CoordinatorClient, metrics: EventLog) -> Iterator[Origin]:
+    """The origin, served from the beginning: new workers fetch the model's files while the trainer loads its weights."""
+    config, descriptor = directory.config(), directory.descriptor()
     origin = build_origin(config, descriptor, directory.origin, directory.existing_key("run"), client.server_time)
     register_files(origin, descriptor, directory.origin)
     server = serve(origin, config, metrics)
-    report(f"origin at {config.origin_url}")
-    trackers = Trackers(
-        directory.trainer, config.training.trackers, run_name=descriptor.run_id, settings=config.model_dump(mode="json")
-    )
     try:
-        service = TrainerService(
-            config, descriptor, trainer, client, origin, metrics=metrics, trackers=trackers, report=report
-        )
-        finished = service.run()
-        if not finished:
-            report(f"the run is drained at version {trainer.step}; `shoal run resume` lets it go on")
-            return
-        report("training is finished; still serving weights, stop with Ctrl-C")
-        threading.Event().wait()
+        yield origin
     finally:
-        trackers.close()
         server.stop()
 
 

@@ -29,10 +29,9 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     calibration = load_calibration(config.validation.calibration)
     if not config.validation.foreign_calibration:
         calibration.require_model(ModelIdentity(architecture=descriptor.model_files[CONFIG_FILE].digest))
-    report(f"fetching the model files of {descriptor.run_id} from {', '.join(descriptor.relay_urls)}")
     key = directory.existing_key("validator")
     client = CoordinatorClient.for_run(descriptor, key, config.coordinator_url, deadline_s=OUTAGE_S, on_wait=report)
-    run = join_run(descriptor, place, keep_versions=descriptor.async_level + 3, clock=client.server_time)
+    run = join_run(descriptor, place, keep_versions=descriptor.async_level + 3, clock=client.server_time, report=report)
     engine = run.make_engine(engine_kind or config.validation.engine)
     metrics = EventLog(directory.events / f"{place.name}.jsonl")
     report(f"validating {descriptor.run_id} with {engine.numerics_class}")

@@ -2,22 +2,27 @@
 
 import os
 import platform
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RefusedError, UnavailableError
 from shoal.files import CONFIG_FILE, remove_all_leftovers
 from shoal.identity import Keypair
 from shoal.locks import hold
 from shoal.metrics import Report, ReportingEventLog
+from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.roles.joining import joined_descriptor
-from shoal.roles.process import OUTAGE_S, use_threads
+from shoal.roles.process import OUTAGE_S, check_engine, use_threads
 from shoal.roles.welcome import describe_model, describe_scoring, explain_run, explain_weights, trust_authority
 
 if TYPE_CHECKING:
     from shoal.worker import Worker
+
+FIRST_BAN_PAUSE_S = 15.0
+LAST_BAN_PAUSE_S = 300.0
 
 
 def work(
@@ -34,9 +39,13 @@ def work(
     authority: Path | None = None,
     cheat: str | None = None,
 ) -> None:
+    """Refuses what cannot work before anybody is asked; then joins, and works until the run ends."""
     key_path = key_file or root / "worker.key"
     if os.path.lexists(key_path):
-        Keypair.load(key_path)  # a key that cannot be used is refused before anybody is waited for
+        Keypair.load(key_path)
+    check_engine(engine)
+    check_name(name)
+    kind = _worker_kind(cheat) if cheat else None
     with hold(root / "lock", f"Another worker uses {root}.", hint="Give this one its own directory with --dir."):
         remove_all_leftovers(root)
         if authority is not None:
@@ -53,17 +62,63 @@ def work(
 
         numerics = choose_numerics(engine, descriptor.numerics_classes, devices_here())
         metrics = ReportingEventLog(root / "events.jsonl", report, reported=("relay_lied",))
-        client = CoordinatorClient.for_run(descriptor, keypair, url, deadline_s=OUTAGE_S, on_wait=report)
+
+        def connect() -> CoordinatorClient:
+            return CoordinatorClient.for_run(descriptor, keypair, url, deadline_s=OUTAGE_S, on_wait=report)
+
+        client = connect()
         client.relays()  # any answer brings the server's time, by which a head has expired or not
         run = join_run(
-            descriptor, root / "cache", metrics=metrics, own_verifiers=own_verifiers, clock=client.server_time
+            descriptor,
+            root / "cache",
+            metrics=metrics,
+            own_verifiers=own_verifiers,
+            clock=client.server_time,
+            report=report,
         )
         report(f"model: {describe_model(run.model_files / CONFIG_FILE)}")
         report(f"scoring: {describe_scoring(run.workload.tasks.train, descriptor.reward)}")
         explain_weights(run.weights, descriptor.async_level + 2, root, report)
         name = name or platform.node()[:60] or "worker"
-        kind, ready_engine = _worker_kind(cheat), run.make_engine(engine, numerics)
-        kind(run, client, ready_engine, name=name, metrics=metrics, report=report).run()
+        kind, ready_engine = kind or _worker_kind(None), run.make_engine(engine, numerics)
+        while _is_banned(kind(run, connect(), ready_engine, name=name, metrics=metrics, report=report)):
+            wait_for_unban(connect(), report)
+
+
+def _is_banned(worker: "Worker") -> bool:
+    """Works until the run is over (False) or the key is banned (True)."""
+    try:
+        worker.run()
+    except RefusedError as refusal:
+        if refusal.code != "banned":
+            raise
+        worker.report(f"{refusal} Waiting until the ban is lifted; Ctrl-C ends.")
+        return True
+    return False
+
+
+def wait_for_unban(client: CoordinatorClient, report: Report, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Asks now and then. What the worker holds in memory stays there: loading it again may cost minutes."""
+    pause_s = FIRST_BAN_PAUSE_S
+    while True:
+        sleep(pause_s)
+        try:
+            client.heartbeat(api.HeartbeatBody(activity="waiting for the ban to be lifted"))
+        except RefusedError as refusal:
+            if refusal.code == "banned":
+                pause_s = min(2 * pause_s, LAST_BAN_PAUSE_S)
+                continue
+        except UnavailableError:
+            continue
+        report("the ban is lifted, joining again")
+        return
+
+
+def check_name(name: str) -> None:
+    try:
+        api.HeartbeatBody(activity=name)  # the same kind of text as a name
+    except ValueError:
+        raise ConfigError("A worker's name is one line of up to 200 letters.", hint="Give another --name.") from None
 
 
 def _worker_kind(cheat: str | None) -> "type[Worker]":

@@ -53,10 +53,17 @@ class WeightsAndBiases:
             wandb: Any = importlib.import_module("wandb")
         except ImportError:
             raise _missing("wandb") from None
-        # A fixed id: a resumed run continues its own curve.
-        self._run = wandb.init(
-            project="shoal", name=run_name, id=run_name, resume="allow", dir=str(directory), config=dict(settings)
-        )
+        try:
+            # A fixed id: a resumed run continues its own curve.
+            self._run = wandb.init(
+                project="shoal", name=run_name, id=run_name, resume="allow", dir=str(directory), config=dict(settings)
+            )
+        except wandb.errors.Error as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise ConfigError(
+                f"training.trackers names 'wandb', which cannot be used: {reason}.",
+                hint="Log in with `wandb login`, set WANDB_MODE=offline, or remove it from training.trackers.",
+            ) from None
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         self._run.log(_numbers(metrics), step=step)
