@@ -25,16 +25,28 @@ class BodyReader:
 
     async def whole(self, limit: BodyLimit) -> bytes:
         """The body, in memory."""
-        parts = [chunk async for chunk in self.chunks(limit)]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        parts, size_bytes = list[bytes](), 0
+        try:
+            async with asyncio.timeout(limit.deadline_s):
+                while self.has_more:
+                    parts.append(await self._next())
+                    size_bytes += len(parts[-1])
+                    _check_size(size_bytes, limit)
+        except TimeoutError:
+            raise timed_out() from None
+        return b"".join(parts)
 
     async def chunks(self, limit: BodyLimit) -> AsyncIterator[bytes]:
+        """The body as it comes in."""
         size_bytes, until = 0, asyncio.get_running_loop().time() + limit.deadline_s
         while self.has_more:
-            chunk = await self._next(until)
+            try:
+                async with asyncio.timeout_at(until):
+                    chunk = await self._next()
+            except TimeoutError:
+                raise timed_out() from None
             size_bytes += len(chunk)
-            if size_bytes > limit.max_bytes:
-                raise too_large(limit.max_bytes)
+            _check_size(size_bytes, limit)
             yield chunk
 
     async def discard(self, limit: BodyLimit) -> None:
@@ -45,15 +57,16 @@ class BodyReader:
         except (ClientDisconnect, RefusedError):
             return
 
-    async def _next(self, until: float) -> bytes:
-        try:
-            async with asyncio.timeout_at(until):
-                message = await self._receive()
-        except TimeoutError:
-            raise timed_out() from None
+    async def _next(self) -> bytes:
+        message = await self._receive()
         if message["type"] == "http.disconnect":
             self.has_more = False
             raise ClientDisconnect
         self.has_more = message.get("more_body", False)
         chunk: bytes = message.get("body", b"")
         return chunk
+
+
+def _check_size(size_bytes: int, limit: BodyLimit) -> None:
+    if size_bytes > limit.max_bytes:
+        raise too_large(limit.max_bytes)
