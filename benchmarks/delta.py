@@ -6,9 +6,8 @@ For each learning rate the model is trained by GRPO (sampled answers to sums, gr
 optimiser steps per version). Its fp32 master weights are first dithered inside their rounding intervals;
 without that fewer weights flip and the figure flatters us. The first version, in which AdamW warms up, is not counted. The bound is
 H(p) + p·H(step) bits per weight with the measured rate p and the measured histogram of steps; a coder that knows nothing else
-cannot pass it. Ours knows the exponent of each weight, so the fraction bound ÷ payload may exceed 1. `rans_vs_zstd` is how many
-times more bytes zstd needs for the same streams of gaps and steps. Versions are kept in `--updates`, so that a second run measures
-the same ones.
+cannot pass it. Ours knows the exponent of each weight, so the fraction bound ÷ payload may exceed 1. Versions are kept in
+`--updates`, so that a second run measures the same ones.
 """
 
 import argparse
@@ -28,15 +27,11 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from shoal.broadcast.baseline import SPAN_BYTES
-from shoal.broadcast.codec import kernels
 from shoal.broadcast.codec.blocks import apply_block, encode_block
-from shoal.broadcast.codec.changes import change_streams, choose_cut
-from shoal.broadcast.codec.entropy import write_stream
-from shoal.broadcast.codec.pieces import LAYOUTS, Bits, Block, TensorBits, partition
+from shoal.broadcast.codec.pieces import Block, TensorBits, partition
 from shoal.broadcast.manifest import TensorEntry
 from shoal.broadcast.store import map_file
 from shoal.files import digest_bytes
@@ -161,38 +156,12 @@ class Measured:
         expected = [[digest_bytes(new.bits(piece).data.cast("B")) for piece in block] for block in blocks]
         self.bit_exact = digests == expected
         self.payload_bytes = sum(len(payload) for payload in payloads)
-        self.rans_vs_zstd = rans_vs_zstd(base, new, blocks)
         self.bound_fraction = bound_bytes(base_bits, new_bits) / self.payload_bytes
         self.changed = float(np.mean(base_bits != new_bits))
 
     @property
     def ratio(self) -> float:
         return self.full_bytes / self.payload_bytes
-
-
-def rans_vs_zstd(base: TensorBits, new: TensorBits, blocks: list[Block]) -> float:
-    """How many times more bytes zstd needs for the same streams of gaps and steps."""
-    ours = theirs = 0
-    for block in blocks:
-        pairs: list[tuple[Bits, Bits]] = []
-        for piece in block:
-            old = base.same_piece(new.tensors[piece.tensor], piece)
-            assert old is not None
-            pairs.append((old, new.bits(piece)))
-        layout = LAYOUTS["bfloat16"]
-        for stream in change_streams(pairs, layout, choose_cut(pairs, layout)):
-            ours += len(write_stream(stream))
-            theirs += zstd_bytes(stream)
-    return theirs / ours
-
-
-def zstd_bytes(values: NDArray[np.uint32]) -> int:
-    """The better of two layouts at level 19: byte planes, or the coder's own tokens with their low bits verbatim."""
-    tokens, bits = np.empty(len(values), np.uint8), np.empty(4 * len(values) + 8, np.uint8)
-    low = (kernels.tokenise(values, tokens, bits) + 7) // 8
-    planes = values.astype("<u4").view(np.uint8).reshape(-1, 4).T.tobytes()
-    packer = zstandard.ZstdCompressor(level=19)
-    return min(len(packer.compress(planes)), len(packer.compress(tokens.tobytes())) + low)
 
 
 def bound_bytes(base: U16, new: U16) -> float:
@@ -270,7 +239,6 @@ def main() -> None:
             f"changed_{name}": round(statistics.fmean(result.changed for result in measured), 5)
             for name, measured in results.items()
         },
-        "rans_vs_zstd": round(min(result.rans_vs_zstd for result in everything), 3),
         "encode_gbps": speed(lambda result: result.encode_s),
         "apply_gbps": speed(lambda result: result.apply_s),
         "apply_verified_gbps": speed(lambda result: result.verified_s),

@@ -60,7 +60,7 @@ def test_sparse_change_costs_about_its_entropy() -> None:
     position_bits = -(rate * np.log2(rate) + (1 - rate) * np.log2(1 - rate))
     sign_bits = rate
     encoded = encode_changes([(base, new)], LAYOUTS["bfloat16"])
-    assert 8 * len(encoded) < 1.08 * len(base) * (position_bits + sign_bits)
+    assert 8 * len(encoded) < 1.15 * len(base) * (position_bits + sign_bits)
 
 
 def test_unchanged_numbers_cost_next_to_nothing() -> None:

@@ -1,7 +1,7 @@
 """One block of a model as bytes, relative to the same block of its base.
 
-Each piece takes its cheapest encoding: nothing (unchanged), changes, packed, or raw, so a dense update never grows and tensors that
-are new or have changed their type need no base. Applying needs the base and gives every bit back, or refuses.
+Each piece takes its cheapest encoding: nothing (unchanged), changes, compressed, or raw, so a dense update never grows and tensors
+that are new or have changed their type need no base. Applying needs the base and gives every bit back, or refuses.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from shoal.broadcast.codec import kernels
 from shoal.broadcast.codec.changes import apply_changes, encode_changes
-from shoal.broadcast.codec.entropy import Reader, corrupt, varint
+from shoal.broadcast.codec.entropy import Reader, corrupt, decompress, varint
 from shoal.broadcast.codec.pieces import LAYOUTS, Bits, Block, Layout, Piece, Tensor, TensorBits, block_bytes
 
-SAME, CHANGED, PACKED, RAW = range(4)
+SAME, CHANGED, COMPRESSED, RAW = range(4)
 # Below this rate changes are cheaper than anything else, so the others are not even tried.
 SPARSE_RATE = 0.5
-PACK_LEVEL = 3
+LEVEL = 3
 
 
 def encode_block(block: Block, base: TensorBits, new: TensorBits) -> bytes:
@@ -79,11 +79,11 @@ def _choose_mode(old: Bits | None, numbers: Bits, layout: Layout) -> tuple[int, 
             return SAME, b""
         if kernels.sampled_changes(old, numbers) < SPARSE_RATE:
             return CHANGED, b""
-    packed = _pack(numbers)
-    body = varint(len(packed)) + packed
+    compressed = _compress(numbers)
+    body = varint(len(compressed)) + compressed
     if old is not None and len(encode_changes([(old, numbers)], layout)) < min(len(body), numbers.nbytes):
         return CHANGED, b""
-    return (PACKED, body) if len(body) < numbers.nbytes else (RAW, numbers.tobytes())
+    return (COMPRESSED, body) if len(body) < numbers.nbytes else (RAW, numbers.tobytes())
 
 
 def _read_piece(reader: Reader, mode: int, piece: Piece, layout: Layout, old: Bits | None) -> Bits:
@@ -93,26 +93,20 @@ def _read_piece(reader: Reader, mode: int, piece: Piece, layout: Layout, old: Bi
         return old
     if mode == RAW:
         return _as_bits(reader.take(piece.size_bytes), layout)
-    if mode == PACKED:
-        return _unpack(reader.take(reader.varint(piece.size_bytes)), piece, layout)
+    if mode == COMPRESSED:
+        return _decompress(reader.take(reader.varint(piece.size_bytes)), piece, layout)
     raise corrupt(f"there is no piece mode {mode}")
 
 
-def _pack(numbers: Bits) -> bytes:
+def _compress(numbers: Bits) -> bytes:
     """Byte planes apart: exponents repeat, mantissas do not."""
     planes = numbers.view(np.uint8).reshape(-1, numbers.itemsize).T
-    return zstandard.ZstdCompressor(level=PACK_LEVEL).compress(planes.tobytes())
+    return zstandard.ZstdCompressor(level=LEVEL).compress(planes.tobytes())
 
 
-def _unpack(data: memoryview, piece: Piece, layout: Layout) -> Bits:
-    try:
-        if zstandard.get_frame_parameters(data).content_size != piece.size_bytes:
-            raise corrupt("a packed piece has another size than its tensor")
-        planes = zstandard.ZstdDecompressor().decompress(data, max_output_size=piece.size_bytes)
-    except zstandard.ZstdError as error:
-        raise corrupt(f"a packed piece cannot be unpacked ({error})") from None
-    array = np.frombuffer(planes, np.uint8).reshape(piece.item_bytes, -1).T
-    return _as_bits(array.tobytes(), layout)
+def _decompress(data: memoryview, piece: Piece, layout: Layout) -> Bits:
+    planes = np.frombuffer(decompress(data, piece.size_bytes), np.uint8)
+    return _as_bits(planes.reshape(piece.item_bytes, -1).T.tobytes(), layout)
 
 
 def _as_bits(data: bytes | memoryview, layout: Layout) -> Bits:

@@ -27,9 +27,6 @@ SAMPLED = 64
 CHUNK = 4096
 CONTEXTS = 16
 
-SCALE_BITS = 12
-LOW_STATE = 1 << 16
-
 ONE = np.uint64(1)
 EVERY_MARK = np.uint64(0x0101010101010101)
 
@@ -59,59 +56,6 @@ class Collected(NamedTuple):
 
 def kernel(function: Kernel) -> Kernel:
     return cast(Kernel, numba.njit(nogil=True, cache=True)(function))
-
-
-@kernel
-def rans_encode(symbols: U8, frequencies: I64, starts: I64, out: U16) -> int:
-    """Write from the end of `out` towards its beginning; returns the index of the first word. Two states interleave."""
-    first = LOW_STATE
-    second = LOW_STATE
-    at = len(out)
-    for index in range(len(symbols) - 1, -1, -1):
-        symbol = symbols[index]
-        frequency = frequencies[symbol]
-        state = second if index & 1 else first
-        if state >= frequency << (32 - SCALE_BITS):
-            at -= 1
-            out[at] = state & 0xFFFF
-            state >>= 16
-        state = ((state // frequency) << SCALE_BITS) + state % frequency + starts[symbol]
-        if index & 1:
-            second = state
-        else:
-            first = state
-    for state in (second, first):
-        at -= 2
-        out[at] = state & 0xFFFF
-        out[at + 1] = state >> 16
-    return at
-
-
-@kernel
-def rans_decode(words: U16, frequencies: I64, starts: I64, slots: U8, symbols: U8) -> int:
-    """Fill `symbols`; CORRUPT unless the words are used up exactly and both states end where encoding began."""
-    if len(words) < 4:
-        return CORRUPT
-    first = np.int64(words[0]) | (np.int64(words[1]) << 16)
-    second = np.int64(words[2]) | (np.int64(words[3]) << 16)
-    at = 4
-    mask = (1 << SCALE_BITS) - 1
-    for index in range(len(symbols)):
-        state = second if index & 1 else first
-        slot = state & mask
-        symbol = slots[slot]
-        symbols[index] = symbol
-        state = frequencies[symbol] * (state >> SCALE_BITS) + slot - starts[symbol]
-        if state < LOW_STATE:
-            if at >= len(words):
-                return CORRUPT
-            state = (state << 16) | np.int64(words[at])
-            at += 1
-        if index & 1:
-            second = state
-        else:
-            first = state
-    return 0 if at == len(words) and first == LOW_STATE and second == LOW_STATE else CORRUPT
 
 
 @kernel
