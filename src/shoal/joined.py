@@ -28,17 +28,17 @@ PIECE_DEADLINE_S = 600.0
 
 
 class RelayList:
-    """The relays that the coordinator last named; before that, and when none lives, those of the descriptor."""
+    """The relays that the coordinator last named, and always those of the descriptor."""
 
     def __init__(self, descriptor: RunDescriptor) -> None:
-        self._fallback = descriptor.relay_urls
+        self._owners = descriptor.relay_urls
         self._live: Sequence[str] = ()
 
     def update(self, urls: Sequence[str]) -> None:
         self._live = tuple(urls)
 
     def __call__(self) -> Sequence[str]:
-        return self._live or self._fallback
+        return tuple(dict.fromkeys((*self._live, *self._owners)))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ def join_run(
         descriptor.run_key,
         relays,
         cache_dir,
-        WeightClientSettings(descriptor.run_id, keep_versions or descriptor.async_level + 2),
+        WeightClientSettings(
+            descriptor.run_id, keep_versions or descriptor.async_level + 2, owner_relays=descriptor.relay_urls
+        ),
         metrics=metrics,
         clock=clock,
     )

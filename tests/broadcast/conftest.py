@@ -101,6 +101,35 @@ def make_relay(tmp_path: Path) -> Iterator[Callable[..., Relay]]:
         relay.stop()
 
 
+class SlowClock:
+    """A clock for one reader and one writer in step: time passes before each piece that the writer sends.
+
+    The reader asks for the time before every read, so a piece has been read when it asks again.
+    """
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self._asked = threading.Event()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """The reader is done: the writer need not wait for it."""
+        self._stopped = True
+        self._asked.set()
+
+    def __call__(self) -> float:
+        now = self.now
+        self._asked.set()
+        return now
+
+    def send(self, write: Callable[[bytes], object], piece: bytes, seconds: float) -> None:
+        self.now += seconds
+        self._asked.clear()
+        write(piece)
+        if not self._stopped:
+            self._asked.wait(10)
+
+
 Behaviour = Callable[[http.server.BaseHTTPRequestHandler, str], bool]
 
 

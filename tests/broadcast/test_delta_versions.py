@@ -1,6 +1,8 @@
 """Deltas from the publisher through relays to a client's disk."""
 
+import os
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,3 +160,68 @@ def test_base_damaged_while_the_client_runs_is_replaced(
     file = directory / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-2] + b"??")
     assert weights_of(client.fetch_version(1, publish(origin, 1))) == version_bytes(1)
+
+
+def zeros_the_tensors(file: Path) -> None:
+    data = file.read_bytes()
+    at = 8 + int.from_bytes(data[:8], "little")
+    file.write_bytes(data[:at] + bytes(len(data) - at))
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "its first tensor": lambda file: flip(file, 8 + int.from_bytes(file.read_bytes()[:8], "little"), 9000),
+    "every byte": zeros_the_tensors,
+    "its last bytes": lambda file: flip(file, -200, 200),
+    "its header": lambda file: flip(file, 10, 20),
+    "it is cut": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "it is empty": lambda file: os.truncate(file, 0),
+    "it is longer": lambda file: os.truncate(file, file.stat().st_size + 4096),
+    "it is gone": lambda file: file.unlink(),
+}
+
+
+def flip(file: Path, at: int, count: int) -> None:
+    data = bytearray(file.read_bytes())
+    at %= len(data)
+    data[at : at + count] = bytes(byte ^ 0xFF for byte in data[at : at + count])
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_base_that_is_damaged_in_any_way_is_replaced(
+    damage: str, origin: Origin, origin_server: OriginServer, make_client: MakeClient
+) -> None:
+    client = make_client(origin_server.url)
+    directory = client.fetch_version(0, publish(origin, 0))
+    DAMAGES[damage](directory / "model.safetensors")
+    second = publish(origin, 1)
+    result: list[Path] = []
+    fetch = threading.Thread(target=lambda: result.append(client.fetch_version(1, second)), daemon=True)
+    fetch.start()
+    fetch.join(60)
+    assert [weights_of(path) for path in result] == [version_bytes(1)]
+
+
+def test_an_error_in_an_apply_ends_the_fetch_and_the_next_one_fetches_nothing_twice(
+    origin: Origin,
+    make_mirror: Callable[..., Mirror],
+    make_client: MakeClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mirror = make_mirror()
+    client = make_client(mirror.url)
+    client.fetch_version(0, publish(origin, 0))
+    second = publish(origin, 1)
+    handles = len(os.listdir("/proc/self/fd"))
+
+    def fails(*arguments: object) -> None:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr("shoal.broadcast.codec.blocks.apply_block", fails)
+    with pytest.raises(MemoryError, match="no more"):
+        client.fetch_version(1, second)
+    monkeypatch.undo()
+    assert len(os.listdir("/proc/self/fd")) <= handles + 4
+    mirror.requests.clear()
+    assert weights_of(client.fetch_version(1, second)) == version_bytes(1)
+    assert not [path for path in mirror.requests if path.startswith("/shards/")]

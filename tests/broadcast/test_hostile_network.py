@@ -382,3 +382,35 @@ def test_journal_that_promises_too_much_is_found_out(
     journal.write_bytes(b"".join(index.to_bytes(4, "little") for index in range(len(manifest.shards))))
     mirror.behaviour = lambda handler, path: False
     assert weights_of(make_client(mirror.url).fetch_version(0, digest)) == expected_weights()
+
+
+def test_one_flipped_bit_of_the_only_relay_does_not_end_the_fetch(
+    origin: Origin, make_mirror: MakeMirror, make_client: MakeClient
+) -> None:
+    digest = publish(origin)
+    mirror = make_mirror()
+    flips = flips_bits(origin)
+    flipped: list[str] = []
+
+    def flips_once(handler: Handler, path: str) -> bool:
+        if flipped or not path.startswith("/shards/"):
+            return False
+        flipped.append(path)
+        return flips(handler, path)
+
+    mirror.behaviour = flips_once
+    client = make_client(mirror.url)
+    assert weights_of(client.fetch_version(0, digest, deadline_s=30)) == expected_weights()
+    assert [report.lies for report in client.reports()] == [1]
+
+
+def test_relays_of_strangers_that_do_not_answer_do_not_keep_a_client_from_the_owners(
+    origin: Origin, make_mirror: MakeMirror, make_client: MakeClient
+) -> None:
+    digest = publish(origin)
+    good = make_mirror()
+    strangers = [f"http://127.0.0.1:{port}" for port in range(1, 65)]
+    client = make_client(*strangers, good.url, owner_relays=[good.url], rng=random.Random(0))
+    assert weights_of(client.fetch_version(0, digest, deadline_s=30)) == expected_weights()
+    failures = sum(report.failures for report in client.reports())
+    assert failures < 20

@@ -1,5 +1,6 @@
 """A run that fits into a test: a random policy of one layer with the bundled tokenizer, a dozen tasks, slots of 2 × 4 samples."""
 
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -85,7 +86,13 @@ class DiskWeights:
         return newest, self.fetch_version(newest.version, newest.manifest_digest, on_progress=on_progress)
 
     def fetch_version(
-        self, version: int, manifest_digest: str, *, deadline_s: float = 600, on_progress: OnProgress | None = None
+        self,
+        version: int,
+        manifest_digest: str,
+        *,
+        deadline_s: float = 600,
+        within_s: float = math.inf,
+        on_progress: OnProgress | None = None,
     ) -> Path:
         if self.closed or manifest_digest != version_digest(version) or version not in self.versions:
             raise UnavailableError(f"No relay delivered version {version}.")

@@ -227,7 +227,7 @@ def test_heartbeats_carry_totals_and_bring_relays(contributor: Contributor) -> N
     assert first.tokens_generated == 0
     assert last.tokens_generated == contributor.worker.totals.tokens > 0
     assert last.bytes_received == 1234
-    assert contributor.joined.relays() == ("http://relay-of-the-coordinator",)
+    assert contributor.joined.relays()[0] == "http://relay-of-the-coordinator"
 
 
 def test_a_heartbeat_that_is_refused_or_lost_is_left_to_the_loop(contributor: Contributor) -> None:

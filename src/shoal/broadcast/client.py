@@ -2,12 +2,13 @@
 
 `head` names the versions, `fetch_version` makes one a directory with exactly that file. Every shard is checked on arrival and
 written in place into a staged file, the whole again before it gets its name; a killed client resumes without fetching a
-verified byte twice. All calls block, have a deadline, and may come from any thread.
+verified byte twice. All calls block and may come from any thread. A deadline counts from the last verified bytes, so that a slow
+link takes long but arrives.
 """
 
+import math
 import os
 import random
-import secrets
 import shutil
 import threading
 import time
@@ -18,10 +19,10 @@ from pathlib import Path
 from shoal.broadcast.download import DownloadProgress, OnProgress, ShardFetch, StopWhen
 from shoal.broadcast.heads import HeadNews, HeadWatch, ManifestCache
 from shoal.broadcast.manifest import MAX_SHARD_BYTES, Head, Manifest, VersionEntry
-from shoal.broadcast.peers import ANSWER_WITHIN_S, Sources
+from shoal.broadcast.peers import ANSWER_WITHIN_S, Deadline, Sources
 from shoal.broadcast.plan import Plan, cheapest_plan
 from shoal.broadcast.scores import RelayReport
-from shoal.broadcast.staging import StagedWeights, check_weights
+from shoal.broadcast.staging import StagedWeights, StagingArea, Trash, check_weights
 from shoal.broadcast.store import ShardStore
 from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import WEIGHTS_FILE, digest_bytes, is_digest
@@ -41,6 +42,8 @@ class WeightClientSettings:
     run_id: str = ""
     keep_versions: int = 3
     connections: int = 4
+    owner_relays: Sequence[str] = ()
+    """Relays that the owner names: asked before strangers that have not served yet."""
     answer_within_s: float = ANSWER_WITHIN_S
     """How long a relay may take to answer before another is asked."""
 
@@ -69,7 +72,12 @@ class WeightClient:
         self._metrics = metrics or EventLog()
         self._monotonic = monotonic
         self._sources = Sources(
-            relays, metrics=self._metrics, rng=rng, clock=monotonic, answer_within_s=settings.answer_within_s
+            relays,
+            named=settings.owner_relays,
+            metrics=self._metrics,
+            rng=rng,
+            clock=monotonic,
+            answer_within_s=settings.answer_within_s,
         )
         self._manifests = ManifestCache(self._store, self._sources, run_key)
         self._watch = HeadWatch(
@@ -81,6 +89,7 @@ class WeightClient:
             monotonic=monotonic,
         )
         self._trash = Trash(self._root / "trash")
+        self._staging = StagingArea(self._root / "staging", self._trash)
         self._checked: set[str] = set()
         self._busy = threading.Lock()
 
@@ -95,29 +104,37 @@ class WeightClient:
             if digest_bytes(data) == digest:
                 return data
             self._store.remove("shards", [digest])
-        data = self._sources.file(digest, max_bytes=max_bytes, deadline=self._monotonic() + deadline_s)
+        data = self._sources.file(digest, max_bytes=max_bytes, deadline=Deadline(self._monotonic, deadline_s))
         self._store.put("shards", data, digest)
         return data
 
     def preview(self, *, deadline_s: float = 30) -> "Preview | None":
         """What fetching the newest version would cost; None while there is none."""
-        deadline = self._monotonic() + deadline_s
+        deadline = Deadline(self._monotonic, deadline_s)
         newest = self.head(deadline_s=deadline_s).newest
         if newest is None:
             return None
         manifest = self._manifests.get(newest.manifest_digest, deadline=deadline)
-        return Preview(newest.version, self._plan(newest.manifest_digest, deadline).size_bytes, manifest.size_bytes)
+        return Preview(newest.version, self._plan(newest.manifest_digest, deadline).fetch_bytes, manifest.size_bytes)
 
     def fetch_version(
-        self, version: int, manifest_digest: str, *, deadline_s: float = 600, on_progress: OnProgress | None = None
+        self,
+        version: int,
+        manifest_digest: str,
+        *,
+        deadline_s: float = 600,
+        within_s: float = math.inf,
+        on_progress: OnProgress | None = None,
     ) -> Path:
         """A directory that holds the verified model.safetensors of this version and nothing else.
 
-        Cached; the newest `keep_versions` directories stay, older ones are deleted after a fetch.
+        Fails when nothing has arrived for `deadline_s`, or when `within_s` have passed in all. Cached; the newest
+        `keep_versions` directories stay, older ones are deleted after a fetch.
         """
         if not is_digest(manifest_digest):
             raise IntegrityError(f"{manifest_digest[:80]!r} is not a manifest digest.")
-        ready = self._fetch(version, manifest_digest, self._monotonic() + deadline_s, on_progress)
+        deadline = Deadline(self._monotonic, deadline_s, self._monotonic() + within_s)
+        ready = self._fetch(version, manifest_digest, deadline, on_progress)
         assert ready is not None, "only a fetch of the newest version is ended early"
         return ready
 
@@ -125,7 +142,7 @@ class WeightClient:
         self, *, deadline_s: float = 600, on_progress: OnProgress | None = None
     ) -> tuple[VersionEntry, Path]:
         """The newest version; switches to a newer one as soon as that costs less than what is left of the old."""
-        deadline = self._monotonic() + deadline_s
+        deadline = Deadline(self._monotonic, deadline_s)
         head = self.head(deadline_s=deadline_s)
         while True:
             if head.newest is None:
@@ -134,7 +151,7 @@ class WeightClient:
             if path is not None:
                 return head.newest, path
             self._metrics.event("fetch_superseded", version=head.newest.version)
-            head = self.head(deadline_s=max(0.0, deadline - self._monotonic()))
+            head = self.head(deadline_s=deadline.left_s)
 
     def reports(self) -> list[RelayReport]:
         return self._sources.reports()
@@ -160,9 +177,9 @@ class WeightClient:
         return True
 
     def _fetch_unless_superseded(
-        self, wanted: VersionEntry, counter: int, deadline: float, on_progress: OnProgress | None
+        self, wanted: VersionEntry, counter: int, deadline: Deadline, on_progress: OnProgress | None
     ) -> Path | None:
-        with HeadNews(self._watch, counter, deadline - self._monotonic()) as news:
+        with HeadNews(self._watch, counter) as news:
 
             def superseded(progress: DownloadProgress) -> bool:
                 newer = news.newest
@@ -174,13 +191,13 @@ class WeightClient:
         self,
         version: int,
         digest: str,
-        deadline: float,
+        deadline: Deadline,
         on_progress: OnProgress | None,
         stop_when: StopWhen | None = None,
     ) -> Path | None:
         """The version's directory; None if `stop_when` ended it."""
-        remaining_s = deadline - self._monotonic()
-        if not self._busy.acquire(timeout=max(0.0, remaining_s)):
+        remaining_s = deadline.left_s
+        if not self._busy.acquire(timeout=remaining_s):
             raise UnavailableError(f"Another fetch of this client did not end within {remaining_s:.0f} s.")
         try:
             manifest = self._manifests.get(digest, deadline=deadline)
@@ -194,24 +211,29 @@ class WeightClient:
         finally:
             self._busy.release()
 
-    def _obtain(self, wanted: str, deadline: float, on_progress: OnProgress | None, stop_when: StopWhen | None) -> bool:
+    def _obtain(
+        self, wanted: str, deadline: Deadline, on_progress: OnProgress | None, stop_when: StopWhen | None
+    ) -> bool:
         """Follow the cheapest plan; once more if the disk turns out to have lost something."""
         try:
             return self._follow_plan(wanted, deadline, on_progress, stop_when)
         except IntegrityError as error:
-            self._metrics.event("fetch_repeated", reason=str(error))
-            return self._follow_plan(wanted, deadline, on_progress, stop_when)
+            reason = str(error)
+        # Outside the handler, so that what the failed attempt held is free.
+        self._metrics.event("fetch_repeated", reason=reason)
+        return self._follow_plan(wanted, deadline, on_progress, stop_when)
 
     def _follow_plan(
-        self, wanted: str, deadline: float, on_progress: OnProgress | None, stop_when: StopWhen | None
+        self, wanted: str, deadline: Deadline, on_progress: OnProgress | None, stop_when: StopWhen | None
     ) -> bool:
         plan = self._plan(wanted, deadline)
+        self._staging.keep_only(plan.encodings)
 
         def load(digest: str) -> Manifest:
             return self._manifests.get(digest, deadline=deadline)
 
         version = load(wanted).version
-        self._metrics.event("fetch_planned", version=version, bytes=plan.size_bytes, deltas=len(plan.steps))
+        self._metrics.event("fetch_planned", version=version, bytes=plan.fetch_bytes, deltas=len(plan.steps))
         fetch = ShardFetch(
             self._sources,
             DownloadProgress(version, plan.size_bytes, clock=self._monotonic),
@@ -229,23 +251,26 @@ class WeightClient:
             base = digest
         return True
 
-    def _plan(self, wanted: str, deadline: float) -> Plan:
+    def _plan(self, wanted: str, deadline: Deadline) -> Plan:
         def load(digest: str) -> Manifest:
             return self._manifests.get(digest, deadline=deadline)
 
         def peek(digest: str) -> Manifest:
             return self._manifests.get(digest, deadline=deadline, absent_after_s=0)
 
-        return cheapest_plan(wanted, load, peek, lambda digest: self._usable(digest, load(digest)))
+        def held(digest: str) -> bool:
+            return self._usable(digest, load(digest))
 
-    def _cost(self, entry: VersionEntry | None, deadline: float) -> float:
-        return self._plan(entry.manifest_digest, deadline).size_bytes if entry else float("inf")
+        return cheapest_plan(wanted, load, peek, held, self._staging.staged_bytes)
+
+    def _cost(self, entry: VersionEntry | None, deadline: Deadline) -> float:
+        return self._plan(entry.manifest_digest, deadline).fetch_bytes if entry else math.inf
 
     def _build(self, digest: str, manifest: Manifest, base: tuple[Path, Manifest] | None, fetch: ShardFetch) -> bool:
         """Fetch one encoding of a version and put it together; the name is given only to bytes with the right digest."""
         encoding = manifest.encoding("full" if base is None else "delta")
         assert encoding is not None
-        staging = self._root / "staging" / digest
+        staging = self._staging.path(digest, encoding.kind)
         staged = StagedWeights(staging, manifest, encoding)
         try:
             if not fetch.run(encoding.shards, staged.missing(), staged.write):
@@ -269,32 +294,6 @@ class WeightClient:
             if directory != keep:
                 self._checked.discard(directory.name)
                 self._trash.drop(directory)
-        for leftover in (self._root / "staging").glob("*"):
-            self._trash.drop(leftover)
+        self._staging.keep_only()
         kept = {directory.name for directory in self._versions.iterdir()}
         self._store.remove("manifests", self._store.held("manifests") - kept)
-
-
-class Trash:
-    """Deletes directories in the background: they leave their place at once."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._thread: threading.Thread | None = None
-        directory.mkdir(parents=True, exist_ok=True)
-        self._empty()
-
-    def drop(self, path: Path) -> None:
-        os.replace(path, self._directory / secrets.token_hex(8))
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._empty, name="trash", daemon=True)
-            self._thread.start()
-
-    def close(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-
-    def _empty(self) -> None:
-        while entries := list(self._directory.iterdir()):
-            for entry in entries:
-                shutil.rmtree(entry, ignore_errors=True)

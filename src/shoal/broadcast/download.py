@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from shoal.broadcast.manifest import ShardEntry
-from shoal.broadcast.peers import Sources
+from shoal.broadcast.peers import Deadline, Sources
 
 
 @dataclass
@@ -50,7 +50,7 @@ class ShardFetch:
         on_progress: OnProgress | None,
         stop_when: StopWhen | None,
         connections: int,
-        deadline: float,
+        deadline: Deadline,
     ) -> None:
         self._sources = sources
         self._progress = progress

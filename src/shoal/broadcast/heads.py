@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 
 from shoal.broadcast.manifest import MAX_HEAD_BYTES, Head, Manifest, VersionEntry, open_head, open_manifest
-from shoal.broadcast.peers import ABSENT_AFTER_S, Sources
+from shoal.broadcast.peers import ABSENT_AFTER_S, Deadline, Sources
 from shoal.broadcast.store import ShardStore
 from shoal.errors import IntegrityError, ShoalError, UnavailableError
 from shoal.files import digest_bytes, write_atomic
@@ -160,10 +160,9 @@ class HeadWatch:
 class HeadNews:
     """Listens for newer heads in the background while something else is done; used as a context."""
 
-    def __init__(self, watch: HeadWatch, counter: int, deadline_s: float) -> None:
+    def __init__(self, watch: HeadWatch, counter: int) -> None:
         self._watch = watch
         self._counter = counter
-        self._deadline_s = deadline_s
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="head news", daemon=True)
 
@@ -182,11 +181,11 @@ class HeadNews:
     def _listen(self) -> None:
         while not self._done.is_set():
             try:
-                head = self._watch.get(newer_than=self._counter, wait_s=MAX_LONG_POLL_S, deadline_s=self._deadline_s)
+                head = self._watch.get(newer_than=self._counter, wait_s=MAX_LONG_POLL_S, deadline_s=MAX_LONG_POLL_S)
+                self._counter = head.counter
             except ShoalError:
                 # The fetch meets the same trouble and reports it.
-                return
-            self._counter = head.counter
+                self._done.wait(POLL_PAUSE_S)
 
 
 class ManifestCache:
@@ -201,7 +200,7 @@ class ManifestCache:
         self._sources = sources
         self._run_key = run_key
 
-    def get(self, digest: str, *, deadline: float, absent_after_s: float = ABSENT_AFTER_S) -> Manifest:
+    def get(self, digest: str, *, deadline: Deadline, absent_after_s: float = ABSENT_AFTER_S) -> Manifest:
         kept = self._kept(digest)
         if kept is not None:
             return open_manifest(kept, self._run_key)

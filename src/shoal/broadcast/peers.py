@@ -1,10 +1,12 @@
 """Verified bytes from relays that nobody trusts.
 
 Each call tries relays until one delivers bytes with the promised digest or signature, or the deadline passes; then the error
-names what was wrong with each. A relay that delivers other bytes is reported and avoided; one that is slow, cut off or does not
-have the bytes yet only loses weight in the choice.
+names what was wrong with each. A relay that delivers other bytes is reported and becomes the last resort; one that is slow, cut
+off or does not have the bytes yet only loses weight in the choice. How slow a relay may be follows from the link: if all are too
+slow, less is asked of them, until bytes arrive.
 """
 
+import math
 import random
 import threading
 import time
@@ -12,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain, repeat
 from typing import TypeVar
 
-from shoal.broadcast.http.pool import FetchError, HttpPool, check_url
+from shoal.broadcast.http.pool import FetchError, HttpPool, Pace, check_url
 from shoal.broadcast.manifest import MAX_MANIFEST_BYTES, Manifest, ShardEntry, open_manifest
 from shoal.broadcast.scores import PeerScores, RelayReport
 from shoal.errors import ConfigError, IntegrityError, ShoalError, SignatureError, UnavailableError
@@ -20,7 +22,9 @@ from shoal.files import digest_bytes
 from shoal.metrics import EventLog
 
 ANSWER_WITHIN_S = 10.0
-MIN_BYTES_S = 64 << 10
+# What is asked of a relay at first, and of the slowest link.
+USUAL_BYTES_S = 64 << 10
+MIN_BYTES_S = 1 << 10
 # A relay of ours holds a request for a shard that it expects soon; others ignore the parameter.
 HOLD_S = 5.0
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -33,6 +37,27 @@ Attempt = Callable[[str, float], T]
 """What to do with one relay before a deadline."""
 
 
+class Deadline:
+    """A moment that moves: `seconds` after the last progress, but never after `limit`. Safe to use from several threads."""
+
+    def __init__(self, clock: Callable[[], float], seconds: float, limit: float = math.inf) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self.limit = limit
+        self._since = clock()
+
+    def progress(self) -> None:
+        self._since = self._clock()
+
+    @property
+    def moment(self) -> float:
+        return min(self._since + self._seconds, self.limit)
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.moment - self._clock())
+
+
 class Sources:
     """Safe to use from several threads; `stop` ends every wait."""
 
@@ -40,18 +65,21 @@ class Sources:
         self,
         relays: Callable[[], Sequence[str]],
         *,
+        named: Collection[str] = (),
         metrics: EventLog | None = None,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
         answer_within_s: float = ANSWER_WITHIN_S,
         max_bytes_s: float = 0,
     ) -> None:
+        """`named` are relays that the owner or the operator vouches for; they are asked before strangers."""
         self._relays = relays
         self._metrics = metrics or EventLog()
         self._clock = clock
         self._pool = HttpPool(clock=clock, max_bytes_s=max_bytes_s)
-        self._scores = PeerScores(rng=rng, clock=clock)
+        self._scores = PeerScores(named=[url.rstrip("/") for url in named], rng=rng, clock=clock)
         self._answer_within_s = answer_within_s
+        self._min_bytes_s = float(USUAL_BYTES_S)
         self._stopped = threading.Event()
 
     def urls(self) -> list[str]:
@@ -83,28 +111,27 @@ class Sources:
 
     def fetch(self, url: str, path: str, *, max_bytes: int, deadline: float) -> bytes:
         """Unverified bytes from one relay; for use in an `Attempt` that verifies them."""
-        return self._pool.fetch(url, path, max_bytes=max_bytes, deadline=deadline)
+        return self._pool.fetch(url, path, max_bytes=max_bytes, pace=Pace(deadline))
 
     def shard(
-        self, shard: ShardEntry, *, deadline: float, among: Callable[[], Sequence[str]] | None = None
+        self, shard: ShardEntry, *, deadline: Deadline, among: Callable[[], Sequence[str]] | None = None
     ) -> memoryview:
         """A verified shard from whichever relay has it."""
 
         def attempt(url: str, until: float) -> memoryview:
-            return self._shard(url, shard, until)
+            return self._shard(url, shard, Pace(until, self._min_bytes_s, deadline.limit))
 
-        return self.try_each(_name(shard), attempt, deadline, size_bytes=shard.size_bytes, among=among)
+        return self.try_each(_name(shard), attempt, deadline, among=among)
 
     def shard_from(self, url: str, shard: ShardEntry) -> memoryview:
         """A verified shard from one relay."""
 
         def attempt(url: str, until: float) -> memoryview:
-            return self._shard(url, shard, until)
+            return self._shard(url, shard, Pace(until, self._min_bytes_s))
 
-        until = self._clock() + self._patience_s(shard.size_bytes)
-        return self.ask(url, _name(shard), attempt, until, size_bytes=shard.size_bytes)
+        return self.ask(url, _name(shard), attempt, self._clock() + self._answer_within_s)
 
-    def file(self, digest: str, *, max_bytes: int, deadline: float) -> bytes:
+    def file(self, digest: str, *, max_bytes: int, deadline: Deadline) -> bytes:
         return self._small("shards", digest, max_bytes, deadline)
 
     def manifest(
@@ -112,7 +139,7 @@ class Sources:
         digest: str,
         run_key: str,
         *,
-        deadline: float,
+        deadline: Deadline,
         absent_after_s: float = ABSENT_AFTER_S,
         among: Callable[[], Sequence[str]] | None = None,
     ) -> tuple[Manifest, bytes]:
@@ -120,25 +147,28 @@ class Sources:
         data = self._small("manifests", digest, MAX_MANIFEST_BYTES, deadline, absent_after_s, among)
         return open_manifest(data, run_key), data
 
-    def ask(self, url: str, what: str, attempt: Attempt[T], deadline: float, *, size_bytes: int = 0) -> T:
-        """One attempt at one relay, whose score it changes."""
+    def ask(self, url: str, what: str, attempt: Attempt[T], deadline: float) -> T:
+        """One attempt at one relay, whose score it changes; a result that is bytes counts as served."""
         started = self._clock()
         try:
             result = attempt(url, deadline)
         except ShoalError as error:
             self._record_error(url, what, error)
             raise
-        self._scores.record_success(url, size_bytes, self._clock() - started)
+        size_bytes = len(result) if isinstance(result, (bytes, memoryview)) else 0
+        seconds = max(self._clock() - started, 1e-6)
+        self._scores.record_success(url, size_bytes, seconds)
         self._metrics.count("bytes_received", size_bytes)
+        if size_bytes:
+            self._min_bytes_s = min(USUAL_BYTES_S, max(self._min_bytes_s, size_bytes / seconds / 4))
         return result
 
     def try_each(
         self,
         what: str,
         attempt: Attempt[T],
-        deadline: float,
+        deadline: Deadline,
         *,
-        size_bytes: int = 0,
         absent_after_s: float = ABSENT_AFTER_S,
         among: Callable[[], Sequence[str]] | None = None,
     ) -> T:
@@ -152,24 +182,32 @@ class Sources:
             errors: dict[str, ShoalError] = {}
             for url in self._round(among or self.urls, deadline):
                 try:
-                    until = min(deadline, self._clock() + self._patience_s(size_bytes))
-                    return self.ask(url, what, attempt, until, size_bytes=size_bytes)
+                    result = self.ask(url, what, attempt, min(deadline.moment, self._clock() + self._answer_within_s))
+                    deadline.progress()
+                    return result
                 except ShoalError as error:
                     errors[url] = error
+            self._ask_less(errors.values())
             reasons |= {url: str(error) for url, error in errors.items()}
             now = self._clock()
             if not errors or not all(_is_absent(error) for error in errors.values()):
                 absent_since = now
             elif now - absent_since >= absent_after_s:
                 break
-            if now + pause_s >= deadline or self.pause(pause_s):
+            if now + pause_s >= deadline.moment or self.pause(pause_s):
                 break
         raise self._nobody(what, self._clock() - started, reasons)
 
-    def _round(self, urls: Callable[[], Sequence[str]], deadline: float) -> Iterator[str]:
+    def _ask_less(self, errors: Collection[ShoalError]) -> None:
+        """Wait for slower relays if none was fast enough: then the link of this node is slow."""
+        slow = any(isinstance(error, FetchError) and error.reason == "slow" for error in errors)
+        if slow:
+            self._min_bytes_s = max(MIN_BYTES_S, self._min_bytes_s / 2)
+
+    def _round(self, urls: Callable[[], Sequence[str]], deadline: Deadline) -> Iterator[str]:
         """Each relay once, in sampled order, while there is time."""
         tried: set[str] = set()
-        while self._clock() < deadline and not self._stopped.is_set():
+        while self._clock() < deadline.moment and not self._stopped.is_set():
             url = self.choose(urls(), avoid=tried)
             if url is None:
                 return
@@ -186,31 +224,28 @@ class Sources:
             self._scores.record_failure(url, str(error))
             self._metrics.event("relay_failed", relay=url, about=what, reason=str(error))
 
-    def _shard(self, url: str, shard: ShardEntry, deadline: float) -> memoryview:
+    def _shard(self, url: str, shard: ShardEntry, pace: Pace) -> memoryview:
         buffer = memoryview(bytearray(shard.size_bytes))
-        self._pool.fetch_into(url, f"/shards/{shard.digest}?wait_s={HOLD_S:g}", buffer, deadline=deadline)
+        self._pool.fetch_into(url, f"/shards/{shard.digest}?wait_s={HOLD_S:g}", buffer, pace=pace)
         _check_digest(buffer, shard.digest)
         self._metrics.count("shards_verified")
         return buffer
-
-    def _patience_s(self, size_bytes: int) -> float:
-        return self._answer_within_s + size_bytes / MIN_BYTES_S
 
     def _small(
         self,
         folder: str,
         digest: str,
         max_bytes: int,
-        deadline: float,
+        deadline: Deadline,
         absent_after_s: float = ABSENT_AFTER_S,
         among: Callable[[], Sequence[str]] | None = None,
     ) -> bytes:
-        hold_s = min(HOLD_S, absent_after_s)
+        path = f"/{folder}/{digest}?wait_s={min(HOLD_S, absent_after_s):g}"
 
         def attempt(url: str, until: float) -> bytes:
-            data = self.fetch(url, f"/{folder}/{digest}?wait_s={hold_s:g}", max_bytes=max_bytes, deadline=until)
+            pace = Pace(until, self._min_bytes_s, deadline.limit)
+            data = self._pool.fetch(url, path, max_bytes=max_bytes, pace=pace)
             _check_digest(data, digest)
-            self._metrics.count("bytes_received", len(data))
             return data
 
         what = f"{folder}/{digest[:12]}…"

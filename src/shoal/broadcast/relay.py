@@ -20,7 +20,7 @@ from shoal.broadcast.http.pool import FetchError, check_url
 from shoal.broadcast.http.server import DirectoryServer
 from shoal.broadcast.manifest import Head, Manifest, descriptor_key
 from shoal.broadcast.mesh import Mesh, Neighbours
-from shoal.broadcast.peers import Sources
+from shoal.broadcast.peers import Deadline, Sources
 from shoal.broadcast.queue import DownloadQueue, Route, WantedShard, wanted_in_order
 from shoal.broadcast.store import DiskError, ShardStore, needed_manifests, prune
 from shoal.errors import ConfigError, ShoalError
@@ -98,7 +98,11 @@ class Relay:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self.sources = Sources(
-            self._known, metrics=self.metrics, clock=monotonic, max_bytes_s=settings.max_download_bytes_s
+            self._known,
+            named=self._upstreams,
+            metrics=self.metrics,
+            clock=monotonic,
+            max_bytes_s=settings.max_download_bytes_s,
         )
         peers = neighbours.peers if neighbours is not None else list
         self._mesh = Mesh(lambda: self.url, peers, self.sources.alive)
@@ -179,7 +183,7 @@ class Relay:
 
     def _mirror(self, head: Head, head_bytes: bytes, manifests: ManifestCache) -> None:
         """Fetch the manifests of a new head, queue its shards, remove old files."""
-        deadline = self._monotonic() + SHARD_DEADLINE_S
+        deadline = Deadline(self._monotonic, SHARD_DEADLINE_S)
 
         def load(digest: str) -> Manifest:
             self._queue.expect(digest)
@@ -215,7 +219,7 @@ class Relay:
                     self._queue.reroute()
 
     def _from_parents(self, item: WantedShard) -> memoryview:
-        return self.sources.shard(item.shard, deadline=self._monotonic() + SHARD_DEADLINE_S, among=self._parents)
+        return self.sources.shard(item.shard, deadline=Deadline(self._monotonic, SHARD_DEADLINE_S), among=self._parents)
 
     def _parents(self) -> Sequence[str]:
         """The parents that are alive, preferably those that wait for no share of ours; else every relay we know."""
@@ -250,7 +254,7 @@ class Relay:
 
         while not self._stopping.is_set():
             try:
-                return self.sources.try_each("descriptor.json", attempt, self._monotonic() + FIRST_HEAD_S)
+                return self.sources.try_each("descriptor.json", attempt, Deadline(self._monotonic, FIRST_HEAD_S))
             except ShoalError as error:
                 self._report_trouble(error)
         return None

@@ -1,8 +1,10 @@
 """How well each relay has served, and which one to ask next.
 
 A relay is sampled with weight success × bandwidth (moving averages). Sampling beats greedy choice, which sends every client to
-the same relay. Every record raises all success rates a little, so that a relay that recovered is tried again; one that sent
-wrong bytes is avoided for a long time.
+the same relay. Every record raises all success rates a little, so that a relay that recovered is tried again. Relays that have
+served, and those that the owner names, share the choices with strangers, which are tried the less often the more of them failed:
+any number of addresses that answer nothing costs little. One that failed rests for a moment; one that sent wrong bytes is the last
+resort for a long time, but no worse, since all bytes are verified.
 """
 
 import random
@@ -18,7 +20,9 @@ MIN_SUCCESS = 0.001
 BANDWIDTH_SAMPLE_BYTES = 64 << 10
 AVOID_LIAR_S = 600.0
 # One that does not answer is not asked for a moment, longer each time.
-REST_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+REST_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0, 120.0)
+STRANGERS_SHARE = 0.5
+"""Of the choices, while no stranger has failed and a relay that served is at hand."""
 
 
 @dataclass
@@ -38,23 +42,34 @@ class RelayReport:
 class PeerScores:
     """Safe to use from several threads."""
 
-    def __init__(self, *, rng: random.Random | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        named: Collection[str] = (),
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`named` are relays that the owner or the operator vouches for."""
+        self._named = frozenset(named)
         self._rng = rng or random.Random()
         self._clock = clock
         self._lock = threading.Lock()
         self._reports: dict[str, RelayReport] = {}
 
     def choose(self, urls: Sequence[str], avoid: Collection[str] = ()) -> str | None:
-        """One of the relays, or None when all of them are in `avoid` or sent wrong bytes lately."""
+        """One of the relays; None when all of them are in `avoid`."""
         with self._lock:
-            now = self._clock()
-            known = [self._report(url) for url in dict.fromkeys(urls) if url not in avoid]
-            usable = [report for report in known if report.avoided_until <= now]
-            usable = [report for report in usable if report.resting_until <= now] or usable
-            if not usable:
-                return None
+            tiers: list[list[RelayReport]] = [[], [], [], []]
+            for url in dict.fromkeys(urls):
+                if url not in avoid:
+                    report = self._report(url)
+                    tiers[self._tier(report)].append(report)
+            served, strangers, resting, liars = tiers
+            if strangers and self._rng.random() < STRANGERS_SHARE / (1 + self._failed_strangers()):
+                served = []
+            usable = served or strangers or resting or liars
             weights = [report.success * self._bandwidth(report) for report in usable]
-            return self._rng.choices(usable, weights)[0].url
+            return self._rng.choices(usable, weights)[0].url if usable else None
 
     def alive(self, url: str) -> bool:
         """Neither avoided for wrong bytes nor resting after a failure."""
@@ -92,6 +107,17 @@ class PeerScores:
     def reports(self) -> list[RelayReport]:
         with self._lock:
             return [replace(report) for report in self._reports.values()]
+
+    def _tier(self, report: RelayReport) -> int:
+        now = self._clock()
+        if report.avoided_until > now:
+            return 3
+        if report.resting_until > now:
+            return 2
+        return 0 if report.bytes_received or report.url in self._named else 1
+
+    def _failed_strangers(self) -> int:
+        return sum(report.failures + report.lies > 0 and not report.bytes_received for report in self._reports.values())
 
     def _update(self, url: str, outcome: float) -> RelayReport:
         for report in self._reports.values():

@@ -2,14 +2,16 @@
 
 The file has its final size from the start, so a full disk shows before the first byte is fetched. Verified shards are written
 in place and listed in a journal, which is how a restarted process knows what it has. Every tensor is hashed once more, as soon as
-all its bytes are in the file, and only if all are right does `finish` give the file its name.
+all its bytes are in the file, and only if all are right does `finish` give the file its name. Any error while a delta is applied
+ends the apply with that error.
 """
 
 import os
+import secrets
 import shutil
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
@@ -17,11 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from shoal.broadcast.codec.pieces import Block, TensorBits, block_bytes, offsets, partition
-from shoal.broadcast.manifest import Encoding, Manifest, ShardEntry, TensorEntry, safetensors_header
+from shoal.broadcast.manifest import Encoding, EncodingKind, Manifest, ShardEntry, TensorEntry, safetensors_header
 from shoal.broadcast.store import disk_error, map_file
 from shoal.errors import IntegrityError
 from shoal.files import WEIGHTS_FILE, digest_bytes
 
+JOURNAL_FILE = "verified"
 INDEX_BYTES = 4
 
 
@@ -46,15 +49,12 @@ class StagedWeights:
         self._shards, self._shards_offset = self._weights, len(self._header)
         if encoding.kind == "delta":
             self._shards, self._shards_offset = self._open(self._delta_path, encoding.size_bytes), 0
-        self._journal = self._open(directory / "verified", None)
+        self._journal = self._open(directory / JOURNAL_FILE, None)
         write_at(self._weights, memoryview(self._header), 0, self._path)
         self._checks = TensorChecks(self._path, manifest)
 
     def missing(self) -> list[tuple[int, ShardEntry]]:
-        size = os.fstat(self._journal).st_size
-        journal = os.pread(self._journal, size, 0)
-        whole = size - size % INDEX_BYTES
-        verified = {int.from_bytes(journal[at : at + INDEX_BYTES], "little") for at in range(0, whole, INDEX_BYTES)}
+        verified = _journal_indexes(os.pread(self._journal, os.fstat(self._journal).st_size, 0))
         missing = []
         for index, shard in enumerate(self._encoding.shards):
             if index in verified:
@@ -76,7 +76,7 @@ class StagedWeights:
         from shoal.broadcast.codec.blocks import apply_block  # compiled code, needed for deltas only
 
         tensors, encoding = self._manifest.tensors, self._encoding
-        old = TensorBits(base.tensors, map_file(base_path)[len(safetensors_header(base.tensors)) :])
+        old = TensorBits(base.tensors, map_weights(base_path, base))
         delta = map_file(self._delta_path)
         ends = list(accumulate(encoding.block_bytes))
         tensor_offsets = offsets(tensors)
@@ -166,16 +166,23 @@ class TensorChecks:
         self._pool.shutdown(cancel_futures=True)
 
 
+def map_weights(path: Path, manifest: Manifest) -> memoryview:
+    """The tensors of a safetensors file that begins with the header of this manifest and has its size."""
+    header = safetensors_header(manifest.tensors)
+    try:
+        view = map_file(path)
+    except OSError as error:
+        raise IntegrityError(f"{path} cannot be read: {error.strerror}.") from None
+    if len(view) != len(header) + manifest.size_bytes or view[: len(header)] != header:
+        raise IntegrityError(f"{path} has another header or size than version {manifest.version}.")
+    return view[len(header) :]
+
+
 def check_weights(path: Path, manifest: Manifest) -> None:
     """Raise unless the file is the safetensors file of this manifest, byte for byte."""
-    header = safetensors_header(manifest.tensors)
-    if path.stat().st_size != len(header) + manifest.size_bytes:
-        raise IntegrityError(f"{path} does not have the size of version {manifest.version}.")
-    view = map_file(path)
-    if view[: len(header)] != header:
-        raise IntegrityError(f"{path} does not have the header of version {manifest.version}.")
+    view = map_weights(path, manifest)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        slices = tensor_slices(manifest.tensors, len(header))
+        slices = tensor_slices(manifest.tensors, 0)
         _refuse(manifest, [wrong for wrong in pool.map(lambda item: _wrong_tensor(view, *item), slices) if wrong])
 
 
@@ -196,6 +203,57 @@ def _wrong_tensor(view: memoryview, tensor: TensorEntry, start: int, end: int) -
 def _refuse(manifest: Manifest, wrong: list[str]) -> None:
     if wrong:
         raise IntegrityError(f"Tensor {wrong[0]} of version {manifest.version} has another digest than promised.")
+
+
+class StagingArea:
+    """The directories of fetches under way, one per version and encoding; what no fetch continues is removed."""
+
+    def __init__(self, root: Path, trash: "Trash") -> None:
+        self._root = root
+        self._trash = trash
+
+    def path(self, digest: str, kind: EncodingKind) -> Path:
+        return self._root / f"{digest}.{kind}"
+
+    def staged_bytes(self, digest: str, encoding: Encoding) -> int:
+        """Verified bytes of an encoding that an earlier fetch left here."""
+        try:
+            journal = (self.path(digest, encoding.kind) / JOURNAL_FILE).read_bytes()
+        except FileNotFoundError:
+            return 0
+        indexes = _journal_indexes(journal)
+        return sum(shard.size_bytes for index, shard in enumerate(encoding.shards) if index in indexes)
+
+    def keep_only(self, encodings: Collection[tuple[str, EncodingKind]] = ()) -> None:
+        kept = {self.path(digest, kind) for digest, kind in encodings}
+        for directory in set(self._root.glob("*")) - kept:
+            self._trash.drop(directory)
+
+
+class Trash:
+    """Deletes directories in the background: they leave their place at once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._threads: list[threading.Thread] = []
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def drop(self, path: Path) -> None:
+        doomed = self._directory / secrets.token_hex(8)
+        os.replace(path, doomed)
+        thread = threading.Thread(target=shutil.rmtree, args=(doomed, True), name="trash", daemon=True)
+        self._threads = [alive for alive in self._threads if alive.is_alive()] + [thread]
+        thread.start()
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+
+def _journal_indexes(journal: bytes) -> set[int]:
+    whole = len(journal) - len(journal) % INDEX_BYTES
+    return {int.from_bytes(journal[at : at + INDEX_BYTES], "little") for at in range(0, whole, INDEX_BYTES)}
 
 
 def reserve(file: int, size_bytes: int, path: Path) -> None:

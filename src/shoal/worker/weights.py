@@ -43,6 +43,7 @@ class WeightFollower:
         self._weights, self._keep, self._report = weights, keep_versions, report
         self._metrics = metrics or EventLog()
         self._versions: dict[int, HeldVersion] = {}
+        self._progress_at = 0.0
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self.link_bytes_per_s = 0.0
@@ -82,9 +83,14 @@ class WeightFollower:
         return held.ready_at if held is not None else None
 
     def wait_for_any(self, deadline_s: float) -> HeldVersion:
-        """The newest version held, as soon as there is one."""
+        """The newest version held, as soon as there is one; fails when no byte of one has arrived for `deadline_s`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._versions or self._stopping.is_set(), deadline_s)
+            self._progress_at = time.monotonic()
+            while not self._versions and not self._stopping.is_set():
+                left_s = self._progress_at + deadline_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(left_s)
             if not self._versions:
                 raise UnavailableError(
                     f"No relay delivered a policy version within {deadline_s:.0f} s.",
@@ -122,6 +128,7 @@ class WeightFollower:
         line = ProgressLine(self._report)
 
         def note(progress: DownloadProgress) -> None:
+            self._progress_at = time.monotonic()
             if progress.bytes_done:
                 self.link_bytes_per_s = progress.bytes_s
             line(progress)
@@ -130,9 +137,7 @@ class WeightFollower:
 
     def _fetch(self, version: int, manifest_digest: str, deadline_s: float) -> Path:
         started = time.monotonic()
-        path = self._weights.fetch_version(
-            version, manifest_digest, deadline_s=deadline_s, on_progress=self._measured()
-        )
+        path = self._weights.fetch_version(version, manifest_digest, within_s=deadline_s, on_progress=self._measured())
         self._fetched(version, manifest_digest, path, started)
         return path
 

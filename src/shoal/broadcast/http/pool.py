@@ -1,19 +1,22 @@
 """Bounded HTTP GET over pooled connections: what comes back is never larger or later than the caller allowed.
 
 Plain blocking sockets on threads, because `recv_into` a buffer of our own measured 1.5 times the bytes/s of an event-loop
-client and releases the interpreter while it waits. One deadline covers connect, headers and body, so a server that drips one
-byte per second ends like one that is silent.
+client and releases the interpreter while it waits. One deadline covers connect, headers and body; it moves only with bytes that
+arrive at the rate that the caller asks for, so a server that drips one byte per second ends like one that is silent. The bytes of
+an answer are counted at the socket, so no framing makes it larger than allowed.
 """
 
 import contextlib
 import http.client
 import io
+import math
 import socket
 import ssl
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -23,8 +26,12 @@ from shoal.errors import ConfigError, UnavailableError
 CONNECT_TIMEOUT_S = 5.0
 MAX_IDLE_PER_HOST = 16
 READ_BYTES = 256 << 10
+HEADER_BYTES = 64 << 10
+# Framing of chunks of 64 bytes or more.
+FRAMING_SHARE = 8
 
-Reason = Literal["unreachable", "timeout", "status", "size", "cut"]
+Reason = Literal["unreachable", "timeout", "slow", "status", "size", "cut"]
+"""`slow` is a time-out after bytes had begun to arrive."""
 
 
 class FetchError(UnavailableError):
@@ -36,6 +43,15 @@ class FetchError(UnavailableError):
         super().__init__(message)
         self.reason = reason
         self.status = status
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When an answer must be complete: at the deadline, and a second later for every `min_bytes_s` bytes, up to the limit."""
+
+    deadline: float
+    min_bytes_s: float = math.inf
+    limit: float = math.inf
 
 
 class HttpPool:
@@ -50,7 +66,7 @@ class HttpPool:
         self._closed = False
         self._lock = threading.Lock()
 
-    def fetch(self, base_url: str, path: str, *, max_bytes: int, deadline: float) -> bytes:
+    def fetch(self, base_url: str, path: str, *, max_bytes: int, pace: Pace) -> bytes:
         """The body of a 200 answer of at most `max_bytes`."""
         buffer = bytearray()
 
@@ -64,10 +80,10 @@ class HttpPool:
                 if len(buffer) > max_bytes:
                     raise FetchError(f"{base_url} sends more than {max_bytes} bytes for {path}.", "size")
 
-        self._get(base_url, path, consume, deadline)
+        self._get(base_url, path, consume, Allowance(pace, max_bytes))
         return bytes(buffer)
 
-    def fetch_into(self, base_url: str, path: str, buffer: memoryview, *, deadline: float) -> None:
+    def fetch_into(self, base_url: str, path: str, buffer: memoryview, *, pace: Pace) -> None:
         """Fill the buffer exactly."""
 
         def consume(response: http.client.HTTPResponse) -> None:
@@ -83,7 +99,7 @@ class HttpPool:
             if response.read(1):
                 raise FetchError(f"{base_url} sends more than {len(buffer)} bytes for {path}.", "size")
 
-        self._get(base_url, path, consume, deadline)
+        self._get(base_url, path, consume, Allowance(pace, len(buffer)))
 
     def close(self) -> None:
         """Close idle connections and break those under way, so that reads from them fail at once."""
@@ -95,39 +111,41 @@ class HttpPool:
             sock.abort()
 
     def _get(
-        self, base_url: str, path: str, consume: Callable[[http.client.HTTPResponse], None], deadline: float
+        self, base_url: str, path: str, consume: Callable[[http.client.HTTPResponse], None], allowed: "Allowance"
     ) -> None:
         connection, reused = self._take(base_url)
         try:
             try:
-                response = self._request(connection, base_url, path, deadline)
+                response = self._request(connection, base_url, path, allowed)
             except ConnectionError:
                 if not reused or self._closed:
                     raise
                 # The server closed an idle connection at the moment we used it, which is no failure.
                 connection.close()
                 connection = _connection(base_url)
-                response = self._request(connection, base_url, path, deadline)
-            if response.status != 200:
-                raise FetchError(f"{base_url} answers {response.status} for {path}.", "status", status=response.status)
-            consume(response)
+                response = self._request(connection, base_url, path, allowed)
+            with response:  # a connection that the server will close hangs on its answer alone
+                if response.status != 200:
+                    message = f"{base_url} answers {response.status} for {path}."
+                    raise FetchError(message, "status", status=response.status)
+                consume(response)
         except BaseException as error:
             connection.close()
-            raise _explain(error, base_url, path, deadline - self.clock()) from error
+            raise _explain(error, base_url, path, allowed, self.clock()) from error
         self._give_back(base_url, connection)
 
     def _request(
-        self, connection: http.client.HTTPConnection, base_url: str, path: str, deadline: float
+        self, connection: http.client.HTTPConnection, base_url: str, path: str, allowed: "Allowance"
     ) -> http.client.HTTPResponse:
         if connection.sock is None:
-            connection.timeout = max(0.001, min(CONNECT_TIMEOUT_S, deadline - self.clock()))
+            connection.timeout = max(0.001, min(CONNECT_TIMEOUT_S, allowed.until - self.clock()))
             connection.connect()
             plain: Any = connection.sock
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sock = _DeadlineSocket(plain, self.clock, self._open.discard, self._slow_down)
             self._open.add(connection.sock)
         sock: Any = connection.sock
-        sock.deadline = deadline
+        sock.allowed = allowed
         if self._closed:
             raise ConnectionAbortedError("this side is stopping")
         connection.request("GET", urlsplit(base_url).path.rstrip("/") + path)
@@ -157,8 +175,26 @@ class HttpPool:
         connection.close()
 
 
+@dataclass
+class Allowance:
+    """What one answer may take in time and bytes, and how much of it has arrived."""
+
+    pace: Pace
+    max_bytes: int
+    received: int = 0
+
+    @property
+    def until(self) -> float:
+        return min(self.pace.deadline + self.received / self.pace.min_bytes_s, self.pace.limit)
+
+    @property
+    def left_bytes(self) -> int:
+        """At the socket: headers and the framing of the body included."""
+        return self.max_bytes + self.max_bytes // FRAMING_SHARE + HEADER_BYTES - self.received
+
+
 class _DeadlineSocket:
-    """The part of a socket that http.client uses, with one deadline over all its reads and writes."""
+    """The part of a socket that http.client uses, with one allowance over all its reads and writes."""
 
     def __init__(
         self,
@@ -167,7 +203,7 @@ class _DeadlineSocket:
         on_close: Callable[["_DeadlineSocket"], None],
         on_read: Callable[[int], None],
     ) -> None:
-        self.deadline = 0.0
+        self.allowed = Allowance(Pace(0.0), 0)
         self._on_close = on_close
         self.on_read = on_read
         self._sock = sock
@@ -176,7 +212,7 @@ class _DeadlineSocket:
         self._closing = False
 
     def arm(self) -> socket.socket:
-        remaining = self.deadline - self._clock()
+        remaining = self.allowed.until - self._clock()
         if remaining <= 0:
             raise TimeoutError("deadline passed")
         self._sock.settimeout(remaining)
@@ -218,7 +254,11 @@ class _DeadlineReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        count = self._socket.arm().recv_into(buffer, min(len(buffer), READ_BYTES))
+        allowed = self._socket.allowed
+        if allowed.left_bytes <= 0:
+            raise FetchError(f"An answer has more than the {allowed.max_bytes} bytes that are allowed.", "size")
+        count = self._socket.arm().recv_into(buffer, min(len(buffer), READ_BYTES, allowed.left_bytes))
+        allowed.received += count
         self._socket.on_read(count)
         return count
 
@@ -248,11 +288,15 @@ def _connection(base_url: str) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(parts.hostname, parts.port)
 
 
-def _explain(error: BaseException, base_url: str, path: str, remaining_s: float) -> BaseException:
-    if isinstance(error, TimeoutError) or (isinstance(error, OSError) and remaining_s <= 0):
+def _explain(error: BaseException, base_url: str, path: str, allowed: Allowance, now: float) -> BaseException:
+    if isinstance(error, TimeoutError) or (isinstance(error, OSError) and now >= allowed.until):
+        if allowed.received:
+            return FetchError(f"{base_url} sent only {allowed.received} bytes of {path} in time.", "slow")
         return FetchError(f"{base_url} did not deliver {path} in time.", "timeout")
     if isinstance(error, http.client.IncompleteRead):
         return FetchError(f"{base_url} broke off in the middle of {path}.", "cut")
     if isinstance(error, (OSError, http.client.HTTPException)):
         return FetchError(f"{base_url} cannot be reached for {path}: {error or type(error).__name__}.", "unreachable")
+    if isinstance(error, (ValueError, OverflowError)):  # http.client on framing such as a negative chunk
+        return FetchError(f"{base_url} sends no HTTP for {path}: {error}.", "unreachable")
     return error
