@@ -77,6 +77,7 @@ PENDING: dict[str, int] = {
     "tests/evaluation": 4,
     "tests/inspection": 2,
     "tests/observe": 1,
+    "tests/owner": 1,
     "tests/policy": 7,
     "tests/proofs": 7,
     "tests/training": 11,
