@@ -25,11 +25,11 @@ RunState = Literal["running", "paused", "draining", "drained", "finished"]
 
 
 class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Answer(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
 
 class Refusal(Answer):
@@ -301,7 +301,7 @@ class VersionView(Answer):
 
 
 class EvaluationView(EvaluationBody):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore")
     at_s: float
 
 
