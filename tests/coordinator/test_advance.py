@@ -36,6 +36,7 @@ class MadeSlot:
     dropped_before: bool
     version: int
     useful: tuple[bool, bool]
+    deferred: bool = False
 
 
 made_slots = st.builds(
@@ -45,6 +46,7 @@ made_slots = st.builds(
     st.booleans(),
     st.integers(STEP - 2, STEP),
     st.tuples(st.booleans(), st.booleans()),
+    st.booleans(),
 )
 
 
@@ -79,7 +81,7 @@ def fill(connection: Connection, number: int, made: MadeSlot) -> None:
             f"{number}-{attempt}", "r", f"w{number}-{attempt}", step, number, made.version, "", 0.0, 9.0,
             LeaseState.LEASED, by_active_key=bool(number % 2),
         )  # fmt: skip
-        slots.take_slot(connection, lease)
+        slots.take_slot(connection, lease, slots.Terms("class", made.deferred, 5.0))
         insert(connection, lease)
         if attempt == 0 and made.dropped_before:
             slots.drop_lease(connection, lease, LeaseState.EXPIRED)
@@ -87,16 +89,18 @@ def fill(connection: Connection, number: int, made: MadeSlot) -> None:
         slots.drop_lease(connection, lease, LeaseState.RETURNED)
     if made.state in (SlotState.SUBMITTED, SlotState.RESOLVED):
         lease = slots.move_lease(connection, lease, LeaseState.SUBMITTED)
-        slots.move_slot(connection, lease, SlotState.SUBMITTED)
+        slots.submit_slot(connection, lease)
     if made.state is SlotState.RESOLVED:
-        slots.move_slot(connection, lease, SlotState.RESOLVED)
-        slots.add_groups(connection, [group_row(lease, index, useful) for index, useful in enumerate(made.useful)])
+        assert slots.resolve_slot(connection, lease) is not None
+        groups = [group_row(lease, index, useful, made.deferred) for index, useful in enumerate(made.useful)]
+        slots.add_groups(connection, groups)
 
 
-def group_row(lease: LeaseRow, number: int, useful: bool) -> GroupRow:
+def group_row(lease: LeaseRow, number: int, useful: bool, deferred: bool) -> GroupRow:
     return GroupRow(
         f"{lease.step}/{lease.slot}/{number}", "s", lease.worker, lease.step, lease.slot, number, lease.policy_version,
         useful, 5, "[]", "[]", True, GroupState.ACCEPTED if useful else GroupState.NO_SIGNAL,
+        deferred,
     )  # fmt: skip
 
 
@@ -104,14 +108,16 @@ def expected(made: list[MadeSlot]) -> batches.Batch | None:
     """The rule, asked without a database."""
     resolved = [(number, slot) for number, slot in enumerate(made) if slot.state is SlotState.RESOLVED]
     waiting = [
-        batches.GroupView(step, number, index, f"{step}/{number}/{index}", slot.version)
+        batches.GroupView(step, number, index, f"{step}/{number}/{index}", slot.version, slot.deferred)
         for number, slot in resolved
         for step in [STEP - 1 if slot.is_old else STEP]
         for index, useful in enumerate(slot.useful)
         if useful
     ]
-    young = [group for group in waiting if group.policy_version >= STEP - 1]
-    current = [(number, slot) for number, slot in enumerate(made) if not slot.is_old]
+    young = [
+        group for group in waiting if group.policy_version >= STEP - 1 and not (group.deferred and group.step == STEP)
+    ]
+    current = [(number, slot) for number, slot in enumerate(made) if not slot.is_old and not slot.deferred]
     busy = [(number, slot) for number, slot in current if slot.state in (SlotState.LEASED, SlotState.SUBMITTED)]
     counts = batches.StepCounts(
         useful=len(young),
@@ -119,7 +125,7 @@ def expected(made: list[MadeSlot]) -> batches.Batch | None:
         outstanding_groups=PER_SLOT * len(busy),
         resolved_groups=PER_SLOT * sum(slot.state is SlotState.RESOLVED for _, slot in current),
     )
-    blocking = [number for number, slot in busy if not slot.dropped_before]
+    blocking = [number for number, slot in busy]
     return batches.decide(batches.StepView(STEP, counts, waiting, blocking), CONFIG.training)
 
 

@@ -14,18 +14,16 @@ from support.swarm import Swarm, running, small_config
 def assert_tallies_are_true(swarm: Swarm) -> None:
     kept = {(row["step"], row["name"]): row["n"] for row in swarm.all("SELECT * FROM tallies WHERE n <> 0")}
     counted = {
-        (row["step"], row["state"]): row["n"]
-        for row in swarm.all("SELECT step, state, COUNT(*) AS n FROM slots GROUP BY step, state")
+        (row["step"], f"deferred {row['state']}" if row["deferred"] else row["state"]): row["n"]
+        for row in swarm.all("SELECT step, state, deferred, COUNT(*) AS n FROM slots GROUP BY step, state, deferred")
     }
     probation = swarm.all(
         "SELECT step, COUNT(*) AS n FROM leases WHERE by_active_key=0 AND state IN ('leased','submitted') GROUP BY step"
     )
     assert kept == counted | {(row["step"], "probation"): row["n"] for row in probation}
-    waiting = "SELECT step, policy_version, n FROM waiting WHERE n <> 0 ORDER BY step, policy_version"
-    groups = (
-        "SELECT step, policy_version, COUNT(*) AS n FROM groups WHERE state='accepted'"
-        " GROUP BY step, policy_version ORDER BY step, policy_version"
-    )
+    names = "step, policy_version, deferred"
+    waiting = f"SELECT {names}, n FROM waiting WHERE n <> 0 ORDER BY {names}"
+    groups = f"SELECT {names}, COUNT(*) AS n FROM groups WHERE state='accepted' GROUP BY {names} ORDER BY {names}"
     assert swarm.all(waiting) == swarm.all(groups)
 
 

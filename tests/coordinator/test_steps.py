@@ -49,7 +49,7 @@ def test_time_alone_completes_a_step_that_a_lost_slot_held_back(swarm: Swarm) ->
     swarm.produce(ann)
     trainer = swarm.client("trainer")
     assert trainer.batch(0, wait_s=0).batch is None
-    swarm.clock.advance(10.1)
+    swarm.clock.advance(15.1)
     assert swarm.sweep()
     batch = trainer.batch(0, wait_s=0).batch
     assert batch is not None

@@ -22,9 +22,13 @@ from shoal.protocol import api
 from shoal.training import Trainer
 from shoal.training.service import TrainerService
 
-SLOTS_BY_STATE = "SELECT step, state, COUNT(*) AS n FROM slots GROUP BY step, state"
+SLOTS_BY_STATE = (
+    "SELECT step, CASE WHEN deferred=1 THEN 'deferred ' ELSE '' END || state AS state, COUNT(*) AS n FROM slots"
+    " GROUP BY step, deferred, state"
+)
 WAITING_GROUPS = (
-    "SELECT step, policy_version, COUNT(*) FROM groups WHERE state='accepted' GROUP BY step, policy_version"
+    "SELECT step, policy_version, deferred, COUNT(*) FROM groups WHERE state='accepted'"
+    " GROUP BY step, policy_version, deferred"
 )
 TEMPORARY_NAMES = (".tmp-*", "*.tmp", "*.part")
 
@@ -198,7 +202,7 @@ def _counts_are_those_of_the_rows(remains: Remains) -> Iterator[str]:
     states = {state for _, state in slots}
     if slots != {place: n for place, n in tallies.items() if place[1] in states}:
         yield "the coordinator's counts of slots are not those of its slots"
-    waiting = {tuple(row) for row in remains.rows("SELECT step, policy_version, n FROM waiting WHERE n <> 0")}
+    waiting = {tuple(row) for row in remains.rows("SELECT step, policy_version, deferred, n FROM waiting WHERE n <> 0")}
     if waiting != {tuple(row) for row in remains.rows(WAITING_GROUPS)}:
         yield "the coordinator's counts of waiting groups are not those of its groups"
 

@@ -1,6 +1,7 @@
 """Changes that time alone brings about: leases and claims that end, workers that fall silent, retries that are due, old nonces."""
 
-from shoal.coordinator import presence, slots
+from shoal.coordinator import presence
+from shoal.coordinator.deliveries import drop_lease
 from shoal.coordinator.leasing import expire_leases
 from shoal.coordinator.rules import trust
 from shoal.coordinator.run import Run
@@ -50,5 +51,5 @@ def _mark_gone(connection: Transaction, run: Run, key: str) -> bool:
         return False
     save_trust(connection, worker, trust.after(trust_record(worker), "silent", run.config.trust))
     for row in select(connection, LeaseRow, f"WHERE worker=? AND state='{LeaseState.LEASED}'", (key,)):
-        slots.drop_lease(connection, row, LeaseState.ABANDONED)
+        drop_lease(connection, run, row, LeaseState.ABANDONED)
     return True

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from shoal.coordinator import slots
-from shoal.coordinator.rules import leases
+from shoal.coordinator.deliveries import Observed, drop_lease, observe
+from shoal.coordinator.rules import deliveries, leases
 from shoal.coordinator.run import Run
-from shoal.coordinator.states import DROPPED, HOLDING, LeaseState, SlotState, one_of
+from shoal.coordinator.states import HOLDING, LeaseState, SlotState, one_of
 from shoal.coordinator.steps import RunNow, read_run, step_counts
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, insert, number, query, select
 from shoal.coordinator.store.tables import LeaseRow, WorkerRow
-from shoal.coordinator.workers import mark_asking
+from shoal.coordinator.workers import delivery_record, mark_asking
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed, step_secret
@@ -34,8 +35,6 @@ class _Version:
 class _KeyCounts:
     held: int
     holding: int
-    dropped: int
-    dropped_slot: int | None
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,15 @@ class _Holder:
 
 KEY_COUNTS = (
     f"SELECT (SELECT COUNT(*) FROM leases WHERE worker=? AND state='{LeaseState.LEASED}') AS held,"
-    f" (SELECT COUNT(*) FROM leases WHERE worker=? AND step=? AND state IN {one_of(*HOLDING)}) AS holding,"
-    f" (SELECT COUNT(*) FROM leases WHERE worker=? AND step=? AND state IN {one_of(*DROPPED)}) AS dropped,"
-    f" (SELECT slot FROM slots WHERE state='{SlotState.OPEN}' AND step=? AND NOT EXISTS (SELECT 1 FROM leases"
-    " WHERE leases.step=slots.step AND leases.slot=slots.slot AND leases.worker=?) ORDER BY slot LIMIT 1) AS dropped_slot"
+    f" (SELECT COUNT(*) FROM leases WHERE worker=? AND step=? AND state IN {one_of(*HOLDING)}) AS holding"
 )
+OPEN_SLOT = (
+    f"SELECT slot, policy_version AS version FROM slots WHERE state='{SlotState.OPEN}' AND step=? AND deferred >= ?"
+    " AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.step=slots.step AND leases.slot=slots.slot AND leases.worker=?)"
+    " ORDER BY slot LIMIT 1"
+)
+FAILING = 2
+"""A key with so many failures, one after the other, does not count as working."""
 
 
 def lease(connection: Transaction, run: Run, key: str, body: api.LeaseBody) -> api.LeaseAnswer:
@@ -58,18 +61,18 @@ def lease(connection: Transaction, run: Run, key: str, body: api.LeaseBody) -> a
     known = find(connection, LeaseRow, "WHERE worker=? AND request_id=?", (key, body.request_id))
     if known is not None:
         return api.LeaseAnswer(lease=lease_of(run, known), wanted_version=known.policy_version)
-    now = read_run(connection, run)
+    now, observed = read_run(connection, run), observe(connection, run)
     published = _published(connection, run, now.step)
     decision = leases.decide(
-        _swarm_view(connection, run, key, now, list(published)),
-        _key_view(connection, worker, now.step, body.held_versions),
+        _swarm_view(connection, run, worker, now, list(published)),
+        _key_view(connection, run, worker, observed, now.step, body.held_versions),
         run.config.training,
         run.config.trust,
     )
     if isinstance(decision, leases.Refused):
         wanted, wait_s = decision.wanted_version or 0, decision.retry_after_s
         return api.LeaseAnswer(reason=decision.reason, retry_after_s=wait_s, wanted_version=wanted)
-    row = _grant(connection, run, worker, body.request_id, decision, published[decision.version])
+    row = _grant(connection, run, worker, observed.pace, body.request_id, decision, published[decision.version])
     return api.LeaseAnswer(lease=lease_of(run, row), wanted_version=decision.wanted_version)
 
 
@@ -84,8 +87,10 @@ def _published(connection: Connection, run: Run, step: int) -> dict[int, str]:
     return {row.version: row.manifest_digest for row in rows}
 
 
-def _swarm_view(connection: Connection, run: Run, key: str, now: RunNow, published: list[int]) -> leases.SwarmView:
-    others_active = has_other_workers(connection, run, key, active=True)
+def _swarm_view(
+    connection: Connection, run: Run, worker: WorkerRow, now: RunNow, published: list[int]
+) -> leases.SwarmView:
+    others_active = has_other_workers(connection, run, worker.key, active=True)
     return leases.SwarmView(
         run_state=now.state,
         step=now.step,
@@ -95,35 +100,41 @@ def _swarm_view(connection: Connection, run: Run, key: str, now: RunNow, publish
         counts=step_counts(connection, run, now.step),
         next_slot=number(connection, "SELECT MAX(slot) + 1 AS n FROM slots WHERE step=?", (now.step,)),
         tasks_per_slot=run.descriptor.rollouts.tasks_per_slot,
-        keys_present=len(run.presence.workers),
-        has_other_workers=others_active or has_other_workers(connection, run, key, active=False),
+        keys_polling=run.presence.polling(has_delivered=worker.delivered_at > 0),
+        has_other_workers=others_active or has_other_workers(connection, run, worker.key, active=False),
         has_other_active_workers=others_active,
     )
 
 
-def _key_view(connection: Connection, worker: WorkerRow, step: int, held_versions: Sequence[int]) -> leases.KeyView:
-    key = worker.key
-    (counts,) = query(connection, _KeyCounts, KEY_COUNTS, (key, key, step, key, step, step, key))
+def _key_view(
+    connection: Connection, run: Run, worker: WorkerRow, observed: Observed, step: int, held_versions: Sequence[int]
+) -> leases.KeyView:
+    key, is_reliable = worker.key, observed.is_reliable(run, worker)
+    (counts,) = query(connection, _KeyCounts, KEY_COUNTS, (key, key, step))
+    # A dropped slot that a batch may wait for goes to a reliable key.
+    dropped = query(connection, leases.OpenSlot, OPEN_SLOT, (step, 0 if is_reliable else 1, key))
     return leases.KeyView(
         is_active=worker.state == "active",
         held_versions=held_versions,
         leases_held=counts.held,
         slots_of_step=counts.holding,
-        drops_of_step=counts.dropped,
-        dropped_slot=counts.dropped_slot,
+        open_slot=dropped[0] if dropped else None,
+        is_reliable=is_reliable,
+        backoff_s=deliveries.backoff_s(delivery_record(worker), run.clock()),
     )
 
 
 def has_other_workers(connection: Connection, run: Run, key: str, *, active: bool) -> bool:
-    """Whether another key that is present took a lease in the last `lease_s`, on probation or not as asked."""
+    """Whether another key that is present and does not fail took a lease lately, on probation or not as asked."""
     since, read = run.clock() - run.config.coordinator.lease_s, 0
     while True:
         holders = query(
             connection,
             _Holder,
-            "SELECT worker FROM leases WHERE by_active_key=? AND issued_at >= ? AND worker <> ?"
+            "SELECT worker FROM leases JOIN workers ON workers.key=leases.worker"
+            " WHERE by_active_key=? AND issued_at >= ? AND worker <> ? AND workers.failures < ?"
             f" ORDER BY issued_at DESC LIMIT {PAGE} OFFSET ?",
-            (active, since, key, read),
+            (active, since, key, FAILING, read),
         )
         if any(run.presence.is_present(holder.worker) for holder in holders):
             return True
@@ -133,10 +144,15 @@ def has_other_workers(connection: Connection, run: Run, key: str, *, active: boo
 
 
 def _grant(
-    connection: Connection, run: Run, worker: WorkerRow, request_id: str, grant: leases.Grant, manifest: str
+    connection: Connection,
+    run: Run,
+    worker: WorkerRow,
+    pace: deliveries.Pace,
+    request_id: str,
+    grant: leases.Grant,
+    manifest: str,
 ) -> LeaseRow:
     now = run.clock()
-    seconds = leases.lease_seconds(worker.tokens_per_s, run.slot_tokens, run.config.coordinator.lease_s)
     row = LeaseRow(
         lease_id=lease_name(run.secret, worker.key, request_id),
         request_id=request_id,
@@ -146,11 +162,11 @@ def _grant(
         policy_version=grant.version,
         manifest_digest=manifest,
         issued_at=now,
-        expires_at=now + seconds,
+        expires_at=now + deliveries.lease_s(delivery_record(worker), pace),
         state=LeaseState.LEASED,
         by_active_key=worker.state == "active",
     )
-    slots.take_slot(connection, row)
+    slots.take_slot(connection, row, slots.Terms(worker.numerics_class, grant.deferred, now + pace.in_time_s))
     insert(connection, row)
     return row
 
@@ -179,11 +195,11 @@ def give_back(connection: Connection, run: Run, key: str, lease_id: str) -> None
     if row is None:
         raise RefusedError("unknown_lease", "This key holds no such lease.", status=404)
     if row.state is LeaseState.LEASED:
-        slots.drop_lease(connection, row, LeaseState.RETURNED)
+        drop_lease(connection, run, row, LeaseState.RETURNED)
 
 
 def expire_leases(connection: Connection, run: Run) -> bool:
     late = select(connection, LeaseRow, f"WHERE state='{LeaseState.LEASED}' AND expires_at < ?", (run.clock(),))
     for row in late:
-        slots.drop_lease(connection, row, LeaseState.EXPIRED)
+        drop_lease(connection, run, row, LeaseState.EXPIRED)
     return bool(late)

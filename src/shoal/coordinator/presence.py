@@ -22,6 +22,7 @@ CLOCK_SLACK_S = 2.0
 EXCHANGES_PER_SILENCE = 6
 """How often presence is exchanged in the time after which a silent worker is marked as gone."""
 KEPT_SILENCES = 10
+POLLERS_S = 10.0
 
 
 @dataclass
@@ -44,11 +45,36 @@ class RelayPresence:
     newest: Stamp = (0.0, "")
 
 
+class Pollers:
+    """How many keys ask for work, counted over the last seconds without a look at each."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock, self.since = clock, 0.0
+        self.newest: set[str] = set()
+        self.before: set[str] = set()
+
+    def note(self, key: str) -> None:
+        self._turn()
+        self.newest.add(key)
+
+    def count(self) -> int:
+        self._turn()
+        return max(len(self.newest), len(self.before))
+
+    def _turn(self) -> None:
+        age_s = self.clock() - self.since
+        if age_s >= POLLERS_S:
+            self.before = self.newest if age_s < 2 * POLLERS_S else set()
+            self.newest, self.since = set(), self.clock()
+
+
 class Presence:
     def __init__(self, clock: Callable[[], float], gone_after_s: float, *, is_shared: bool = False) -> None:
         self.clock, self.gone_after_s, self.is_shared = clock, gone_after_s, is_shared
         self.workers: dict[str, WorkerPresence] = {}
         self.relays: dict[str, RelayPresence] = {}
+        self.pollers = Pollers(clock)
+        self.delivering_pollers = Pollers(clock)
         self.pending_exchange: set[str] = set()
         """Keys that this process saw since its last exchange."""
         self.exchanged_at = 0.0
@@ -59,6 +85,15 @@ class Presence:
         if self.is_shared:
             self.pending_exchange.add(key)
         return worker
+
+    def note_asking(self, key: str, *, has_delivered: bool) -> None:
+        self.pollers.note(key)
+        if has_delivered:
+            self.delivering_pollers.note(key)
+
+    def polling(self, *, has_delivered: bool) -> int:
+        """Keys that ask for work; for one that has delivered, only such keys, or idle strangers could slow it down."""
+        return (self.delivering_pollers if has_delivered else self.pollers).count()
 
     def hear(self, key: str, body: api.HeartbeatBody, stamp: Stamp) -> None:
         """Takes a heartbeat in, unless this one or a newer one was heard: a replay keeps no worker present."""

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.coordinator.states import FILLING, HOLDING, GroupState, LeaseState, SlotState
+from shoal.coordinator.states import FILLING, HOLDING, UNDECIDED, GroupState, LeaseState, SlotState, one_of
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import find, insert, query, select, update, update_all
 from shoal.coordinator.store.tables import GroupRow, LeaseRow, SlotRow
@@ -28,6 +28,7 @@ class Waiting:
     """Useful accepted groups of one step and version that no batch holds."""
 
     step: int
+    deferred: bool
     n: int
 
 
@@ -36,34 +37,129 @@ class SlotCounts:
     outstanding: int
     resolved: int
     probation: int
+    deferred_outstanding: int
+    deferred_resolved: int
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a slot gets with a lease."""
+
+    numerics_class: str
+    deferred: bool
+    due_at: float
+
+
+@dataclass(frozen=True)
+class _Holder:
+    lease_id: str
+    state: LeaseState
 
 
 def slot_counts(connection: Connection, step: int) -> SlotCounts:
     tallies = query(connection, Tally, "SELECT name, n FROM tallies WHERE step=?", (step,))
     counts = {tally.name: tally.n for tally in tallies}
-    outstanding = sum(counts.get(state, 0) for state in FILLING)
-    return SlotCounts(outstanding, counts.get(SlotState.RESOLVED, 0), counts.get(PROBATION, 0))
+
+    def count(*states: SlotState, deferred: bool = False) -> int:
+        return sum(counts.get(_tally_name(state, deferred), 0) for state in states)
+
+    return SlotCounts(
+        outstanding=count(*FILLING),
+        resolved=count(SlotState.RESOLVED),
+        probation=counts.get(PROBATION, 0),
+        deferred_outstanding=count(*FILLING, deferred=True),
+        deferred_resolved=count(SlotState.RESOLVED, deferred=True),
+    )
 
 
-def take_slot(connection: Connection, lease: LeaseRow) -> None:
-    """The slot of a new lease: one that another key dropped, or the next of the step."""
+def _tally_name(state: SlotState, deferred: bool) -> str:
+    return f"deferred {state}" if deferred else str(state)
+
+
+def take_slot(connection: Connection, lease: LeaseRow, terms: Terms) -> None:
+    """The slot of a new lease: the next of the step, one that another key dropped, or one whose key is late."""
     slot = find(connection, SlotRow, "WHERE step=? AND slot=?", (lease.step, lease.slot))
-    changes = {SlotState.LEASED.value: 1} | ({} if lease.by_active_key else {PROBATION: 1})
+    changes = Counter({PROBATION: 0 if lease.by_active_key else 1, _tally_name(SlotState.LEASED, terms.deferred): 1})
     if slot is None:
-        insert(connection, SlotRow(lease.step, lease.slot, SlotState.LEASED, lease.lease_id, attempts=1))
+        insert(connection, _first(lease, terms))
     else:
-        update(connection, slot, state=SlotState.LEASED, lease_id=lease.lease_id, attempts=slot.attempts + 1)
-        changes[slot.state.value] = -1
+        changes[_tally_name(slot.state, slot.deferred)] -= 1
+        _take_again(connection, slot, lease, terms)
     _tally(connection, lease.step, changes)
 
 
-def move_slot(connection: Connection, lease: LeaseRow, state: SlotState) -> None:
-    """Moves the slot of a lease, if it is still this lease's."""
-    slot = find(connection, SlotRow, "WHERE step=? AND slot=? AND lease_id=?", (lease.step, lease.slot, lease.lease_id))
-    if slot is None or slot.state == state:
+def _first(lease: LeaseRow, terms: Terms) -> SlotRow:
+    return SlotRow(
+        step=lease.step,
+        slot=lease.slot,
+        state=SlotState.LEASED,
+        lease_id=lease.lease_id,
+        attempts=1,
+        policy_version=lease.policy_version,
+        numerics_class=terms.numerics_class,
+        deferred=terms.deferred,
+        due_at=terms.due_at,
+    )
+
+
+def _take_again(connection: Connection, slot: SlotRow, lease: LeaseRow, terms: Terms) -> None:
+    if slot.state is SlotState.OPEN:
+        changed = {"state": SlotState.LEASED, "lease_id": lease.lease_id, "policy_version": lease.policy_version}
+        slot = update(connection, slot, **changed, numerics_class=terms.numerics_class, deferred=terms.deferred)
+    update(connection, slot, attempts=slot.attempts + 1, due_at=terms.due_at)
+
+
+def slot_of(connection: Connection, lease: LeaseRow) -> SlotRow:
+    slot = find(connection, SlotRow, "WHERE step=? AND slot=?", (lease.step, lease.slot))
+    assert slot is not None, "a lease has a slot"
+    return slot
+
+
+def submit_slot(connection: Connection, lease: LeaseRow) -> None:
+    """A file of this lease arrived."""
+    slot = slot_of(connection, lease)
+    if slot.state is SlotState.LEASED:
+        _move(connection, slot, SlotState.SUBMITTED, lease.lease_id)
+
+
+def resolve_slot(connection: Connection, lease: LeaseRow) -> SlotRow | None:
+    """The file of this lease was accepted; returns the slot if the file is its first one, which counts."""
+    slot = slot_of(connection, lease)
+    if slot.state is not SlotState.SUBMITTED:
+        return None
+    return _move(connection, slot, SlotState.RESOLVED, lease.lease_id)
+
+
+def void_slot(connection: Connection, lease: LeaseRow) -> None:
+    """The file that counted does not any more."""
+    _move(connection, slot_of(connection, lease), SlotState.VOID, lease.lease_id)
+
+
+def release_slot(connection: Connection, lease: LeaseRow) -> None:
+    """This lease no longer fills its slot: another one does, or the slot opens for a different key."""
+    slot = slot_of(connection, lease)
+    if slot.state not in FILLING:
         return
-    update(connection, slot, state=state, lease_id=None if state is SlotState.OPEN else lease.lease_id)
-    _tally(connection, slot.step, {slot.state: -1, state: 1})
+    others = query(
+        connection,
+        _Holder,
+        "SELECT leases.lease_id AS lease_id, leases.state AS state FROM leases LEFT JOIN submissions USING (lease_id)"
+        f" WHERE leases.step=? AND leases.slot=? AND leases.lease_id <> ? AND (leases.state='{LeaseState.LEASED}'"
+        f" OR leases.state='{LeaseState.SUBMITTED}' AND submissions.state IN {one_of(*UNDECIDED)})"
+        " ORDER BY leases.state DESC, leases.issued_at",
+        (lease.step, lease.slot, lease.lease_id),
+    )
+    if others:
+        _move(connection, slot, SlotState(others[0].state), others[0].lease_id)
+    else:
+        _move(connection, slot, SlotState.OPEN, None)
+
+
+def _move(connection: Connection, slot: SlotRow, state: SlotState, lease_id: str | None) -> SlotRow:
+    if slot.state is state:
+        return update(connection, slot, lease_id=lease_id)
+    _tally(connection, slot.step, {_tally_name(slot.state, slot.deferred): -1, _tally_name(state, slot.deferred): 1})
+    return update(connection, slot, state=state, lease_id=lease_id)
 
 
 def move_lease(connection: Connection, lease: LeaseRow, state: LeaseState) -> LeaseRow:
@@ -73,16 +169,14 @@ def move_lease(connection: Connection, lease: LeaseRow, state: LeaseState) -> Le
 
 
 def drop_lease(connection: Connection, lease: LeaseRow, state: LeaseState) -> None:
-    """Ends a lease; its slot opens for a different key."""
-    move_slot(connection, move_lease(connection, lease, state), SlotState.OPEN)
+    """Ends a lease that fills its slot no longer."""
+    release_slot(connection, move_lease(connection, lease, state))
 
 
 def close_step(connection: Connection, step: int) -> None:
     """The open slots of a step whose batch is formed are not needed."""
-    closed = select(connection, SlotRow, f"WHERE step=? AND state='{SlotState.OPEN}'", (step,))
-    if closed:
-        update_all(connection, closed, state=SlotState.CLOSED)
-        _tally(connection, step, {SlotState.OPEN: -len(closed), SlotState.CLOSED: len(closed)})
+    for slot in select(connection, SlotRow, f"WHERE step=? AND state='{SlotState.OPEN}'", (step,)):
+        _move(connection, slot, SlotState.CLOSED, None)
 
 
 def add_groups(connection: Connection, groups: Sequence[GroupRow]) -> None:
@@ -104,23 +198,26 @@ def consume_groups(connection: Connection, groups: Sequence[GroupRow], step: int
     _count_waiting(connection, groups, -1)
 
 
-def waiting_groups(connection: Connection, step: int, oldest_version: int) -> tuple[int, int]:
-    """Useful groups that are young enough for a batch: all of them, and those of this step."""
-    rows = query(connection, Waiting, "SELECT step, n FROM waiting WHERE policy_version >= ?", (oldest_version,))
-    return sum(row.n for row in rows), sum(row.n for row in rows if row.step == step)
+def waiting_groups(connection: Connection, oldest_version: int) -> list[Waiting]:
+    """Useful groups that are young enough for a batch, by step."""
+    sql = "SELECT step, deferred, n FROM waiting WHERE policy_version >= ?"
+    return query(connection, Waiting, sql, (oldest_version,))
 
 
 def _count_waiting(connection: Connection, groups: Sequence[GroupRow], change: int) -> None:
-    for (step, version), n in Counter((group.step, group.policy_version) for group in groups).items():
+    for names, n in Counter((group.step, group.policy_version, int(group.deferred)) for group in groups).items():
         connection.execute(
-            "INSERT INTO waiting (step, policy_version, n) VALUES (?,?,?)"
-            " ON CONFLICT (step, policy_version) DO UPDATE SET n = waiting.n + excluded.n",
-            (step, version, change * n),
+            "INSERT INTO waiting (step, policy_version, deferred, n) VALUES (?,?,?,?)"
+            " ON CONFLICT (step, policy_version, deferred) DO UPDATE SET n = waiting.n + excluded.n",
+            (*names, change * n),
         )
-        connection.execute("DELETE FROM waiting WHERE step=? AND policy_version=? AND n=0", (step, version))
+        connection.execute("DELETE FROM waiting WHERE step=? AND policy_version=? AND deferred=? AND n=0", names)
 
 
 def _tally(connection: Connection, step: int, changes: Mapping[str, int]) -> None:
+    changes = {name: change for name, change in changes.items() if change}
+    if not changes:
+        return
     places = ",".join(["(?,?,?)"] * len(changes))
     connection.execute(
         f"INSERT INTO tallies (step, name, n) VALUES {places}"

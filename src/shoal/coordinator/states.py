@@ -13,7 +13,7 @@ from shoal.errors import ShoalError
 
 
 class SlotState(StrEnum):
-    """A slot of a step: one unit of work, filled by one key at a time."""
+    """A slot of a step: one unit of work. A late one is leased to a second key too; the first accepted file counts."""
 
     LEASED = "leased"
     SUBMITTED = "submitted"
@@ -91,8 +91,9 @@ SLOT = Machine(
     {SlotState.LEASED: "a key takes the next slot of the step"},
     {
         (SlotState.LEASED, SlotState.SUBMITTED): "the file is uploaded",
-        (SlotState.LEASED, SlotState.OPEN): "the lease ends without a file",
+        (SlotState.LEASED, SlotState.OPEN): "its last lease ends without a file",
         (SlotState.SUBMITTED, SlotState.RESOLVED): "the file is accepted",
+        (SlotState.SUBMITTED, SlotState.LEASED): "the file does not count, another key still works on it",
         (SlotState.SUBMITTED, SlotState.OPEN): "the file is rejected, quarantined, or not used",
         (SlotState.OPEN, SlotState.LEASED): "a different key takes it",
         (SlotState.OPEN, SlotState.CLOSED): "the batch of the step is formed",

@@ -118,13 +118,17 @@ def submissions_pending(connection: Connection) -> int:
 def step_counts(connection: Connection, run: Run, step: int) -> batches.StepCounts:
     per_slot, training = run.descriptor.rollouts.tasks_per_slot, run.config.training
     counted = slots.slot_counts(connection, step)
-    useful, of_step = slots.waiting_groups(connection, step, batches.oldest_version(step, training))
+    waiting = slots.waiting_groups(connection, batches.oldest_version(step, training))
+    deferred = sum(row.n for row in waiting if row.step == step and row.deferred)
     return batches.StepCounts(
-        useful=useful,
-        useful_of_step=of_step,
+        useful=sum(row.n for row in waiting) - deferred,
+        useful_of_step=sum(row.n for row in waiting if row.step == step) - deferred,
         outstanding_groups=counted.outstanding * per_slot,
         resolved_groups=counted.resolved * per_slot,
         probation_slots=counted.probation,
+        deferred=batches.Deferred(
+            deferred, counted.deferred_outstanding * per_slot, counted.deferred_resolved * per_slot
+        ),
     )
 
 
@@ -132,13 +136,14 @@ def _step_view(connection: Connection, step: int, counts: batches.StepCounts) ->
     waiting = query(
         connection,
         batches.GroupView,
-        f"SELECT step, slot, number, group_id, policy_version FROM groups WHERE state='{GroupState.ACCEPTED}'",
+        "SELECT step, slot, number, group_id, policy_version, deferred FROM groups"
+        f" WHERE state='{GroupState.ACCEPTED}'",
     )
     blocking = query(
         connection,
         _Slot,
-        f"SELECT slot FROM slots WHERE step=? AND state IN {one_of(*FILLING)} AND attempts=1",
-        (step,),
+        f"SELECT slot FROM slots WHERE step=? AND state IN {one_of(*FILLING)} AND deferred=0 AND attempts <= ?",
+        (step, batches.BLOCKING_ATTEMPTS),
     )
     return batches.StepView(step, counts, waiting, [row.slot for row in blocking])
 

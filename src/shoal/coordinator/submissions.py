@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.coordinator import ledger, slots
+from shoal.coordinator.deliveries import drop_lease
 from shoal.coordinator.leasing import lease_of
 from shoal.coordinator.rules import retries, trust
 from shoal.coordinator.run import Run
-from shoal.coordinator.states import LeaseState, SlotState, SubmissionState
+from shoal.coordinator.states import LeaseState, SubmissionState
 from shoal.coordinator.steps import current_step, run_state
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, insert, select, update
@@ -68,7 +69,7 @@ def accept_upload(connection: Transaction, run: Run, file: ReceivedFile) -> api.
         return api.SubmissionAnswer(submission_id=known.submission_id, state=known.state)
     row = _new_submission(connection, run, file)
     insert(connection, row)
-    slots.move_slot(connection, slots.move_lease(connection, lease, LeaseState.SUBMITTED), SlotState.SUBMITTED)
+    slots.submit_slot(connection, slots.move_lease(connection, lease, LeaseState.SUBMITTED))
     connection.on_commit(lambda: run.presence.seen(file.worker))
     return api.SubmissionAnswer(submission_id=row.submission_id, state=row.state)
 
@@ -183,6 +184,6 @@ def try_again(
 def _quarantine(connection: Connection, run: Run, row: SubmissionRow, why: str) -> SubmissionRow:
     now, note = run.clock(), json.dumps({"detail": why})
     after = update(connection, row, state=SubmissionState.QUARANTINED, decided_at=now, verdict=note)
-    slots.drop_lease(connection, lease_of_submission(connection, row), LeaseState.QUARANTINED)
+    drop_lease(connection, run, lease_of_submission(connection, row), LeaseState.QUARANTINED)
     ledger.append(connection, run.keypair, now, "quarantine", submission=row.submission_id, why=why[:500])
     return after

@@ -6,11 +6,11 @@ A verdict and all its consequences are one transaction.
 import json
 
 from shoal.coordinator import ledger, slots
+from shoal.coordinator.deliveries import record_delivery, record_failure
 from shoal.coordinator.rules import drift, trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import (
     FILLING,
-    HOLDING,
     UNDECIDED,
     GroupState,
     LeaseState,
@@ -56,14 +56,11 @@ def _apply(connection: Transaction, run: Run, row: SubmissionRow, body: api.Verd
         _add_drift(connection, run, row.worker, body)
 
 
-def _close(
-    connection: Connection, run: Run, row: SubmissionRow, body: api.VerdictBody, slot_state: SlotState
-) -> LeaseRow:
-    """Records the verdict and moves the slot; returns the lease."""
+def _close(connection: Connection, run: Run, row: SubmissionRow, body: api.VerdictBody) -> LeaseRow:
+    """Records the verdict; returns the lease."""
     now, verdict = run.clock(), body.model_dump_json()
     update(connection, row, state=SubmissionState.DECIDED, decided_at=now, verdict=verdict)
     lease = lease_of_submission(connection, row)
-    slots.move_slot(connection, lease, slot_state)
     ledger.append(
         connection,
         run.keypair,
@@ -85,19 +82,24 @@ def _close(
 def _accept(
     connection: Connection, run: Run, row: SubmissionRow, body: api.VerdictBody, event: trust.TrustEvent
 ) -> None:
-    worker = known_worker(connection, row.worker)
+    lease = _close(connection, run, row, body)
+    worker = record_delivery(connection, run, row, lease)
     usable = trust.is_usable(trust_record(worker), run.config.trust)
-    # The work of a quarantined key is verified but not used: its slot goes to another key.
-    lease = _close(connection, run, row, body, SlotState.RESOLVED if usable else SlotState.OPEN)
-    if usable:
-        slots.add_groups(connection, [_group_row(lease, row, body, group) for group in body.groups])
+    slot = slots.resolve_slot(connection, lease) if usable else None
+    if not usable:  # verified, but another key fills the slot
+        slots.release_slot(connection, lease)
+    if slot is not None:
+        groups = [_group_row(lease, row, body, group, deferred=slot.deferred) for group in body.groups]
+        slots.add_groups(connection, groups)
         for group in body.groups:
             task_stats.count_group(connection, group)
     worker = save_trust(connection, worker, trust.after(trust_record(worker), event, run.config.trust))
-    _add_credit(connection, run, worker, row, sum(group.tokens for group in body.groups) if usable else 0)
+    _add_credit(connection, run, worker, row, 0 if slot is None else sum(group.tokens for group in body.groups))
 
 
-def _group_row(lease: LeaseRow, row: SubmissionRow, body: api.VerdictBody, group: api.GroupVerdict) -> GroupRow:
+def _group_row(
+    lease: LeaseRow, row: SubmissionRow, body: api.VerdictBody, group: api.GroupVerdict, *, deferred: bool
+) -> GroupRow:
     return GroupRow(
         group_id=f"{lease.step}/{lease.slot}/{group.group}",
         submission_id=row.submission_id,
@@ -112,6 +114,7 @@ def _group_row(lease: LeaseRow, row: SubmissionRow, body: api.VerdictBody, group
         task_rewards=json.dumps(group.task_rewards),
         logprobs_verified=body.logprobs_verified,
         state=GroupState.ACCEPTED if group.useful else GroupState.NO_SIGNAL,
+        deferred=deferred,
     )
 
 
@@ -139,8 +142,8 @@ def _add_credit(connection: Connection, run: Run, worker: WorkerRow, row: Submis
 def _reject(
     connection: Transaction, run: Run, row: SubmissionRow, body: api.VerdictBody, event: trust.TrustEvent
 ) -> None:
-    _close(connection, run, row, body, SlotState.OPEN)
-    worker = known_worker(connection, row.worker)
+    slots.release_slot(connection, _close(connection, run, row, body))
+    worker = record_failure(connection, run, row.worker)
     worker = update(connection, worker, rejected=worker.rejected + 1)
     record = trust.after(trust_record(worker), event, run.config.trust)
     if record.state == "banned" and worker.state != "banned":
@@ -183,8 +186,8 @@ def _withdraw(connection: Connection, key: str) -> None:
     for lease in select(
         connection,
         LeaseRow,
-        f"JOIN slots USING (step, slot) WHERE leases.worker=? AND leases.state IN {one_of(*HOLDING)}"
-        f" AND slots.lease_id=leases.lease_id AND slots.state IN {one_of(*FILLING)}",
+        f"JOIN slots USING (step, slot) WHERE leases.worker=? AND (leases.state='{LeaseState.LEASED}'"
+        f" OR leases.state='{LeaseState.SUBMITTED}' AND slots.state IN {one_of(*FILLING)})",
         (key,),
     ):
         slots.drop_lease(connection, lease, LeaseState.VOID)
@@ -195,4 +198,4 @@ def _withdraw(connection: Connection, key: str) -> None:
         f" AND slots.state='{SlotState.RESOLVED}'",
         (current_step(connection), key),
     ):
-        slots.move_slot(connection, slots.move_lease(connection, lease, LeaseState.VOID), SlotState.VOID)
+        slots.void_slot(connection, slots.move_lease(connection, lease, LeaseState.VOID))

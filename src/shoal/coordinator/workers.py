@@ -1,7 +1,7 @@
 """Workers: registration, and the record that trust is computed from. Runs inside one transaction of the store."""
 
 from shoal.coordinator import ledger
-from shoal.coordinator.rules import trust
+from shoal.coordinator.rules import deliveries, trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, insert, update
@@ -57,7 +57,7 @@ def _check_registration(run: Run, key: str, body: api.RegisterBody) -> None:
     if run.role_keys.get(key):
         hint = "Use another key file."
         raise RefusedError("role_key", "A key of the owner's roles cannot work.", hint=hint, status=403, permanent=True)
-    needed_s = run.slot_tokens / body.tokens_per_s
+    needed_s = run.slot_tokens / body.tokens_per_s  # a claim, but one that can only harm its own key
     if needed_s > run.config.coordinator.lease_s:
         raise RefusedError(
             "too_slow",
@@ -79,6 +79,7 @@ def mark_seen(connection: Transaction, run: Run, key: str) -> WorkerRow:
 def mark_asking(connection: Transaction, run: Run, key: str) -> WorkerRow:
     """As above, and a key that had only registered begins its probation."""
     worker = mark_seen(connection, run, key)
+    connection.on_commit(lambda: run.presence.note_asking(key, has_delivered=worker.delivered_at > 0))
     return _move(connection, run, worker, "asked") if worker.state == "registered" else worker
 
 
@@ -92,3 +93,23 @@ def trust_record(worker: WorkerRow) -> trust.TrustRecord:
 
 def save_trust(connection: Connection, worker: WorkerRow, record: trust.TrustRecord) -> WorkerRow:
     return update(connection, worker, state=record.state, clean_audits=record.clean_audits, anomalies=record.anomalies)
+
+
+def delivery_record(worker: WorkerRow) -> deliveries.Record:
+    return deliveries.Record(
+        worker.in_time, worker.missed, worker.failures, worker.failed_at, worker.work_s, worker.lag_s
+    )
+
+
+def save_deliveries(connection: Connection, worker: WorkerRow, record: deliveries.Record, **more: object) -> WorkerRow:
+    return update(
+        connection,
+        worker,
+        in_time=record.in_time,
+        missed=record.missed,
+        failures=record.failures,
+        failed_at=record.failed_at,
+        work_s=record.work_s,
+        lag_s=record.lag_s,
+        **more,
+    )

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.config import TrainingConfig, TrustConfig
-from shoal.coordinator.rules.batches import StepCounts, groups_wanted
+from shoal.coordinator.rules.batches import Deferred, StepCounts, deferred_wanted, groups_wanted
 from shoal.coordinator.rules.leases import (
-    DROPS_PER_STEP,
     LEASES_PER_KEY,
     POLLS_PER_S,
     Grant,
     KeyView,
+    OpenSlot,
     Refused,
     SwarmView,
     decide,
@@ -33,11 +33,11 @@ SWARM = SwarmView(
     counts=COUNTS,
     next_slot=1,
     tasks_per_slot=2,
-    keys_present=3,
+    keys_polling=3,
     has_other_workers=True,
     has_other_active_workers=True,
 )
-KEY = KeyView(is_active=True, held_versions=(5,), leases_held=0, slots_of_step=0, drops_of_step=0, dropped_slot=None)
+KEY = KeyView(is_active=True, held_versions=(5,), leases_held=0, slots_of_step=0)
 
 
 def answer(swarm: dict[str, Any] | None = None, **key: Any) -> Grant | Refused:
@@ -56,7 +56,42 @@ def test_a_key_that_may_work_gets_the_next_slot_and_the_newest_version_it_holds(
 
 
 def test_a_slot_that_others_dropped_comes_before_a_new_one() -> None:
-    assert answer(dropped_slot=0) == Grant(step=5, slot=0, version=5, wanted_version=5)
+    assert answer(open_slot=OpenSlot(0, 5)) == Grant(step=5, slot=0, version=5, wanted_version=5)
+
+
+def test_a_dropped_slot_keeps_its_version_if_the_next_key_holds_it() -> None:
+    again = Grant(step=5, slot=0, version=4, wanted_version=5)
+    assert answer(open_slot=OpenSlot(0, 4), held_versions=(4, 5)) == again
+    assert answer(open_slot=OpenSlot(0, 4), held_versions=(5,)) == replace(again, version=5)
+    assert answer(open_slot=OpenSlot(0, 3), held_versions=(3, 5)) == replace(again, version=5)
+
+
+def test_a_key_that_is_not_reliable_works_for_the_next_step() -> None:
+    assert answer(is_reliable=False) == Grant(step=5, slot=1, version=5, wanted_version=5, deferred=True)
+    full = {"counts": replace(COUNTS, useful=10)}
+    assert isinstance(answer(full, is_reliable=False), Grant)
+    ahead = {"counts": replace(COUNTS, deferred=Deferred(useful=10))}
+    assert refusal(ahead, is_reliable=False) == "no_work"
+
+
+def test_slots_of_stallers_are_not_counted_on() -> None:
+    held = {"counts": replace(COUNTS, deferred=Deferred(outstanding_groups=100))}
+    assert isinstance(answer(held), Grant)
+
+
+def test_a_key_that_is_not_reliable_holds_one_lease_at_a_time() -> None:
+    assert isinstance(answer(leases_held=1), Grant)
+    assert refusal(leases_held=1, is_reliable=False) == "no_work"
+
+
+def test_a_key_that_keeps_failing_waits_while_others_work() -> None:
+    waiting = answer(backoff_s=12.0)
+    assert isinstance(waiting, Refused)
+    assert (waiting.reason, waiting.retry_after_s) == ("no_work", 12.0)
+    long = answer(backoff_s=3600.0)
+    assert isinstance(long, Refused)
+    assert long.retry_after_s == 30.0
+    assert isinstance(answer({"has_other_workers": False}, backoff_s=12.0), Grant)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +109,6 @@ def test_each_gate_has_its_reason() -> None:
     assert refusal(held_versions=(3, 6), leases_held=LEASES_PER_KEY) == "need_weights"
     assert refusal(leases_held=LEASES_PER_KEY) == "no_work"
     assert refusal({"counts": replace(COUNTS, useful=10)}) == "no_work"
-    assert refusal(drops_of_step=DROPS_PER_STEP) == "no_work"
     assert refusal(slots_of_step=5) == "no_work"
 
 
@@ -90,7 +124,7 @@ def test_probation_shares_what_active_keys_leave() -> None:
 
 
 def test_idle_keys_of_a_large_swarm_ask_less_often() -> None:
-    crowd = answer({"published": (), "keys_present": 100 * POLLS_PER_S})
+    crowd = answer({"published": (), "keys_polling": 100 * POLLS_PER_S})
     assert isinstance(crowd, Refused)
     assert crowd.retry_after_s == 100.0
     last = answer({"step": 10})
@@ -105,9 +139,10 @@ def test_idle_keys_of_a_large_swarm_ask_less_often() -> None:
     published=st.lists(st.integers(0, 14), max_size=4),
     held=st.lists(st.integers(0, 14), max_size=4),
     numbers=st.tuples(*[st.integers(0, 20)] * 5),
+    ahead=st.tuples(*[st.integers(0, 20)] * 3),
     key=st.tuples(*[st.integers(0, 6)] * 3),
-    dropped=st.none() | st.integers(0, 3),
-    flags=st.tuples(*[st.booleans()] * 3),
+    dropped=st.none() | st.builds(OpenSlot, st.integers(0, 3), st.integers(0, 14)),
+    flags=st.tuples(*[st.booleans()] * 4),
 )
 def test_every_grant_keeps_every_rule(
     run_state: str,
@@ -115,12 +150,14 @@ def test_every_grant_keeps_every_rule(
     has_space: bool,
     published: list[int],
     held: list[int],
-    numbers: tuple[int, ...],
+    numbers: tuple[int, int, int, int, int],
+    ahead: tuple[int, ...],
     key: tuple[int, ...],
-    dropped: int | None,
+    dropped: OpenSlot | None,
     flags: tuple[bool, ...],
 ) -> None:
-    counts = StepCounts(*numbers)
+    useful, of_step, outstanding, resolved, probation = numbers
+    counts = StepCounts(useful, of_step, outstanding, resolved, probation, Deferred(*ahead))
     swarm = replace(
         SWARM,
         run_state=cast(RunState, run_state),
@@ -131,19 +168,21 @@ def test_every_grant_keeps_every_rule(
         has_other_workers=flags[0] or flags[1],
         has_other_active_workers=flags[1],
     )
-    asking = KeyView(flags[2], held, key[0], key[1], key[2], dropped)
+    asking = KeyView(flags[2], held, key[0], key[1], dropped, is_reliable=flags[3], backoff_s=float(key[2] // 5))
     decision = decide(swarm, asking, TRAINING, TRUST)
     if isinstance(decision, Refused):
         assert decision.retry_after_s > 0
         idle = counts.outstanding_groups == 0 and groups_wanted(counts, TRAINING) > 0
-        if decision.reason == "no_work" and idle and step < swarm.steps and asking.leases_held < LEASES_PER_KEY:
-            assert asking.drops_of_step >= DROPS_PER_STEP, "shares never stop a step that has nothing outstanding"
+        may_hold = asking.is_reliable and asking.leases_held < LEASES_PER_KEY
+        if decision.reason == "no_work" and idle and step < swarm.steps and may_hold:
+            assert asking.backoff_s > 0, "shares never stop a step that has nothing outstanding"
         return
     assert run_state == "running"
     assert has_space
     assert decision.step == step < swarm.steps
     assert decision.version in set(published) & set(held)
     assert step - TRAINING.async_level <= decision.version <= decision.wanted_version <= step
-    assert decision.slot == (swarm.next_slot if dropped is None else dropped)
-    assert asking.leases_held < LEASES_PER_KEY
-    assert groups_wanted(counts, TRAINING) > 0
+    assert decision.slot == (swarm.next_slot if dropped is None else dropped.slot)
+    assert asking.leases_held < (LEASES_PER_KEY if asking.is_reliable else 1)
+    assert decision.deferred == (not asking.is_reliable)
+    assert (groups_wanted if asking.is_reliable else deferred_wanted)(counts, TRAINING) > 0

@@ -5,9 +5,7 @@ import pytest
 
 from shoal.config import TrustConfig
 from shoal.coordinator.rules.leases import (
-    DROPS_PER_STEP,
     StepLoad,
-    lease_seconds,
     leased_version,
     may_lease,
     wanted_version,
@@ -16,7 +14,6 @@ from shoal.coordinator.rules.leases import (
 TRUST = TrustConfig(key_share=0.5, probation_share=0.25)
 LOAD = StepLoad(
     slots_of_key=0,
-    drops_of_key=0,
     slots_of_probation=0,
     slots_planned=10,
     slots_outstanding=1,
@@ -48,11 +45,6 @@ def test_the_wanted_version_is_the_newest_published_one() -> None:
     assert wanted_version([5], step=6, async_level=0) is None
 
 
-@pytest.mark.parametrize(("speed", "expected"), [(100.0, 40.0), (1e8, 10.0), (0.001, 120.0), (1e-300, 120.0)])
-def test_a_lease_lasts_as_long_as_the_measured_speed_needs(speed: float, expected: float) -> None:
-    assert lease_seconds(speed, slot_tokens=1000, longest_s=120) == expected
-
-
 def test_no_key_fills_more_than_its_share_beside_other_workers() -> None:
     assert may_lease(load(slots_of_key=4), False, TRUST)
     assert not may_lease(load(slots_of_key=5), False, TRUST)
@@ -68,15 +60,8 @@ def test_all_keys_on_probation_together_fill_no_more_than_their_share_while_prov
 
 def test_shares_never_keep_a_step_waiting_on_which_nobody_works() -> None:
     assert may_lease(load(slots_of_key=9, slots_of_probation=9, slots_outstanding=0), True, TRUST)
-    assert not may_lease(load(drops_of_key=DROPS_PER_STEP, slots_outstanding=0), True, TRUST)
 
 
 def test_a_small_step_leaves_everybody_one_slot() -> None:
     assert may_lease(load(slots_planned=1), True, TRUST)
     assert may_lease(load(slots_planned=0), True, TRUST)
-
-
-def test_a_key_that_drops_many_slots_gets_no_more_beside_other_workers() -> None:
-    assert may_lease(load(drops_of_key=DROPS_PER_STEP - 1), False, TRUST)
-    assert not may_lease(load(drops_of_key=DROPS_PER_STEP), False, TRUST)
-    assert may_lease(load(drops_of_key=DROPS_PER_STEP, has_other_workers=False), False, TRUST)

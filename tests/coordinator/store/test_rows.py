@@ -18,7 +18,7 @@ from shoal.coordinator.store.tables import LeaseRow, SlotRow, SubmissionRow, Wor
 
 RECORDS = [kind for kind in vars(tables).values() if isinstance(kind, type) and issubclass(kind, Record)]
 WORKER = WorkerRow("key", "ann", "torch/float32/cpu", 2.5, 7, 1.5, 10.0)
-SLOT = SlotRow(step=3, slot=4, state=SlotState.LEASED, lease_id="lease", attempts=1)
+SLOT = SlotRow(3, 4, SlotState.LEASED, "lease", 1, 2, "torch/float32/cpu", deferred=False, due_at=9.0)
 LEASE = LeaseRow("lease", "request", "key", 3, 4, 2, "digest", 1.0, 2.0, LeaseState.LEASED, by_active_key=True)
 SUBMISSION = SubmissionRow("one", "lease", "key", "digest", 9, "signed", 1.0, True, 3, 0.5, "torch/float32/cpu")
 

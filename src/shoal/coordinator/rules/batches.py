@@ -1,8 +1,9 @@
 """Which groups make the batch of a step, and which groups expire: a pure decision over what was accepted so far.
 
-Groups enter in slot order, because the order of arrival favours short answers. A slot on its first lease therefore holds back
-later slots; a slot that was dropped once holds back none. A batch is formed when P useful groups are ready, or when the
-oversampling cap is reached and nothing is outstanding. Groups that are too old for it expire with it.
+Groups enter in slot order, because the order of arrival favours short answers. A slot that a reliable key fills therefore holds
+back later slots. Slots of other keys are *deferred*: they hold back none and are not counted on, and their groups enter the batch
+of the next step. A batch is formed when P useful groups are ready, or when the oversampling cap is reached and nothing is
+outstanding. Groups that are too old for it expire with it.
 """
 
 import math
@@ -13,6 +14,8 @@ from shoal.config import TrainingConfig
 
 SLACK = 1.25
 """Expected useful groups in flight over those needed: hides the tail of the slowest slot."""
+BLOCKING_ATTEMPTS = 4
+"""A slot that so many reliable keys have dropped or kept for too long holds back none."""
 PRIOR_GROUPS = 8
 """Weight of the prior useful share of one half, so that the first verdicts do not swing the estimate."""
 
@@ -26,11 +29,22 @@ class GroupView:
     number: int
     group_id: str
     policy_version: int
+    deferred: bool = False
+    """Whether it waits for the step after its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """Deferred groups of a step: supply for the next one."""
+
+    useful: int = 0
+    outstanding_groups: int = 0
+    resolved_groups: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """The numbers of a step, known without looking at its groups."""
+    """The numbers of a step, known without looking at its groups; deferred ones are counted apart."""
 
     useful: int
     """Groups that no batch holds yet, also of earlier steps, and young enough."""
@@ -41,6 +55,7 @@ class StepCounts:
     """Groups of this step that were accepted, useful or not."""
     probation_slots: int = 0
     """Slots of this step that keys on probation hold or have submitted."""
+    deferred: Deferred = Deferred()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +67,7 @@ class StepView:
     waiting: Sequence[GroupView]
     """Useful groups, also of earlier steps, that are not in a batch."""
     blocking_slots: Sequence[int]
-    """Slots of this step on their first lease or in validation."""
+    """Slots of this step that reliable keys work on, or that are in validation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +82,15 @@ def decide(view: StepView, config: TrainingConfig) -> Batch | None:
     oldest = oldest_version(view.step, config)
     barrier = (view.step, min(view.blocking_slots, default=math.inf))
     useful = sorted(group for group in view.waiting if group.policy_version >= oldest)
-    ready = [group for group in useful if (group.step, group.slot) < barrier]
+    ready = [group for group in useful if (group.step, group.slot) < barrier and not _waits(group, view.step)]
     if len(ready) < config.groups_per_step and not _is_exhausted(view.counts, config):
         return None
     expired = tuple(group for group in view.waiting if group.policy_version < oldest)
     return Batch(tuple(ready[: config.groups_per_step]), expired)
+
+
+def _waits(group: GroupView, step: int) -> bool:
+    return group.deferred and group.step == step
 
 
 def oldest_version(step: int, config: TrainingConfig) -> int:
@@ -90,6 +109,14 @@ def groups_wanted(counts: StepCounts, config: TrainingConfig) -> int:
     missing = SLACK * config.groups_per_step - counts.useful - share * counts.outstanding_groups
     wanted = math.ceil(missing / share) if missing > 0 else 0
     return max(0, min(wanted, _cap(config) - counts.resolved_groups - counts.outstanding_groups))
+
+
+def deferred_wanted(counts: StepCounts, config: TrainingConfig) -> int:
+    """How many more groups the next step can use from keys that no batch waits for."""
+    ahead = counts.deferred
+    return groups_wanted(
+        StepCounts(ahead.useful, ahead.useful, ahead.outstanding_groups, ahead.resolved_groups), config
+    )
 
 
 def _is_exhausted(counts: StepCounts, config: TrainingConfig) -> bool:

@@ -1,10 +1,10 @@
 """May this key work, on which slot, with which version, and for how long: one pure decision.
 
 The lease names the policy version: the newest inside the asynchrony window that the worker holds. A dropped slot goes, unchanged,
-to a different key, and a key that drops many gets no more of the step, so workers cannot select easy slots. While other keys work,
-no key fills more than its share of a step; while active keys work, neither do all keys on probation together. A key *works* if it
-is present and was granted a lease lately: heartbeats alone would let an idle key stall the swarm. Shares never stop a step that
-has nothing outstanding.
+to a different key, and a key that fails again and again waits longer and longer, so workers cannot select easy slots. While other
+keys work, no key fills more than its share of a step; while active keys work, neither do all keys on probation together. A key
+*works* if it is present, was granted a lease lately and does not fail: heartbeats alone would let an idle key stall the swarm.
+Shares never stop a step that has nothing outstanding.
 """
 
 import math
@@ -20,11 +20,8 @@ LEASES_PER_KEY = 2
 """One being worked on, one being uploaded."""
 POLLS_PER_S = 400
 """Idle workers of a large swarm ask less often, so that together they ask no more than this."""
-SHORTEST_LEASE_S = 10.0
-LEASE_MARGIN = 4.0
-"""A lease lasts this many times the expected work: a laptop that is also used for something else still makes it."""
-DROPS_PER_STEP = 4
-"""Two outages with two leases each are bad luck."""
+LONGEST_WAIT_S = 30.0
+"""A key that waits for its next lease asks again by then."""
 
 Refusal = Literal["no_work", "need_weights", "waiting_for_trainer", "paused", "draining", "disk_full", "finished"]
 RETRY_AFTER_S: dict[Refusal, float] = {
@@ -41,6 +38,13 @@ AFTER_LAST_STEP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
+class OpenSlot:
+    slot: int
+    version: int
+    """The one that its first key worked with: the same slot, version and numerics class give the same tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class KeyView:
     """The key that asks."""
 
@@ -50,10 +54,12 @@ class KeyView:
     leases_held: int
     slots_of_step: int
     """Slots of this step that it holds or has submitted."""
-    drops_of_step: int
-    """Leases of this step that it gave back or let expire."""
-    dropped_slot: int | None
-    """The first slot of this step that other keys dropped."""
+    open_slot: OpenSlot | None = None
+    """The first slot of this step that other keys dropped and that this one may take."""
+    is_reliable: bool = True
+    """Whether a batch waits for its slots."""
+    backoff_s: float = 0.0
+    """How long it still waits after its failures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,8 @@ class SwarmView:
     counts: batches.StepCounts
     next_slot: int
     tasks_per_slot: int
-    keys_present: int
+    keys_polling: int
+    """Keys that ask for work."""
     has_other_workers: bool
     """Whether another key works."""
     has_other_active_workers: bool
@@ -83,6 +90,8 @@ class Grant:
     """One that another key dropped, or the next of the step."""
     version: int
     wanted_version: int
+    deferred: bool = False
+    """Whether its groups wait for the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +116,22 @@ def decide(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: Trus
     version = leased_version(key.held_versions, swarm.published, swarm.step, training.async_level)
     if version is None:
         return refuse("need_weights", wanted)
+    if key.backoff_s > 0 and swarm.has_other_workers:
+        return Refused("no_work", min(LONGEST_WAIT_S, key.backoff_s), wanted)
     if not _has_work(swarm, key, training, trust):
         return refuse("no_work", wanted)
-    slot = swarm.next_slot if key.dropped_slot is None else key.dropped_slot
-    return Grant(swarm.step, slot, version, wanted)
+    slot, version = _next_slot(swarm, key, version, training.async_level)
+    return Grant(swarm.step, slot, version, wanted, deferred=not key.is_reliable)
+
+
+def _next_slot(swarm: SwarmView, key: KeyView, version: int, async_level: int) -> tuple[int, int]:
+    """A slot that was dropped comes first, with the version of its first lease if the key holds that one."""
+    again = key.open_slot
+    if again is None:
+        return swarm.next_slot, version
+    held = set(key.held_versions) & {again.version}
+    same = leased_version(list(held), swarm.published, swarm.step, async_level)
+    return again.slot, version if same is None else same
 
 
 def _stopped(swarm: SwarmView) -> Refusal | None:
@@ -125,15 +146,16 @@ def _stopped(swarm: SwarmView) -> Refusal | None:
 
 
 def _has_work(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: TrustConfig) -> bool:
-    if key.leases_held >= LEASES_PER_KEY:
+    if key.leases_held >= (LEASES_PER_KEY if key.is_reliable else 1):
         return False
-    wanted = batches.groups_wanted(swarm.counts, training)
+    count = batches.groups_wanted if key.is_reliable else batches.deferred_wanted
+    wanted = count(swarm.counts, training)
     return wanted > 0 and may_lease(_load(swarm, key, wanted), not key.is_active, trust)
 
 
 def _retry_after_s(reason: Refusal, swarm: SwarmView) -> float:
     is_over = reason == "no_work" and swarm.step >= swarm.steps
-    return max(AFTER_LAST_STEP_S if is_over else RETRY_AFTER_S[reason], swarm.keys_present / POLLS_PER_S)
+    return max(AFTER_LAST_STEP_S if is_over else RETRY_AFTER_S[reason], swarm.keys_polling / POLLS_PER_S)
 
 
 def leased_version(held: Sequence[int], published: Sequence[int], step: int, async_level: int) -> int | None:
@@ -147,17 +169,11 @@ def wanted_version(published: Sequence[int], step: int, async_level: int) -> int
     return max((version for version in published if step - async_level <= version <= step), default=None)
 
 
-def lease_seconds(tokens_per_s: float, slot_tokens: int, longest_s: float) -> float:
-    """Time for a slot from the worker's measured speed."""
-    return min(longest_s, max(SHORTEST_LEASE_S, LEASE_MARGIN * slot_tokens / tokens_per_s))
-
-
 @dataclass(frozen=True)
 class StepLoad:
     """How the slots of the current step are spread over keys."""
 
     slots_of_key: int
-    drops_of_key: int
     slots_of_probation: int
     slots_planned: int
     slots_outstanding: int
@@ -167,20 +183,19 @@ class StepLoad:
 
 def _load(swarm: SwarmView, key: KeyView, wanted: int) -> StepLoad:
     counts = swarm.counts
+    ahead = 0 if key.is_reliable else counts.deferred.outstanding_groups
+    outstanding = counts.outstanding_groups + ahead
     return StepLoad(
         slots_of_key=key.slots_of_step,
-        drops_of_key=key.drops_of_step,
         slots_of_probation=counts.probation_slots,
-        slots_planned=-(-(counts.resolved_groups + counts.outstanding_groups + wanted) // swarm.tasks_per_slot),
-        slots_outstanding=counts.outstanding_groups // swarm.tasks_per_slot,
+        slots_planned=-(-(counts.resolved_groups + outstanding + wanted) // swarm.tasks_per_slot),
+        slots_outstanding=outstanding // swarm.tasks_per_slot,
         has_other_workers=swarm.has_other_workers,
         has_other_active_workers=swarm.has_other_active_workers,
     )
 
 
 def may_lease(load: StepLoad, on_probation: bool, trust: TrustConfig) -> bool:
-    if load.has_other_workers and load.drops_of_key >= DROPS_PER_STEP:
-        return False
     if load.slots_outstanding == 0:
         return True
     if load.has_other_workers and load.slots_of_key >= _share(trust.key_share, load.slots_planned):

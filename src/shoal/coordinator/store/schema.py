@@ -5,7 +5,7 @@ released never changes; the next change of the schema is a new one. A store of a
 `tables` has the same columns as records.
 """
 
-from shoal.coordinator.states import LeaseState
+from shoal.coordinator.states import LeaseState, SlotState
 from shoal.coordinator.store.database import Connection, Database
 from shoal.errors import ShoalError
 
@@ -16,8 +16,12 @@ CREATE TABLE workers (
   memory_bytes BIGINT NOT NULL, link_bytes_per_s DOUBLE PRECISION NOT NULL, registered_at DOUBLE PRECISION NOT NULL,
   state TEXT NOT NULL, reason TEXT NOT NULL, clean_audits BIGINT NOT NULL, anomalies BIGINT NOT NULL,
   drift DOUBLE PRECISION NOT NULL, accepted BIGINT NOT NULL, rejected BIGINT NOT NULL, credit_held BIGINT NOT NULL,
-  credit_released BIGINT NOT NULL, banned_at DOUBLE PRECISION);
+  credit_released BIGINT NOT NULL, banned_at DOUBLE PRECISION, in_time DOUBLE PRECISION NOT NULL,
+  missed DOUBLE PRECISION NOT NULL, failures BIGINT NOT NULL, failed_at DOUBLE PRECISION NOT NULL,
+  work_s DOUBLE PRECISION NOT NULL, lag_s DOUBLE PRECISION NOT NULL, delivered_at DOUBLE PRECISION NOT NULL,
+  newest_used BIGINT NOT NULL);
 CREATE INDEX workers_by_state ON workers (state, key);
+CREATE INDEX workers_by_delivery ON workers (delivered_at);
 CREATE TABLE presence (
   key TEXT PRIMARY KEY, seen_at DOUBLE PRECISION NOT NULL, activity TEXT NOT NULL, tokens_generated BIGINT NOT NULL,
   bytes_received BIGINT NOT NULL) WITHOUT ROWID;
@@ -28,8 +32,10 @@ CREATE TABLE nonces (
   at DOUBLE PRECISION NOT NULL, key TEXT NOT NULL, nonce TEXT NOT NULL, PRIMARY KEY (at, key, nonce)) WITHOUT ROWID;
 CREATE TABLE slots (
   step BIGINT NOT NULL, slot BIGINT NOT NULL, state TEXT NOT NULL, lease_id TEXT, attempts BIGINT NOT NULL,
+  policy_version BIGINT NOT NULL, numerics_class TEXT NOT NULL, deferred BIGINT NOT NULL, due_at DOUBLE PRECISION NOT NULL,
   PRIMARY KEY (step, slot)) WITHOUT ROWID;
 CREATE INDEX slots_by_state ON slots (state, step, slot);
+CREATE INDEX slots_by_due ON slots (step, due_at) WHERE state='{SlotState.LEASED}' AND deferred=0;
 CREATE TABLE tallies (step BIGINT NOT NULL, name TEXT NOT NULL, n BIGINT NOT NULL, PRIMARY KEY (step, name)) WITHOUT ROWID;
 CREATE TABLE leases (
   lease_id TEXT PRIMARY KEY, request_id TEXT NOT NULL, worker TEXT NOT NULL, step BIGINT NOT NULL, slot BIGINT NOT NULL,
@@ -54,12 +60,13 @@ CREATE TABLE groups (
   group_id TEXT PRIMARY KEY, submission_id TEXT NOT NULL, worker TEXT NOT NULL, step BIGINT NOT NULL, slot BIGINT NOT NULL,
   number BIGINT NOT NULL, policy_version BIGINT NOT NULL, useful BIGINT NOT NULL, tokens BIGINT NOT NULL,
   rewards TEXT NOT NULL, task_rewards TEXT NOT NULL, logprobs_verified BIGINT NOT NULL,
-  state TEXT NOT NULL, batch_step BIGINT, position BIGINT);
+  state TEXT NOT NULL, deferred BIGINT NOT NULL, batch_step BIGINT, position BIGINT);
 CREATE INDEX groups_by_state ON groups (state, step, slot, number);
 CREATE INDEX groups_by_batch ON groups (batch_step, position);
 CREATE INDEX groups_by_submission ON groups (submission_id);
 CREATE TABLE waiting (
-  step BIGINT NOT NULL, policy_version BIGINT NOT NULL, n BIGINT NOT NULL, PRIMARY KEY (step, policy_version)) WITHOUT ROWID;
+  step BIGINT NOT NULL, policy_version BIGINT NOT NULL, deferred BIGINT NOT NULL, n BIGINT NOT NULL,
+  PRIMARY KEY (step, policy_version, deferred)) WITHOUT ROWID;
 CREATE INDEX waiting_by_version ON waiting (policy_version);
 CREATE TABLE task_stats (
   task_id TEXT PRIMARY KEY, groups BIGINT NOT NULL, samples BIGINT NOT NULL, solved BIGINT NOT NULL, useful BIGINT NOT NULL);
@@ -75,7 +82,7 @@ CREATE TABLE ledger (
   previous TEXT NOT NULL, hash TEXT NOT NULL, signature TEXT NOT NULL);
 """
 
-MIGRATIONS: dict[int, str] = {10: FIRST}
+MIGRATIONS: dict[int, str] = {11: FIRST}
 """By the schema version that each leads to, in order."""
 
 

@@ -32,6 +32,16 @@ class WorkerRow(Record):
     credit_held: int = 0
     credit_released: int = 0
     banned_at: float | None = None
+    in_time: float = 0.0
+    """This and what follows is the record of deliveries; see `rules.deliveries.Record`."""
+    missed: float = 0.0
+    failures: int = 0
+    failed_at: float = 0.0
+    work_s: float = 0.0
+    lag_s: float = -1.0
+    delivered_at: float = 0.0
+    newest_used: int = -1
+    """The newest version that it was leased."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,14 @@ class SlotRow(Record):
     slot: int
     state: SlotState
     lease_id: str | None
+    """The lease whose file counts, or that was granted first."""
     attempts: int
+    policy_version: int
+    numerics_class: str
+    deferred: bool
+    """Whether no batch waits for it, and its groups enter the batch of the next step."""
+    due_at: float
+    """When another key gets it too, if no file has come by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +133,7 @@ class GroupRow(Record):
     task_rewards: str
     logprobs_verified: bool
     state: GroupState
+    deferred: bool = False
     batch_step: int | None = None
     position: int | None = None
 

@@ -1,0 +1,66 @@
+"""Records of deliveries: what a lease came to, and the pace of the keys that deliver. Runs inside one transaction of the store."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.coordinator import slots
+from shoal.coordinator.rules import deliveries, trust
+from shoal.coordinator.run import Run
+from shoal.coordinator.states import LeaseState
+from shoal.coordinator.store.database import Connection
+from shoal.coordinator.store.rows import select
+from shoal.coordinator.store.tables import LeaseRow, SubmissionRow, WorkerRow
+from shoal.coordinator.workers import delivery_record, known_worker, save_deliveries, trust_record
+
+OBSERVED_KEYS = 64
+"""The keys that delivered last are enough for a median, and cost the same in a swarm of any size."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The keys that delivered lately, and what can be expected of a key."""
+
+    workers: Sequence[WorkerRow]
+    pace: deliveries.Pace
+    is_enforced: bool
+    """Whether batches wait for reliable keys only."""
+
+    def is_reliable(self, run: Run, worker: WorkerRow) -> bool:
+        """Whether batches wait for the slots of this key; work that would not be used is never waited for."""
+        if not trust.is_usable(trust_record(worker), run.config.trust):
+            return False
+        return not self.is_enforced or deliveries.is_reliable(delivery_record(worker), self.pace)
+
+
+def observe(connection: Connection, run: Run) -> Observed:
+    longest_s = run.config.coordinator.lease_s
+    recent = select(
+        connection,
+        WorkerRow,
+        "WHERE delivered_at > ? ORDER BY delivered_at DESC LIMIT ?",
+        (run.clock() - longest_s, OBSERVED_KEYS),
+    )
+    workers = [worker for worker in recent if worker.state != "banned" and run.presence.is_present(worker.key)]
+    records = [delivery_record(worker) for worker in workers]
+    pace = deliveries.pace(records, longest_s)
+    return Observed(workers, pace, deliveries.is_enforced(records, pace))
+
+
+def record_delivery(connection: Connection, run: Run, row: SubmissionRow, lease: LeaseRow) -> WorkerRow:
+    """Counts a file that was accepted."""
+    worker = known_worker(connection, row.worker)
+    pace = observe(connection, run).pace
+    record = deliveries.after_delivery(delivery_record(worker), row.received_at - lease.issued_at, pace)
+    return save_deliveries(connection, worker, record, delivered_at=run.clock())
+
+
+def record_failure(connection: Connection, run: Run, key: str) -> WorkerRow:
+    """Counts a lease that came to nothing."""
+    worker = known_worker(connection, key)
+    return save_deliveries(connection, worker, deliveries.after_failure(delivery_record(worker), run.clock()))
+
+
+def drop_lease(connection: Connection, run: Run, lease: LeaseRow, state: LeaseState) -> None:
+    """Ends a lease without a file that counts."""
+    slots.drop_lease(connection, lease, state)
+    record_failure(connection, run, lease.worker)
