@@ -64,7 +64,7 @@ def test_an_upload_after_the_deadline_is_refused(swarm: Swarm) -> None:
     swarm.publish(0)
     (ann,) = swarm.join("ann")
     lease = swarm.lease(ann)
-    swarm.clock.advance(10.1)
+    swarm.clock.advance(15.1)
     assert refusal(lambda: ann.submit(lease.lease_id, b"late")) == "lease_expired"
     assert list(swarm.run.submissions.iterdir()) == []
 
