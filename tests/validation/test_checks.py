@@ -12,8 +12,11 @@ from shoal.proofs.commitments import ProofError
 from shoal.protocol.api import AuditMetrics
 from shoal.protocol.rollouts import Rollout
 from shoal.protocol.verdicts import Reason
+from shoal.tasks import Outcome, Task, Verifier
+from shoal.tasks.verifiers.registry import VERIFIERS
 from shoal.validation import Checked, Finding, Limits, RejectedError, audit, check_claims, load_calibration
 from shoal.validation.checks import check_sampling
+from shoal.validation.validator import group_verdicts
 from support.submissions import FULL_ROW, STOPPED_ROW, Submission, resampled, submit
 from support.tiny_run import TinyRun
 
@@ -285,6 +288,77 @@ def test_a_verdict_that_a_limit_decided_is_held_against_nobody(
     for number in range(len(honest.rollouts)):
         claimed = claimed.with_row(number, task_reward=1.0, reward=1.0)
     assert {reward.task_reward for reward in judge(claimed).rewards} == {0.0}
+
+
+def costly(reward: float, cost_s: float) -> Verifier:
+    return Verifier(lambda task, text: Outcome(reward, "ran", cost_s=cost_s), exact=False, costly=True)
+
+
+def claiming(submission: Submission, reward: float) -> Submission:
+    for number, rollout in enumerate(submission.rollouts):
+        submission = submission.with_row(number, task_reward=reward, reward=reward - rollout.length_penalty)
+    return submission
+
+
+def test_claims_that_three_times_the_budget_cannot_pay_for_are_an_anomaly(
+    judge: Callable[[Submission], Checked], honest: Submission, tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers of five seconds each: an honest worker would have stopped after a few, and claimed nothing for the others."""
+    monkeypatch.setitem(VERIFIERS, "integer_answer", costly(1.0, tiny_run.workload.descriptor.scoring_s))
+    finding = reason_of(judge, claiming(honest, 1.0))
+    assert finding.reason is Reason.REWARD_TOLERANT
+    assert "row 3 claims reward" in finding.detail
+    assert "cost too much" in finding.detail
+
+
+def test_a_worker_that_stopped_at_its_own_budget_is_not_penalised(
+    judge: Callable[[Submission], Checked], honest: Submission, tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERIFIERS, "integer_answer", costly(1.0, tiny_run.workload.descriptor.scoring_s))
+    claimed = claiming(honest, 0.0)
+    claimed = claimed.with_row(0, task_reward=1.0, reward=1.0 - honest.rollouts[0].length_penalty)
+    checked = judge(claimed)
+    assert [reward.task_reward for reward in checked.rewards[:4]] == [1.0, 1.0, 1.0, 0.0]
+    assert not any(group.useful for group in group_verdicts(checked)[1:]), "what was not scored teaches nothing"
+
+
+def test_a_slower_worker_may_claim_less_than_the_validator_finds(
+    judge: Callable[[Submission], Checked], honest: Submission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERIFIERS, "integer_answer", costly(1.0, 0.0))
+    assert {reward.task_reward for reward in judge(claiming(honest, 0.0)).rewards} == {1.0}
+    monkeypatch.setitem(VERIFIERS, "integer_answer", costly(0.0, 0.0))
+    assert reason_of(judge, claiming(honest, 1.0)).reason is Reason.REWARD_TOLERANT
+
+
+def test_a_validator_that_is_too_slow_holds_nothing_against_the_worker(
+    judge: Callable[[Submission], Checked], honest: Submission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERIFIERS, "integer_answer", costly(1.0, 0.0))
+    monkeypatch.setattr("shoal.tasks.workload.WALL_SLACK", -1.0)
+    checked = judge(claiming(honest, 1.0))
+    assert {(reward.task_reward, reward.scored) for reward in checked.rewards} == {(0.0, False)}
+    assert not any(group.useful for group in group_verdicts(checked))
+
+
+def test_a_lie_about_a_cheap_row_is_found_before_a_costly_one_is_scored(
+    honest: Submission, tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(task: Task, text: str) -> Outcome:
+        raise AssertionError("a costly answer was scored")
+
+    monkeypatch.setitem(VERIFIERS, "costly", Verifier(explode, exact=False, costly=True))
+    items = tiny_run.workload.items(bytes.fromhex(honest.lease.slot_seed))
+    mixed = [
+        replace(item, task=item.task.model_copy(update={"task_type": "costly"})) if item.sample else item
+        for item in items
+    ]
+    monkeypatch.setattr(tiny_run.workload, "items", lambda seed: mixed)
+    last = max(number for number, item in enumerate(items) if not item.sample)
+    lie = honest.with_row(last, task_reward=0.25)
+    with pytest.raises(RejectedError) as caught:
+        check_claims(lie.data, lie.claim(), tiny_run.workload, VOCABULARY)
+    assert caught.value.finding.reason is Reason.REWARD
 
 
 def test_an_audit_finds_nothing_in_honest_work(

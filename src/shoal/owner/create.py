@@ -25,6 +25,8 @@ from shoal.tasks.datasets.transfer import pack
 from shoal.tasks.sources import is_local
 
 CREATE_DEADLINE_S = 60.0
+SCORING_SHARE = 1 / 6
+"""Share of a claim that a worker may spend on scoring: three times as much, and one last answer, fit into the claim."""
 
 
 def initialise(config: ShoalConfig, report: Report = silent) -> RunDirectory:
@@ -98,6 +100,7 @@ def _write(directory: RunDirectory, config: ShoalConfig, ready: Ready) -> None:
         heldout_files=_serve_tasks(origin, ready.tasks.heldout) if is_local(config.tasks) else (),
         rollouts=config.rollouts,
         reward=config.reward,
+        scoring_s=config.validation.claim_s * SCORING_SHARE,
         async_level=config.training.async_level,
         chunk_tokens=CHUNK_TOKENS,
         top_k=TOP_K,

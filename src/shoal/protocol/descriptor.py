@@ -48,6 +48,9 @@ class RunDescriptor(BaseModel):
     """The held-out tasks, likewise."""
     rollouts: RolloutConfig
     reward: RewardConfig
+    scoring_s: Annotated[float, Field(gt=0)] = 10.0
+    """Processor seconds that a worker may spend on scoring the answers of one submission; a validator may spend three times
+    as much."""
     async_level: int
     chunk_tokens: int
     top_k: int

@@ -1,13 +1,16 @@
 """The reward: parts by weight, minus the length term: reward = Σ weight·part − α·|target − length|.
 
 Without parts the task's own verifier is the whole task reward. `length` is the number of output tokens, the end-of-sequence token
-included; a target of 0 means that no length was asked for.
+included; a target of 0 means that no length was asked for. The answers of one submission share a budget: once it is spent, costly
+verifiers do not run, and what they would have scored earns nothing.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from os import cpu_count
+from threading import Lock
 
 from shoal.config import TASK_PART
 from shoal.errors import ConfigError
@@ -32,6 +35,7 @@ def task_score(task: Task, text: str, parts: Mapping[str, float]) -> Score:
         why="; ".join(f"{name} {found.reward:g} ({found.why})" for name, found in scores.items()) or LEFT_TO_MODEL,
         exact=bool(scores) and all(found.exact for found in scores.values()),
         limited=any(found.limited for found in scores.values()),
+        cost_s=sum(found.cost_s for found in scores.values()),
     )
 
 
@@ -41,13 +45,55 @@ def _part(task: Task, text: str, name: str) -> Score:
     return score(as_part(task, name, task.metadata.get(name, {})), text)
 
 
-def score_all(pairs: Sequence[tuple[Task, str]], parts: Mapping[str, float] | None = None) -> list[Score]:
+OVER_BUDGET = Score(0.0, "not scored: the answers of the submission cost too much", exact=False, scored=False)
+TOO_LATE = Score(0.0, "not scored: this machine was too slow", exact=False, limited=True, scored=False)
+
+
+class ScoringBudget:
+    """What scoring the answers of one submission may cost together: seconds of processor time, and seconds by the clock."""
+
+    def __init__(self, cpu_s: float, wall_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._left_s, self._clock, self._deadline = cpu_s, clock, clock() + wall_s
+        self._lock = Lock()
+
+    @property
+    def refusal(self) -> Score | None:
+        """What a costly answer earns once the budget is spent."""
+        if self._left_s <= 0:
+            return OVER_BUDGET
+        return TOO_LATE if self._clock() > self._deadline else None
+
+    def spend(self, cpu_s: float) -> None:
+        with self._lock:
+            self._left_s -= cpu_s
+
+
+def is_costly(task: Task, parts: Mapping[str, float]) -> bool:
+    """Whether one answer to this task may take seconds to score."""
+    return any(find_verifier(name).costly for name in _verifiers(task, parts))
+
+
+def _verifiers(task: Task, parts: Mapping[str, float]) -> set[str]:
+    own = {task.task_type} if not parts or TASK_PART in parts else set()
+    return own | parts.keys() - {TASK_PART}
+
+
+def score_all(
+    pairs: Sequence[tuple[Task, str]], parts: Mapping[str, float] | None = None, budget: ScoringBudget | None = None
+) -> list[Score]:
     """Every (task, completion), in order; verifiers that wait for other processes run side by side."""
-    parts = parts or {}
-    names = {task.task_type for task, _ in pairs} | parts.keys() - {TASK_PART}
-    if not any(find_verifier(name).slow for name in names):
-        return [task_score(task, text, parts) for task, text in pairs]
-    return list(_threads().map(lambda pair: task_score(pair[0], pair[1], parts), pairs))
+    weights = parts or {}
+    names = {name for task, _ in pairs for name in _verifiers(task, weights)}
+
+    def scored(pair: tuple[Task, str]) -> Score:
+        refusal = budget.refusal if budget and is_costly(pair[0], weights) else None
+        found = refusal or task_score(*pair, weights)
+        if budget:
+            budget.spend(found.cost_s)
+        return found
+
+    side_by_side = any(find_verifier(name).slow for name in names)
+    return list(_threads().map(scored, pairs) if side_by_side else map(scored, pairs))
 
 
 @cache

@@ -13,9 +13,12 @@ from shoal.protocol.assignment import assign
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.rollouts import RolloutLimits
 from shoal.tasks.codec import PromptStyle, TextCodec
-from shoal.tasks.rewards import length_penalty, score_all
+from shoal.tasks.rewards import ScoringBudget, is_costly, length_penalty, score_all
 from shoal.tasks.sources import load_tasks
 from shoal.tasks.task import Task, TaskSets
+
+WALL_SLACK = 2.5
+"""Seconds by the clock per second of processor time, after which no further costly answer is scored."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Reward:
     """A claim that differs proves cheating."""
     limited: bool = False
     """A limit of time or memory decided, so an honest claim may differ."""
+    scored: bool = True
+    """False if the answers before it had cost as much as a submission may."""
 
 
 class Workload:
@@ -91,9 +96,17 @@ class Workload:
     def reward(self, task: Task, target_length: int, output_tokens: Sequence[int]) -> Reward:
         return self.rewards([(task, target_length, output_tokens)])[0]
 
-    def rewards(self, outputs: Sequence[tuple[Task, int, Sequence[int]]]) -> list[Reward]:
-        """What each (task, target length, output tokens) is worth; slow verifiers run side by side."""
-        return rewards_of(outputs, self.codec, self.style, self.descriptor.reward)
+    def is_costly(self, task: Task) -> bool:
+        return is_costly(task, self.descriptor.reward.parts)
+
+    def rewards(self, outputs: Sequence[tuple[Task, int, Sequence[int]]], *, slack: float = 1.0) -> list[Reward]:
+        """What each (task, target length, output tokens) of a submission is worth; slow verifiers run side by side.
+
+        `slack` multiplies the processor time that scoring may take.
+        """
+        seconds = self.descriptor.scoring_s
+        budget = ScoringBudget(slack * seconds, WALL_SLACK * seconds)
+        return rewards_of(outputs, self.codec, self.style, self.descriptor.reward, budget)
 
     def chunk_count(self, output_tokens: int) -> int:
         return -(-output_tokens // self.descriptor.chunk_tokens)
@@ -104,13 +117,17 @@ class Workload:
 
 
 def rewards_of(
-    outputs: Sequence[tuple[Task, int, Sequence[int]]], codec: TextCodec, style: PromptStyle, settings: RewardConfig
+    outputs: Sequence[tuple[Task, int, Sequence[int]]],
+    codec: TextCodec,
+    style: PromptStyle,
+    settings: RewardConfig,
+    budget: ScoringBudget | None = None,
 ) -> list[Reward]:
     """As `Workload.rewards`, without a run."""
     answers = [(task, codec.answer_text(tokens, style)) for task, _, tokens in outputs]
-    scores = score_all(answers, settings.parts)
+    scores = score_all(answers, settings.parts, budget)
     penalties = [length_penalty(target, len(tokens), settings.length_alpha) for _, target, tokens in outputs]
     return [
-        Reward(found.reward, penalty, found.reward - penalty, found.why, found.exact, found.limited)
+        Reward(found.reward, penalty, found.reward - penalty, found.why, found.exact, found.limited, found.scored)
         for found, penalty in zip(scores, penalties, strict=True)
     ]

@@ -6,7 +6,7 @@ reason code with one sentence that points at the row.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ from shoal.validation.calibration.limits import Limits
 REWARD_TOLERANCE = 1e-9
 TOLERATED_SHARE = 0.1
 """Share of rows whose tolerant verifier may score otherwise here than at the worker: the validator's reward counts anyway."""
+SCORING_SLACK = 3.0
+"""A validator may spend this many times the worker's budget on scoring, so that a slower machine comes to the same end."""
 LOGPROB_ROUNDING = 1e-4
 """Engines that subtract a sum of exponentials round a log-probability near zero to slightly above it."""
 
@@ -148,19 +150,27 @@ def _check_termination(number: int, rollout: Rollout, eos_token_ids: Sequence[in
 
 
 def _check_rewards(rollouts: Sequence[Rollout], items: Sequence[WorkItem], workload: Workload) -> list[Reward]:
-    """The validator's own rewards. A false claim is held against the worker only where an honest one could not differ."""
-    rewards = workload.rewards(
-        [(item.task, item.target_length, rollout.output_tokens) for rollout, item in zip(rollouts, items, strict=True)]
-    )
-    differing = [number for number, reward in enumerate(rewards) if _differs(rollouts[number], reward)]
-    proofs = [number for number in differing if rewards[number].exact]
-    if proofs:
-        raise RejectedError(Reason.REWARD, _false_claim(proofs[0], rollouts, rewards))
-    doubtful = [number for number in differing if not rewards[number].limited]
+    """The validator's own rewards, cheap ones first. A false claim counts only where an honest one could not differ."""
+    rewards: dict[int, Reward] = {}
+    for costly in (False, True):
+        rows = [number for number, item in enumerate(items) if workload.is_costly(item.task) is costly]
+        outputs = [(items[row].task, items[row].target_length, rollouts[row].output_tokens) for row in rows]
+        rewards |= zip(rows, workload.rewards(outputs, slack=SCORING_SLACK), strict=True)
+        proofs = [row for row in rows if rewards[row].exact and _differs(rollouts[row], rewards[row])]
+        if proofs:
+            raise RejectedError(Reason.REWARD, _false_claim(proofs[0], rollouts, rewards))
+    doubtful = [row for row in range(len(items)) if _is_doubtful(rollouts[row], rewards[row])]
     if len(doubtful) > max(1, TOLERATED_SHARE * len(rollouts)):
         detail = f"{_false_claim(doubtful[0], rollouts, rewards)}, and {len(doubtful) - 1} more rows are off"
         raise RejectedError(Reason.REWARD_TOLERANT, detail)
-    return rewards
+    return [rewards[row] for row in range(len(items))]
+
+
+def _is_doubtful(rollout: Rollout, reward: Reward) -> bool:
+    """A slower worker may claim less than is found here, and a limit of time may be met here only. But what three times the
+    worker's budget did not pay for cannot have been scored by the worker."""
+    claims_less = rollout.task_reward <= reward.task_reward and rollout.reward <= reward.total
+    return _differs(rollout, reward) and not claims_less and not reward.limited
 
 
 def _differs(rollout: Rollout, reward: Reward) -> bool:
@@ -171,7 +181,7 @@ def _differs(rollout: Rollout, reward: Reward) -> bool:
     )
 
 
-def _false_claim(number: int, rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> str:
+def _false_claim(number: int, rollouts: Sequence[Rollout], rewards: Mapping[int, Reward]) -> str:
     reward = rewards[number]
     return f"row {number} claims reward {rollouts[number].reward:g}, it is worth {reward.total:g} ({reward.why})"
 

@@ -27,7 +27,9 @@ def task() -> Task:
 
 
 def ask(pool: ScorerPool, task: Task, answer: str) -> float | None:
-    return pool.ask(task.verification_info["dataset"], task.verification_info["entry"], answer)
+    found = pool.ask(task.verification_info["dataset"], task.verification_info["entry"], answer)
+    assert found is None or found.cost_s >= 0.0
+    return found and found.reward
 
 
 def test_a_tower_of_powers_ends_in_nothing_and_the_next_answer_is_scored(task: Task) -> None:

@@ -55,7 +55,7 @@ class SandboxLimits:
     file_bytes: int = 16 << 20
     files: int = 64
     threads: int = 32
-    job_wall_s: float = 60.0
+    job_wall_s: float = 30.0
 
 
 LIMITS = SandboxLimits()

@@ -37,10 +37,11 @@ def check_gym(info: GymInfo, text: str) -> Outcome:
     if len(found) > LONGEST_ANSWER:
         return Outcome(0.0, f"the answer is longer than {LONGEST_ANSWER} letters")
     require_package()
-    reward = shared_scorers().ask(info.dataset, info.entry, found)
-    if reward is None:
+    scored = shared_scorers().ask(info.dataset, info.entry, found)
+    if scored is None:
         return OVER_LIMIT
-    return Outcome(min(1.0, max(0.0, reward)), f"reasoning-gym gives {reward:g} for {shown(found)}")
+    reward, cost_s = scored
+    return Outcome(min(1.0, max(0.0, reward)), f"reasoning-gym gives {reward:g} for {shown(found)}", cost_s=cost_s)
 
 
 def _tagged(answer: str) -> str | None:

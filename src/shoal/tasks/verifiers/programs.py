@@ -7,6 +7,7 @@ on time, memory and chance.
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,8 @@ from shoal.tasks.verifiers.text import Info, Outcome, shown
 LONGEST_PROGRAM = 200_000
 MOST_TESTS = 1000
 FLOAT_TOLERANCE = 1e-6
+WAITING_DISCOUNT = 3.0
+"""A busy machine may run a program this many times slower before its waiting counts."""
 LANGUAGES = ("python", "py", "python3")
 
 
@@ -101,18 +104,24 @@ def check_code(info: CodeInfo, text: str) -> Outcome:
 
 
 def run_tests(program: str, tests: Sequence[CodeTest], packages: tuple[str, ...] = ()) -> Outcome:
-    """1 if every test passes; ends at the first that does not."""
+    """1 if every test passes; ends at the first that does not. A second of waiting costs a third of a second of computing."""
+    started = time.monotonic()
+    outcome, cpu_s = _run(program, tests, packages)
+    return outcome._replace(cost_s=max(cpu_s, (time.monotonic() - started) / WAITING_DISCOUNT))
+
+
+def _run(program: str, tests: Sequence[CodeTest], packages: tuple[str, ...]) -> tuple[Outcome, float]:
     job = Job(program, [test.input for test in tests], tests[0].function, packages)
-    passed = 0
+    passed, cpu_s = 0, 0.0
     with shared_pool(packages).sandbox() as sandbox:
         for test, run in zip(tests, sandbox.run(job), strict=False):
-            complaint = _complaint(test, run)
+            complaint, cpu_s = _complaint(test, run), cpu_s + run.cpu_s
             if complaint:
-                return Outcome(0.0, f"test {passed + 1} of {len(tests)}: {complaint}", limited=run.limited)
+                return Outcome(0.0, f"test {passed + 1} of {len(tests)}: {complaint}", limited=run.limited), cpu_s
             passed += 1
     if passed < len(tests):
-        return Outcome(0.0, f"only {passed} of {len(tests)} tests came to an end", limited=True)
-    return Outcome(1.0, f"all {len(tests)} tests passed")
+        return Outcome(0.0, f"only {passed} of {len(tests)} tests came to an end", limited=True), cpu_s
+    return Outcome(1.0, f"all {len(tests)} tests passed"), cpu_s
 
 
 def _complaint(test: CodeTest, run: Ran) -> str:

@@ -6,8 +6,9 @@ that a differing claim proves cheating; a result that a limit of time or memory 
 """
 
 import importlib
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -29,6 +30,10 @@ class Score:
     """A claim that differs from this reward proves cheating."""
     limited: bool = False
     """A limit of time or memory decided."""
+    scored: bool = True
+    """False if the answer was not looked at, because those before it had cost too much."""
+    cost_s: float = field(default=0.0, compare=False)
+    """Seconds of processor time that it took, here and in other processes."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class Verifier:
     """Runs in other processes: several at once are worth their threads."""
     sandboxed: bool = False
     """Runs model-written code, so bubblewrap is needed."""
+    costly: bool = False
+    """One answer may take seconds."""
 
     def complaint(self, verification_info: Mapping[str, Any]) -> str:
         """What is wrong with the information that a task carries; empty if nothing is."""
@@ -71,7 +78,7 @@ def verifier(*, exact: bool) -> Callable[[OwnFunction], OwnFunction]:
     """Marks a function `(task, completion_text) -> (reward, why)` as a verifier that tasks may name as `module:function`."""
 
     def mark(function: OwnFunction) -> OwnFunction:
-        made = Verifier(lambda task, text: Outcome(*function(task, text)), exact=exact)
+        made = Verifier(lambda task, text: Outcome(*function(task, text)), exact=exact, costly=True)
         function.__shoal_verifier__ = made  # type: ignore[attr-defined]
         return function
 
@@ -100,14 +107,15 @@ class MultiInfo(Info):
 def verify_parts(task: Task, text: str) -> Outcome:
     """The weighted mean of several verifiers on the same answer; exact where all of them are."""
     parts = MultiInfo.model_validate(task.verification_info).parts
-    total, whys, limited = 0.0, [], False
+    total, whys, limited, cost_s = 0.0, [], False, 0.0
     for part in parts:
         found = find_verifier(part.task_type)
         outcome = found.verify(as_part(task, part.task_type, part.verification_info), text)
         total += part.weight * outcome.reward
         whys.append(f"{part.task_type} {outcome.reward:g} ({outcome.why})")
         limited = limited or outcome.limited or not found.exact
-    return Outcome(total / sum(part.weight for part in parts), "; ".join(whys), limited)
+        cost_s += outcome.cost_s
+    return Outcome(total / sum(part.weight for part in parts), "; ".join(whys), limited, cost_s)
 
 
 def as_part(task: Task, task_type: str, verification_info: Mapping[str, Any]) -> Task:
@@ -117,7 +125,7 @@ def as_part(task: Task, task_type: str, verification_info: Mapping[str, Any]) ->
 
 _exact = partial(of_info, exact=True)
 _LEARNED = of_info(texts.check_learned, Info, exact=False)
-_CODE = of_info(programs.check_code, programs.CodeInfo, exact=False, slow=True, sandboxed=True)
+_CODE = of_info(programs.check_code, programs.CodeInfo, exact=False, slow=True, sandboxed=True, costly=True)
 
 VERIFIERS: dict[str, Verifier] = {
     "integer_answer": _exact(texts.check_integer, texts.IntegerInfo),
@@ -128,11 +136,11 @@ VERIFIERS: dict[str, Verifier] = {
     "json_output": _exact(texts.check_json, texts.JsonInfo),
     "code_output_prediction": _exact(texts.check_json, texts.JsonInfo),
     "instruction_following": _exact(constraints.check_constraints, constraints.ConstraintInfo),
-    "verifiable_math": of_info(mathematics.check_math, mathematics.MathInfo, exact=False),
+    "verifiable_math": of_info(mathematics.check_math, mathematics.MathInfo, exact=False, costly=True),
     "verifiable_code": _CODE,
     "prime_rl_code": _CODE,
-    gym.TASK_TYPE: of_info(gym.check_gym, gym.GymInfo, exact=False, slow=True),
-    "multi": Verifier(verify_parts, exact=True, info=MultiInfo, slow=True),
+    gym.TASK_TYPE: of_info(gym.check_gym, gym.GymInfo, exact=False, slow=True, costly=True),
+    "multi": Verifier(verify_parts, exact=True, info=MultiInfo, slow=True, costly=True),
 }
 
 
@@ -143,9 +151,10 @@ def register(task_type: str, made: Verifier) -> None:
 
 
 def score(task: Task, completion_text: str) -> Score:
-    found = find_verifier(task.task_type)
+    found, started = find_verifier(task.task_type), time.thread_time()
     outcome = found.verify(task, completion_text)
-    return Score(outcome.reward, outcome.why, found.exact and not outcome.limited, outcome.limited)
+    cost_s = outcome.cost_s + time.thread_time() - started
+    return Score(outcome.reward, outcome.why, found.exact and not outcome.limited, outcome.limited, cost_s=cost_s)
 
 
 def is_exact(task_type: str) -> bool:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.errors import UnavailableError
 from shoal.tasks.verifiers.scorer_process import CPU_LIMIT_S
@@ -22,7 +22,12 @@ from shoal.tasks.verifiers.text import Outcome
 WALL_LIMIT_S = 20.0
 """Generous: on a busy machine the limit of processor time should decide, which is the same for everybody."""
 START_DEADLINE_S = 120.0
-OVER_LIMIT = Outcome(0.0, f"comparing the answer took more than {CPU_LIMIT_S} s or too much memory", limited=True)
+OVER_LIMIT = Outcome(0.0, f"comparing the answer took more than {CPU_LIMIT_S} s or too much memory", True, CPU_LIMIT_S)
+
+
+class ScorerAnswer(NamedTuple):
+    reward: float
+    cost_s: float
 
 
 class _Scorer:
@@ -43,15 +48,15 @@ class _Scorer:
                 f"A process for reasoning-gym answers did not start within {START_DEADLINE_S:.0f} s."
             )
 
-    def ask(self, arguments: tuple[Any, ...], timeout_s: float) -> float | None:
+    def ask(self, arguments: tuple[Any, ...], timeout_s: float) -> ScorerAnswer | None:
         """None if the process died or has to be killed; it is of no further use then."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(arguments).encode() + b"\n")
         except BrokenPipeError:
             return None
-        answer: Any = json.loads(self._line(timeout_s) or b"null")
-        return answer if isinstance(answer, float) else None
+        reward, cost_s = json.loads(self._line(timeout_s) or b"[null, null]")
+        return ScorerAnswer(reward, cost_s) if isinstance(reward, float) else None
 
     def _line(self, timeout_s: float) -> bytes:
         assert self._process.stdout is not None
@@ -82,8 +87,8 @@ class ScorerPool:
         for _ in range(size):
             self._idle.put(None)
 
-    def ask(self, *arguments: Any) -> float | None:
-        """A reward, or None if none was found within the limits. Waits while all processes are busy, each for a bounded time."""
+    def ask(self, *arguments: Any) -> ScorerAnswer | None:
+        """A reward with its cost; None if none was found within the limits. Waits while all processes are busy."""
         scorer = self._idle.get()
         answer = None
         try:

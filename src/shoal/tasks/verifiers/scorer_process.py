@@ -11,6 +11,7 @@ import logging
 import math
 import resource
 import sys
+import time
 from typing import Any
 
 from shoal.tasks.sandbox.runner import install_filter
@@ -28,7 +29,9 @@ def main() -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         limit_processor_time()
-        print(json.dumps(answer(*json.loads(line))), flush=True)
+        started = time.process_time()
+        reward = answer(*json.loads(line))
+        print(json.dumps([reward, time.process_time() - started]), flush=True)
 
 
 def confine() -> None:

@@ -25,6 +25,8 @@ class Outcome(NamedTuple):
     why: str
     limited: bool = False
     """A limit of time or memory decided, so another machine may see it otherwise."""
+    cost_s: float = 0.0
+    """Seconds of processor time that other processes spent on it."""
 
 
 class Info(BaseModel):
