@@ -77,7 +77,7 @@ def test_the_score_is_read_at_the_last_token_whatever_stands_beside(base: Path, 
 
 
 @pytest.mark.slow
-def test_it_learns_what_the_verifier_prefers_and_tells_so_on_unseen_tasks(base: Path, tmp_path: Path) -> None:
+def test_it_learns_what_the_verifier_prefers_and_says_so_on_unseen_tasks(base: Path, tmp_path: Path) -> None:
     pairs, heldout = make_pairs(candidates(600), pairs_per_task=4)
     settings = FitSettings(epochs=12, batch=32, learning_rate=3e-3, warmup_steps=10)
     accuracy = train_reward_model(base, pairs, heldout, tmp_path / "rm", work_dir=tmp_path / "work", settings=settings)
@@ -105,7 +105,7 @@ def test_a_killed_training_ends_with_the_same_model(base: Path, tmp_path: Path) 
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
 
 
-def test_too_few_pairs_are_told(base: Path, tmp_path: Path) -> None:
+def test_too_few_pairs_are_refused(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="too few"):
         train_reward_model(base, [Pair((1,), (2,))], [], tmp_path / "rm", work_dir=tmp_path / "w", settings=REWARD_FIT)
 

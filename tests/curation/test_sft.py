@@ -111,7 +111,7 @@ def test_a_directory_of_another_run_is_refused(model: Path, examples: list[Examp
         WarmStart(FitSettings(batch=12), model, work_dir=tmp_path).train(examples[1:])
 
 
-def test_nothing_to_learn_is_told(model: Path, tmp_path: Path) -> None:
+def test_nothing_to_learn_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no demonstration"):
         WarmStart(SETTINGS, model, work_dir=tmp_path).train([])
 

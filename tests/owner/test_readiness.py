@@ -1,4 +1,4 @@
-"""An own model is told everything it lacks at once, with commands that cure it."""
+"""init names everything that an own model lacks at once, with commands that cure it."""
 
 import re
 import shutil

@@ -28,7 +28,7 @@ def test_a_gpu_that_no_class_admits_leaves_the_work_to_the_processor() -> None:
 
 
 @pytest.mark.parametrize("devices", [("cpu",), ("cuda", "cpu")])
-def test_an_engine_whose_arithmetic_nobody_calibrated_is_refused_with_what_is_admitted(
+def test_an_engine_whose_numerics_nobody_calibrated_is_refused_with_what_is_admitted(
     devices: tuple[str, ...],
 ) -> None:
     with pytest.raises(NumericsError, match="admits torch/float32/cpu") as refused:
@@ -44,7 +44,7 @@ def test_an_unknown_engine_is_refused_by_name(tmp_path: Path) -> None:
         make_engine("abacus", tmp_path, ())
 
 
-def test_an_engine_computes_in_the_arithmetic_it_was_given(tmp_path: Path) -> None:
+def test_an_engine_computes_in_the_numerics_it_was_given(tmp_path: Path) -> None:
     model = save_model("llama", tmp_path)
     assert make_engine("torch", model, (EOS,)).numerics_class.startswith("torch/float32/")
     coarse = make_engine("torch", model, (EOS,), numerics=Numerics("cpu", "bfloat16"))

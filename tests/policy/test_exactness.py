@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def rounded(bits: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """Products whose inputs keep so many bits of the mantissa: 10 are TF32, 7 are bfloat16."""
+    """Products whose inputs keep N bits of the mantissa: 10 are TF32, 7 are bfloat16."""
     mask = -1 << (23 - bits)
 
     def product(inputs: Tensor, weight: Tensor) -> Tensor:

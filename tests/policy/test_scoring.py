@@ -25,7 +25,7 @@ def test_neighbours_have_similar_lengths() -> None:
     assert list(length_batches({"a": 9, "b": 1, "c": 8, "d": 2}, token_limit=18)) == [["a", "c"], ["d", "b"]]
 
 
-def test_samples_with_the_same_tokens_are_judged_by_their_own_seeds(tmp_path: Path) -> None:
+def test_samples_with_the_same_tokens_are_scored_by_their_own_seeds(tmp_path: Path) -> None:
     engine = TorchEngine(save_model("llama", tmp_path), eos_token_ids=[EOS])
     outputs = [(7, 8, 9), (7, 8, 9), (4,), (7, 8, 9), (4, 5)]
     requests = [ScoreRequest((5, 6), output, seed) for seed, output in enumerate(outputs)]
@@ -36,7 +36,7 @@ def test_samples_with_the_same_tokens_are_judged_by_their_own_seeds(tmp_path: Pa
         torch.testing.assert_close(scored.margins, alone.margins, atol=1e-4, rtol=0)
         torch.testing.assert_close(scored.logprobs, alone.logprobs, atol=1e-4, rtol=0)
         torch.testing.assert_close(scored.states, alone.states, atol=1e-2, rtol=2e-2)
-    assert not torch.equal(together[0].margins, together[1].margins), "other seeds, other draws"
+    assert not torch.equal(together[0].margins, together[1].margins), "other seeds, other margins"
 
 
 def test_tokens_are_fed_once_however_many_samples_hold_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_tokens_are_fed_once_however_many_samples_hold_them(tmp_path: Path, monk
     assert sum(fed) == len((5, 6)) + len((7, 8))
 
 
-def test_logits_are_judged_in_chunks_like_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_scored_in_chunks_like_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TorchEngine(save_model("llama", tmp_path), eos_token_ids=[EOS])
     requests = [ScoreRequest((5, 6), (7, 8, 9, 10)[: 2 + seed % 3], seed) for seed in range(9)]
     whole = engine.score(requests, temperature=1.0)

@@ -1,4 +1,4 @@
-"""The loop that leaves out hopeless tokens comes to the margins of the plain definition."""
+"""The loop that leaves out tokens that cannot win comes to the margins of the plain definition."""
 
 import numpy as np
 import pytest

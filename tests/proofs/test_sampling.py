@@ -160,7 +160,7 @@ def test_the_chosen_token_has_margin_zero_and_others_lose(dtype: torch.dtype) ->
     assert (others > 0).all()
 
 
-def test_rows_are_judged_the_same_alone_and_in_a_batch() -> None:
+def test_rows_are_sampled_the_same_alone_and_in_a_batch() -> None:
     generator = torch.Generator().manual_seed(1)
     logits, seeds, positions = torch.randn(9, 50_000, generator=generator), torch.arange(9), torch.arange(9) * 7
     tokens, _ = choose_tokens(logits, seeds, positions, 1.0)
@@ -176,7 +176,7 @@ def test_ties_go_to_the_lowest_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_a_row_that_cannot_be_judged_never_passes(poison: float) -> None:
+def test_a_row_that_cannot_be_scored_never_passes(poison: float) -> None:
     logits = torch.zeros(1, 8)
     logits[0, 3] = poison
     margins, _ = token_margins(logits, torch.tensor([5]), torch.tensor([0]), torch.tensor([3]), 1.0)

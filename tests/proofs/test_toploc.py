@@ -66,9 +66,9 @@ def check_both_ways(toploc: Any, states: Tensor, noisy: Tensor) -> set[int]:
     unique = [not tied_at_the_last_place(chunk) for chunk in chunks]
     assert all(own == other for own, other, one in zip(ours, theirs, unique, strict=True) if one)
     assert {one.exponent_mismatches for one in compare_chunks(theirs, chunks)} == {0}, "any choice among ties is right"
-    judged_by_us = compare_chunks(theirs, noisy_chunks)
-    judged_by_toploc, _ = toploc.verify(noisy, ours)
-    for chunk, one, mine, yours in zip(noisy_chunks, unique, judged_by_us, judged_by_toploc, strict=True):
+    compared_by_us = compare_chunks(theirs, noisy_chunks)
+    compared_by_toploc, _ = toploc.verify(noisy, ours)
+    for chunk, one, mine, yours in zip(noisy_chunks, unique, compared_by_us, compared_by_toploc, strict=True):
         if one and not tied_at_the_last_place(chunk):
             assert (mine.exponent_mismatches, mine.mantissa_mean, mine.mantissa_median) == yours
         assert mine.exponent_mismatches <= 38

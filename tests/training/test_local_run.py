@@ -1,4 +1,4 @@
-"""The one-process swarm: lags as told, filters as the run does, and depends on its seed alone."""
+"""The run in one process: lags as asked, filters as the run does, and depends on its seed alone."""
 
 from pathlib import Path
 

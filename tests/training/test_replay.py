@@ -52,7 +52,7 @@ def test_groups_come_in_the_order_of_the_run(recording: Path) -> None:
     assert names == [f"{step}/{place}" for step in range(3) for place in ("0/0", "1/0", "1/1")]
 
 
-def test_completions_can_be_judged_again(recording: Path) -> None:
+def test_completions_can_be_scored_again(recording: Path) -> None:
     groups = recorded_groups(recording, LIMITS, score=lambda rollout: (0.25, rollout.sample * 1.0))
     rewards = [(sample.task_reward, sample.reward) for sample in next(groups).samples]
     assert rewards == [(0.25, 0.0), (0.25, 1.0)]

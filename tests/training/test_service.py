@@ -313,8 +313,8 @@ def test_a_drained_run_ends_the_trainer_with_a_checkpoint(start: Start, coordina
     assert service.trainer.checkpoint_steps()[-1] == 1
 
 
-def test_a_run_is_drained_only_if_every_rank_was_told_so(start: Start, coordinator: FakeCoordinator) -> None:
-    """The owner resumed after this rank was told: another rank has a batch, so this one asks again."""
+def test_a_run_is_drained_only_if_every_rank_hears_so(start: Start, coordinator: FakeCoordinator) -> None:
+    """The owner resumed after this rank heard of it: another rank has a batch, so this one asks again."""
     service = start()
     record_batch(coordinator, 0)
     answers = iter([api.BatchAnswer(run_state="drained"), coordinator.batches[0]])

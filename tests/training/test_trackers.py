@@ -12,13 +12,13 @@ import pytest
 from shoal.errors import ConfigError
 from shoal.training.trackers import Trackers
 
-FIGURES = {"loss": 0.5, "groups": 3, "note": "text", "age_histogram": {0: 2, 1: 1}}
+METRICS = {"loss": 0.5, "groups": 3, "note": "text", "age_histogram": {0: 2, 1: 1}}
 
 
 def test_json_lines_hold_everything_and_are_appended(tmp_path: Path) -> None:
     for step in range(2):
         trackers = Trackers(tmp_path)
-        trackers.log(step, FIGURES)
+        trackers.log(step, METRICS)
         trackers.close()
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1]
@@ -29,7 +29,7 @@ def test_json_lines_hold_everything_and_are_appended(tmp_path: Path) -> None:
 def test_wandb_gets_numbers_under_one_run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     run = SimpleNamespace(
-        log=lambda figures, step: calls.append((step, figures)), finish=lambda: calls.append("finish")
+        log=lambda metrics, step: calls.append((step, metrics)), finish=lambda: calls.append("finish")
     )
 
     def init(**settings: Any) -> Any:
@@ -38,7 +38,7 @@ def test_wandb_gets_numbers_under_one_run_id(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     trackers = Trackers(tmp_path, ["wandb"], run_name="mine", settings={"learning_rate": 1.0})
-    trackers.log(4, FIGURES)
+    trackers.log(4, METRICS)
     trackers.close()
     assert (calls[0]["id"], calls[0]["resume"], calls[0]["config"]) == ("mine", "allow", {"learning_rate": 1.0})
     assert calls[1] == (4, {"loss": 0.5, "groups": 3.0, "age_histogram/0": 2.0, "age_histogram/1": 1.0})
@@ -77,7 +77,7 @@ def test_tensorboard_holds_every_number(tmp_path: Path) -> None:
 
     trackers = Trackers(tmp_path, ["tensorboard"])
     for step in range(2):
-        trackers.log(step, FIGURES)
+        trackers.log(step, METRICS)
     trackers.close()
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert set(events.Tags()["scalars"]) == {"loss", "groups", "age_histogram/0", "age_histogram/1"}
@@ -91,7 +91,7 @@ def test_wandb_records_offline_without_an_account(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     trackers = Trackers(tmp_path, ["wandb"], run_name="mine", settings={"learning_rate": 0.5})
     for step in range(2):
-        trackers.log(step, FIGURES | {"loss": float(step)})
+        trackers.log(step, METRICS | {"loss": float(step)})
     trackers.close()
     (recording,) = tmp_path.rglob("run-mine.wandb")
     assert wandb_column(recording.read_bytes(), "loss") == [0.0, 1.0]

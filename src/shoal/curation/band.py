@@ -1,4 +1,4 @@
-"""Which tasks teach something: a task whose solve rate lies in a band, neither hopeless nor already known.
+"""Which tasks teach something: a task whose solve rate lies in a band, neither out of reach nor already known.
 
 A group of equal rewards has no advantage, so a task that the policy always or never solves costs samples and gives nothing. Pure.
 """

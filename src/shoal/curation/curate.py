@@ -92,7 +92,7 @@ def curate(
     decisions = apply_band(sieved, solve_rates(journal.answers()), settings.band)
     summary = summarise(decisions, spec, settings)
     write_output(output, decisions, summary)
-    tell(summary, output, report)
+    report_summary(summary, output, report)
     return summary
 
 
@@ -129,7 +129,7 @@ def write_output(output: Path, decisions: Sequence[Decision], summary: dict[str,
     write_atomic(output / SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")
 
 
-def tell(summary: dict[str, Any], output: Path, report: Report) -> None:
+def report_summary(summary: dict[str, Any], output: Path, report: Report) -> None:
     report("tasks by solved samples:")
     for line in histogram_lines(summary["histogram"]):
         report(f"  {line}")

@@ -60,14 +60,14 @@ class DemonstrationFilter:
     def refusal(self, demonstration: Demonstration) -> str:
         """The first reason against it, the cheapest first; empty if it is good."""
         settings, text = self.settings, demonstration.completion
-        judged = text if settings.thinking else THINK_CLOSE + text
-        if problem := format_problem(judged, thinking=settings.thinking):
+        answer = text if settings.thinking else THINK_CLOSE + text
+        if problem := format_problem(answer, thinking=settings.thinking):
             return problem
         if problem := self._length_problem(text):
             return problem
         if repetition(text) > settings.max_repetition or compression(text) > settings.max_compression:
             return "repetitive"
-        if settings.correct and score(demonstration.task, judged).reward < SOLVED:
+        if settings.correct and score(demonstration.task, answer).reward < SOLVED:
             return "wrong answer"
         return "near duplicate" if self._duplicates.seen(f"{demonstration.task.prompt} {text}") else ""
 
@@ -108,9 +108,9 @@ def filter_demonstrations(
     demonstrations: Iterable[Demonstration], settings: FilterSettings, codec: TextCodec | None = None
 ) -> Iterator[tuple[Demonstration, str]]:
     """Each demonstration with the reason against it, empty for the good ones."""
-    judge = DemonstrationFilter(settings, codec)
+    filter_ = DemonstrationFilter(settings, codec)
     for demonstration in demonstrations:
-        yield demonstration, judge.refusal(demonstration)
+        yield demonstration, filter_.refusal(demonstration)
 
 
 def read_demonstrations(path: Path) -> Iterator[Demonstration]:

@@ -59,7 +59,7 @@ def read_candidates(sources: Iterable[Path]) -> Iterator[Candidate]:
 def from_run(directory: RunDirectory) -> Iterator[Candidate]:
     """Accepted rollouts; the rewards are the validator's, the bytes are those that the worker signed for.
 
-    Tasks that a reward model judged are left out: a judge that learns from itself only grows surer.
+    Tasks that a reward model scored are left out: one that learns from its own scores only reinforces them.
     """
     limits, learned = RolloutLimits.of(directory.descriptor()), _learned_tasks(directory)
     for (submission, digest), rewards in _verified_groups(directory).items():
@@ -98,7 +98,7 @@ def is_heldout(prompt: Sequence[int]) -> bool:
 def make_pairs(
     candidates: Iterable[Candidate], *, pairs_per_task: int = 8, seed: int = 0
 ) -> tuple[list[Pair], list[Pair]]:
-    """Training pairs and held-out pairs, at most so many of each prompt; equal completions and equal rewards give none."""
+    """Training pairs and held-out pairs, at most `pairs_per_task` of each prompt; equal completions and equal rewards give none."""
     by_prompt: dict[tuple[int, ...], dict[tuple[int, ...], float]] = {}
     for candidate in candidates:
         by_prompt.setdefault(candidate.prompt, {})[candidate.completion] = candidate.reward

@@ -1,7 +1,7 @@
 """Rebuilds the bundled policy: `python -m shoal.curation.recipe` (or `make bundled`).
 
-A tokenizer, worked solutions of chain sums that passed the filters, and a warm start of a tiny Llama that first learns the
-arithmetic from clean solutions and then, from careless ones, the habit of slipping at any step. The result knows the procedure but
+A tokenizer, worked solutions of chain sums that passed the filters, and a warm start of a tiny Llama that first learns to
+calculate from clean solutions and then, from careless ones, the habit of slipping at any step. The result knows the procedure but
 samples a wrong answer two times out of three: something for reinforcement learning to sharpen. Held-out problems never enter the
 data.
 """
@@ -113,7 +113,7 @@ def worked_solution(problem: ChainSum, style: str, slip: float, rng: random.Rand
 
 
 def _slipping(value: int, slip: float, rng: random.Random) -> int:
-    """The value or, with the given probability, one with a wrong digit: noise that says nothing about arithmetic."""
+    """The value or, with the given probability, one with a wrong digit: noise from which nothing can be learnt."""
     if rng.random() >= slip:
         return value
     digits = list(str(value))
@@ -123,7 +123,7 @@ def _slipping(value: int, slip: float, rng: random.Random) -> int:
     return int("".join(digits))
 
 
-def draw_target(rng: random.Random) -> int:
+def sample_target(rng: random.Random) -> int:
     """A length to ask for, or 0 for none."""
     return 0 if rng.random() < 0.1 else rng.randint(16, 35)
 
@@ -133,18 +133,18 @@ def style_for(target: int) -> str:
     return min(STYLE_LENGTHS, key=lambda style: abs(STYLE_LENGTHS[style] - target)) if target else "plain"
 
 
-def draw_demonstration(rng: random.Random, *, slip: float, heed: float) -> Demonstration:
+def sample_demonstration(rng: random.Random, *, slip: float, heed: float) -> Demonstration:
     """A worked solution of a problem that is not held out."""
     problem = sample_chain_sum(rng)
     while problem.is_heldout:
         problem = sample_chain_sum(rng)
-    target = draw_target(rng)
+    target = sample_target(rng)
     style = style_for(target) if rng.random() < heed else rng.choice(list(STYLE_LENGTHS))
     return Demonstration(as_task(problem), worked_solution(problem, style, slip, rng), target)
 
 
 def demonstrations(recipe: Recipe, codec: TextCodec) -> Iterator[Demonstration]:
-    """Clean solutions first: learnt from careless ones alone, the arithmetic takes several times as long.
+    """Clean solutions first: learnt from careless ones alone, calculating takes several times as long.
 
     Both go through the filters. Careless solutions are meant to be wrong two times out of three, so there, and only there, the
     verifier is not asked.
@@ -153,8 +153,8 @@ def demonstrations(recipe: Recipe, codec: TextCodec) -> Iterator[Demonstration]:
     phases = [(recipe.clean_steps, 0.0, 1.0, True), (recipe.careless_steps, recipe.slip, recipe.heed, False)]
     for steps, slip, heed, correct in phases:
         settings = FilterSettings(max_tokens=MAX_NEW_TOKENS, correct=correct, similarity=1.0)
-        drawn = (draw_demonstration(rng, slip=slip, heed=heed) for _ in itertools.count())
-        kept = (one for one, reason in filter_demonstrations(drawn, settings, codec) if not reason)
+        sampled = (sample_demonstration(rng, slip=slip, heed=heed) for _ in itertools.count())
+        kept = (one for one, reason in filter_demonstrations(sampled, settings, codec) if not reason)
         yield from itertools.islice(kept, steps * recipe.batch)
 
 
@@ -195,14 +195,14 @@ def build(recipe: Recipe, out: Path, work_dir: Path) -> None:
     model.save_pretrained(base)
     print(f"{sum(weight.numel() for weight in model.parameters())} parameters")
     examples = [encode(one, codec, PromptStyle()) for one in demonstrations(recipe, codec)]
-    checkpoint = WarmStart(fit_settings(recipe), base, work_dir=work_dir).train(examples, _tell)
+    checkpoint = WarmStart(fit_settings(recipe), base, work_dir=work_dir).train(examples, _report_step)
     shutil.rmtree(work_dir / "policy", ignore_errors=True)
     policy = write_policy(checkpoint, base, work_dir / "policy", base_model="random weights", loss_curve=())
     for name in FILES:
         write_atomic(out / name, (policy / name).read_bytes())
 
 
-def _tell(report: FitReport) -> None:
+def _report_step(report: FitReport) -> None:
     if report.step % 50 == 0 or report.step == report.steps:
         print(f"step {report.step:5d}  loss {report.loss:.4f}  {report.seconds:6.3f} s", flush=True)
 

@@ -1,6 +1,6 @@
 """Fits a reward model to preference pairs: L = −log σ(s(chosen) − s(rejected))   (Bradley–Terry).
 
-Starts from the backbone of a policy, so it speaks the policy's tokens; its accuracy is told on pairs of held-out tasks. Resumable.
+Starts from the backbone of a policy, so it reads the policy's tokens; accuracy is measured on pairs of held-out tasks. Resumable.
 """
 
 import json
@@ -79,7 +79,7 @@ def pair_accuracy(model: RewardModel, pairs: Sequence[Pair]) -> Estimate:
 
 
 def finish(output: Path, pairs: Sequence[Pair], heldout: Sequence[Pair]) -> Estimate:
-    """Measures what was saved, as the validator will load it, and leaves the figures beside it."""
+    """Measures what was saved, as the validator will load it, and writes the metrics beside it."""
     model = RewardModel(str(output))
     accuracy = pair_accuracy(model, heldout)
     facts = {

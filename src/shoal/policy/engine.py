@@ -1,7 +1,7 @@
 """What worker and validator ask of an engine, whichever one runs the policy.
 
 In: token requests, each with its own sampling seed. Out: completions with log-probabilities and commitments, or the
-judgement of given tokens. Answers keep the order of the requests; the same seed gives the same tokens whatever else is in
+scores of given tokens. Answers keep the order of the requests; the same seed gives the same tokens whatever else is in
 the batch, up to rounding ties. A request that cannot be served is refused before any work starts.
 """
 
@@ -84,11 +84,11 @@ class Engine(Protocol):
         temperature: float,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
-        """Sample every request; `on_progress` hears, now and then, how many tokens this call has made so far."""
+        """Sample every request; `on_progress` is called now and then with the tokens made so far."""
         ...
 
     def score(self, requests: Sequence[ScoreRequest], *, temperature: float) -> list[Scored]:
-        """Judge given tokens with one prefill each."""
+        """Score given tokens with one prefill each."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Exact float32 products: the process asks for them, and tries them out before any work depends on them.
 
 Libraries and environment variables can reduce float32 products behind a program's back: TF32 on NVIDIA GPUs, bfloat16 in oneDNN
-(AMX). Such work differs from honest float32 work, so audits would reject it and penalise its worker, or a validator would judge
+(AMX). Such work differs from honest float32 work, so audits would reject it and penalise its worker, or a validator would score
 by it. A product with a permuted identity has one non-zero term per sum, so exact numerics return every bit of the other factor.
 """
 

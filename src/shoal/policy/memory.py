@@ -1,6 +1,6 @@
 """What an engine needs and what there is, decided before anything is allocated.
 
-A plan that does not fit is refused with all its figures, so that the reader sees which knob to turn. Staging is the one copy
+A plan that does not fit is refused with all its numbers, so that the reader sees which setting to change. Staging is the one copy
 of the largest tensor that a weight swap reads beside the live weights.
 """
 

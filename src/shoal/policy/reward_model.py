@@ -1,7 +1,7 @@
-"""A learned judge: a Hugging Face sequence classifier with one output that says which completion of a prompt is better.
+"""A reward model: a Hugging Face sequence classifier with one output that says which completion of a prompt is better.
 
 Scores mean something only next to each other, so a group is ranked: the value of a completion is its mean Bradley–Terry chance
-to win against another one of its group, between 0 and 1. Floating-point and learned: a tolerant judge, never a proof of anything.
+to win against another one of its group, between 0 and 1. Scores are compared with tolerance and prove nothing.
 """
 
 from collections.abc import Sequence

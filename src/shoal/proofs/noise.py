@@ -5,7 +5,7 @@ The bits are identical in torch, numpy and the compiled loop of `margins`, on ev
 logarithms may differ in the last place. `gumbel_noise`, `hash_bits` and `hash_bits_np` are test vectors for the others.
 
 Hash: one 64-bit mix per row gives two 32-bit keys; each token id then passes a 32-bit finaliser into which the keys
-enter at two points, so rows share no streams. All shifts are arithmetic (torch has no unsigned ones; the steps stay
+enter at two points, so rows share no streams. All shifts keep the sign (torch has no unsigned ones; the steps stay
 bijective). Seeds in torch are the two's complement of the unsigned ones.
 
 Shapes: R samples (one output position of one completion each), V vocabulary entries.
@@ -89,7 +89,7 @@ def fill_noise(noise_RV: Tensor, low_R1: Tensor, high_R1: Tensor) -> None:
 
 
 def _centred_bits(low_R1: Tensor, high_R1: Tensor, scratch_RV: Tensor) -> Tensor:
-    """h − 2²²: what an arithmetic shift leaves of the state's upper 23 bits."""
+    """h − 2²²: what a signed shift leaves of the state's upper 23 bits."""
     state_RV = _token_stride(scratch_RV.shape[1], scratch_RV.device) + low_R1
     state_RV ^= torch.bitwise_right_shift(state_RV, 16, out=scratch_RV)
     state_RV *= MUL_A

@@ -180,7 +180,7 @@ def _then(first: "Future[Any]", action: Callable[[], None]) -> "Future[None]":
             done.result()
             action()
             result.set_result(None)
-        except BaseException as error:  # handed to whoever waits
+        except BaseException as error:  # raised where the result is waited for
             result.set_exception(error)
 
     first.add_done_callback(follow)

@@ -1,6 +1,6 @@
 """A trained policy as a plain Hugging Face directory, with a model card made from the run.
 
-Weights come from a checkpoint (fp32 masters, rounded once to bf16, so they equal the published version) or from a published
+Weights come from a checkpoint (fp32 master weights, rounded once to bf16, so they equal the published version) or from a published
 `model.safetensors`. The directory appears whole under its final name or not at all.
 """
 

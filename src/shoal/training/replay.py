@@ -1,7 +1,7 @@
 """Training from recorded rollouts, without a swarm.
 
 A directory of rollout files is read in the order of the run (step, slot, group); useful groups are dealt to steps, P at a time,
-as the live run would. Recorded rewards are claims of whoever made the file; give a `score` to judge the completions again.
+as the live run would. Recorded rewards are claims of the worker that made the file; give a `score` to compute them again.
 """
 
 from collections.abc import Callable, Iterable, Iterator

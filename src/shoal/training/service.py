@@ -150,7 +150,7 @@ class TrainerService:
     def wait_for_batch(self, step: int) -> api.BatchRecord:
         """The durable batch of a step. Waits as long as the run lives; says every few seconds what is missing.
 
-        Every rank asks for itself, and the owner may change his mind between two answers: the run is drained if all ranks hear so.
+        Every rank asks for itself, and the state may change between two answers: the run is drained if it is so for all ranks.
         """
         batch = self._ask_for_batch(step)
         if not self.trainer.world.any(batch is not None):
@@ -252,6 +252,6 @@ def _sample(row: Rollout, record: api.BatchGroup, index: int) -> Sample:
 
 
 def _is_history(origin: Origin, version: int) -> bool:
-    """Whether a trainer that repeats steps from an old checkpoint is at a version that nobody can fetch any more."""
+    """Whether a trainer that repeats steps from an old checkpoint is at a version that the origin no longer serves."""
     versions = origin.head.versions if origin.head is not None else ()
     return bool(versions) and version < versions[0].version

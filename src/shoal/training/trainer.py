@@ -95,7 +95,7 @@ class Trainer:
         """Train on one batch; every rank passes the same groups."""
         check_groups(groups)
         started = self._clock()
-        # Whatever a user's own function draws depends on seed and step only, so no random state has to be saved.
+        # What a user's own function samples depends on seed and step only, so no random state has to be saved.
         torch.manual_seed(random.Random(f"{self._seed}/{self.step}").getrandbits(63))
         members = choose_members(groups, self._advantage, self.config, self._max_new_tokens)
         minibatches = [

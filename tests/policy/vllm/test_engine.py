@@ -93,9 +93,9 @@ def test_both_engines_take_the_same_tokens(
 @needs_vllm
 def test_each_engine_accepts_what_the_other_made(engine: VllmEngine, torch_engine: TorchEngine) -> None:
     requests = make_requests(1)
-    for maker, judge in ((engine, torch_engine), (torch_engine, engine), (engine, engine)):
+    for maker, scorer in ((engine, torch_engine), (torch_engine, engine), (engine, engine)):
         completions = maker.generate(requests, temperature=1.0)
-        scored = judge.score(score_requests(requests, completions), temperature=1.0)
+        scored = scorer.score(score_requests(requests, completions), temperature=1.0)
         for completion, score in zip(completions, scored, strict=True):
             assert score.margins.max() <= 1e-3
             torch.testing.assert_close(score.logprobs, torch.tensor(completion.logprobs), atol=1e-3, rtol=0)

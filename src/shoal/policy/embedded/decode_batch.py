@@ -1,4 +1,4 @@
-"""Continuous batching of one `generate` call: finished rows leave, waiting requests enter, nobody waits for the longest.
+"""Continuous batching of one `generate` call: finished rows leave, waiting requests enter, none waits for the longest.
 
 Requests with equal prompts wait next to each other and share one prefill. Rows are numbered densely (attention reads the first
 n); what a row has produced lies in a slot that it keeps until it leaves, so closing a gap moves cache entries and the row's state.

@@ -1,6 +1,6 @@
 """The same engine interface on vLLM: continuous batching, paged cache and tensor parallelism are vLLM's.
 
-Tokens are drawn, states committed and scores computed by `vllm_worker` inside the worker process; this half sends requests and puts
+Tokens are sampled, states committed and scores computed by `worker` inside the worker process; this half sends requests and puts
 the answers in order. Weights are replaced in place from safetensors and the prefix cache is emptied, without a restart. Versions of
 vLLM that this was not tested with are refused by name.
 """

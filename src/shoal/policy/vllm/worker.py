@@ -1,6 +1,6 @@
 """The half of the vLLM engine that lives inside vLLM's worker process: one worker extension and one logits processor.
 
-The logits processor draws every token with the seeded noise of `shoal.proofs.sampling` and leaves vLLM's greedy sampler no
+The logits processor samples every token with the seeded noise of `shoal.proofs.sampling` and leaves vLLM's greedy sampler no
 other choice. The extension installs one forward hook on the layer that turns states into logits: the first call of a step
 brings the states of the sampled rows, further ones (prompt log-probabilities) those of a request that is scored. Nothing of
 vLLM is replaced. With tensor parallelism the logits exist on rank 0 only, so rank 0 samples and commits.
@@ -131,7 +131,7 @@ class WorkerExtension:
             self._shoal_score(states, logits)
 
     def _shoal_score(self, states_ND: Tensor, logits_NV: Tensor) -> None:
-        """vLLM asks for the logits of one request's prompt; where its states lie in the step tells which one."""
+        """vLLM asks for the logits of one request's prompt; the place of its states in the step says which one."""
         runner = self.model_runner
         offset = states_ND.storage_offset() // states_ND.shape[1]
         starts = runner.query_start_loc.np[: runner.input_batch.num_reqs].tolist()

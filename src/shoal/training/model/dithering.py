@@ -25,15 +25,15 @@ def dither_masters(tensors: Iterable[tuple[str, Tensor]], seed: int) -> None:
 
 
 @torch.no_grad()
-def dither(masters: Tensor, noise: Tensor) -> None:
+def dither(weights: Tensor, noise: Tensor) -> None:
     """`noise` is uniform in −½ … ½, in units of the distance to the next number."""
-    rounded = masters.to(torch.bfloat16)
+    rounded = weights.to(torch.bfloat16)
     magnitude = rounded.abs()
     unit = (magnitude.view(torch.int16) + 1).view(torch.bfloat16).float() - magnitude.float()
-    moved = rounded.float() + noise.to(masters.device) * unit
+    moved = rounded.float() + noise.to(weights.device) * unit
     # Intervals at powers of two are narrower on one side, zero has a sign, and a weight that is no bf16 number is dithered already.
-    free = (moved.to(torch.bfloat16) == rounded) & (masters == rounded.float()) & (rounded != 0)
-    masters.copy_(torch.where(free, moved, masters))
+    free = (moved.to(torch.bfloat16) == rounded) & (weights == rounded.float()) & (rounded != 0)
+    weights.copy_(torch.where(free, moved, weights))
 
 
 def _noise(name: str, shape: tuple[int, ...], seed: int) -> Tensor:

@@ -20,7 +20,7 @@ def grpo(groups: Sequence[Tensor]) -> list[Tensor]:
 
 
 def dr_grpo(groups: Sequence[Tensor]) -> list[Tensor]:
-    """A = r − mean: no division by std, which overweights nearly solved and nearly hopeless tasks (arXiv 2503.20783)."""
+    """A = r − mean: no division by std, which overweights tasks solved nearly always or nearly never (arXiv 2503.20783)."""
     return [_centred(rewards) for rewards in groups]
 
 

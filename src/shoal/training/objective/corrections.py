@@ -13,7 +13,7 @@ Correction = Callable[[Tensor, Tensor, int, float], Tensor]
 
 
 def none(log_ratio_N: Tensor, row_N: Tensor, rows: int, cap: float) -> Tensor:
-    """w = 1: the recomputed policy stands for the one that sampled (arXiv 2505.07291)."""
+    """w = 1: the recomputed policy replaces the one that sampled (arXiv 2505.07291)."""
     return torch.ones_like(log_ratio_N)
 
 

@@ -47,7 +47,7 @@ def two_sided_grpo(batch: TokenBatch, config: TrainingConfig) -> TokenLoss:
 
 
 def dapo(batch: TokenBatch, config: TrainingConfig) -> TokenLoss:
-    """L = −min( ρ·A , clip(ρ, 1−ε_low, 1+ε_high)·A ), ε 0.2 / 0.28: room to raise unlikely tokens (arXiv 2503.14476)."""
+    """L = −min( ρ·A , clip(ρ, 1−ε_low, 1+ε_high)·A ), ε 0.2 / 0.28: unlikely tokens can rise (arXiv 2503.14476)."""
     return _clipped_surrogate(batch, config, delta=float("inf"))
 
 

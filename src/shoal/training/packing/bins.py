@@ -2,7 +2,7 @@
 
 Shapes: T positions of the bin, N trained tokens, R attention rows (one per completion), S length of a row.
 A packed bin is one line of T positions with restarting position ids; an `AttentionPlan` says which positions form a row. A
-padded bin has its rows as lines and needs no plan: padding stands on the right, where causal attention never looks.
+padded bin has its rows as lines and needs no plan: padding is on the right, where causal attention never looks.
 `source_N` names the state that predicts each trained token; it is an index into the flattened positions.
 """
 

@@ -53,14 +53,14 @@ def _split_group(
 def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """Bins of item indices; never more than 11/9 of the optimum + 1 bins (Johnson 1973). Equal sizes keep their order."""
     bins: list[list[int]] = []
-    room: list[int] = []
+    free: list[int] = []
     for item in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
-        number = next((number for number, free in enumerate(room) if sizes[item] <= free), len(bins))
+        number = next((number for number, left in enumerate(free) if sizes[item] <= left), len(bins))
         if number == len(bins):
             bins.append([])
-            room.append(max(capacity, sizes[item]))
+            free.append(max(capacity, sizes[item]))
         bins[number].append(item)
-        room[number] -= sizes[item]
+        free[number] -= sizes[item]
     return bins
 
 

@@ -1,7 +1,7 @@
 """What the trainer consumes: groups of validated completions of one task.
 
 Rewards come from the validator; advantages are computed here and never accepted from outside. Behaviour log-probabilities
-are present only where a validator computed them; `None` means that nobody trusted has seen them.
+are present only where a validator computed them; `None` means that they were never verified.
 """
 
 from collections.abc import Sequence
