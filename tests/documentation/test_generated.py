@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.reference import commands, pages
+from tools.reference import codes, commands, pages
 
 
 def test_no_generated_page_or_table_is_out_of_date() -> None:
@@ -34,3 +34,9 @@ def test_the_command_page_shows_nested_commands_with_their_options() -> None:
     assert "shoal run ban" in names
     assert all(f"\n## {name}\n" in page for name in names)
     assert "- **`--run-key`**" in page
+
+
+def test_every_error_has_a_sentence() -> None:
+    described = {error.__name__: (error.__doc__ or "").strip() for error in codes.errors()}
+    assert len(described) > 20
+    assert [name for name, words in described.items() if not words.endswith(".")] == []

@@ -21,6 +21,8 @@ SEAL_KIND = "ledger-seal"
 
 
 class LedgerError(IntegrityError):
+    """A ledger that is broken, truncated or signed by another key."""
+
     code = "ledger"
 
 

@@ -25,6 +25,8 @@ from shoal.rundir import RunDirectory
 
 
 class PortTakenError(ShoalError):
+    """Another process listens on the port."""
+
     code = "port_taken"
     permanent = True
 

@@ -19,6 +19,8 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
 class ProtocolVersionError(ShoalError):
+    """The run speaks another version of the protocol."""
+
     code = "protocol_version"
     permanent = True
 

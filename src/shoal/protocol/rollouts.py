@@ -39,6 +39,8 @@ TEXT_COLUMNS = ("task_id", "finish_reason")
 
 
 class RolloutFileError(IntegrityError):
+    """Bytes that are no rollout file of the run."""
+
     code = "rollout_file"
 
 

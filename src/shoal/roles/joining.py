@@ -20,6 +20,8 @@ SHOWN_LETTERS = 12
 
 
 class PinnedKeyError(ShoalError):
+    """The run's key is not the one that is pinned for this address."""
+
     code = "pinned_key"
     permanent = True
 

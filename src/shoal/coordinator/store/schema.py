@@ -87,6 +87,8 @@ MIGRATIONS: dict[int, str] = {11: FIRST}
 
 
 class SchemaError(ShoalError):
+    """A database of another run or of a newer release."""
+
     code = "schema"
     permanent = True
 

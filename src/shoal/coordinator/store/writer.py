@@ -30,6 +30,8 @@ LARGEST_GROUP = 256
 
 
 class StoreError(ShoalError):
+    """The database fails or is away."""
+
     code = "store"
     permanent = False
 

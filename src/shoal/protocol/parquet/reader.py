@@ -53,6 +53,8 @@ NUMBERS: dict[Kind, np.dtype[Any]] = {
 
 
 class ParquetError(IntegrityError):
+    """Bytes that are no Parquet file of the agreed kind."""
+
     code = "parquet"
 
 

@@ -19,6 +19,8 @@ INT_BITS = {INT16: 16, INT32: 32, INT64: 64}
 
 
 class ThriftError(IntegrityError):
+    """A Parquet footer that cannot be read within its limits."""
+
     code = "thrift"
 
 
