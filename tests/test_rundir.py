@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.config import ShoalConfig, to_toml
+from shoal.config import ShoalConfig, build_config, to_toml
 from shoal.errors import ConfigError, KeyFileError, SignatureError
+from shoal.files import write_atomic
 from shoal.protocol.assignment import SECRET_BYTES, secret_commitment
 from shoal.rundir import ROLES, RunDirectory, load_run, located
 from support.samples import descriptor, keypair
@@ -106,3 +107,31 @@ def test_only_what_a_run_wrote_is_removed(tmp_path: Path) -> None:
     RunDirectory(tmp_path).remove_run()
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == set(kept)
     RunDirectory(tmp_path / "nowhere").remove_run()
+
+
+def run_in(root: Path, name: str) -> RunDirectory:
+    directory = RunDirectory(root)
+    write_atomic(directory.run_file, to_toml(build_config({"run": {"name": name, "dir": "elsewhere"}})).encode())
+    write_atomic(directory.descriptor_file, descriptor().seal(keypair("run")).to_bytes())
+    return directory
+
+
+def test_a_run_is_meant_by_its_file_by_its_directory_or_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = run_in(tmp_path / "runs" / "run", "mine")
+    for where in (directory.root, str(directory.root), "runs/run", "runs/run/run.toml", None):
+        config = load_run(where, ["--run.steps", "7"])
+        assert (config.run.name, config.run.dir, config.run.steps) == ("mine", directory.root, 7)
+    other = run_in(tmp_path / "other", "other")
+    assert load_run(None, ["--run.dir", "other"]) == other.config()
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no run"):
+        load_run(tmp_path)
+    with pytest.raises(ConfigError, match="not over the network"):
+        load_run("http://run.example.org:7300")
+    with pytest.raises(ConfigError, match="There is no run file"):
+        load_run(tmp_path / "nowhere")

@@ -144,9 +144,26 @@ def located(config: ShoalConfig, root: Path) -> ShoalConfig:
     return config.model_copy(update={"run": config.run.model_copy(update={"dir": root.absolute()})})
 
 
-def load_run(run_file: Path | None, settings: Sequence[str] = ()) -> ShoalConfig:
-    """The run of a run file. One that lies in a run directory means that directory, wherever it lay when it was written."""
-    config = load_config(run_file, settings)
-    if run_file is not None and (run_file.parent / DESCRIPTOR_NAME).exists():
-        return located(config, run_file.parent)
-    return config
+def is_address(where: str) -> bool:
+    return "://" in where
+
+
+def load_run(where: str | Path | None, settings: Sequence[str] = ()) -> ShoalConfig:
+    """The run that somebody means by a run file, a run directory, or nothing: the directory of `run.dir`, if it holds a run.
+
+    A run file that lies in a run directory means that directory, wherever it lay when it was written.
+    """
+    if where is None:
+        config = load_config(None, settings)
+        directory = RunDirectory(config.run.dir)
+        return (
+            located(load_config(directory.run_file, settings), directory.root) if directory.is_initialised else config
+        )
+    if is_address(str(where)):
+        raise ConfigError("This works on the run's files, not over the network.", hint="Run it where the run lives.")
+    path = Path(where)
+    if path.is_dir():
+        RunDirectory(path).descriptor()  # refuses a directory that holds no run
+        path = RunDirectory(path).run_file
+    config = load_config(path, settings)
+    return located(config, path.parent) if RunDirectory(path.parent).is_initialised else config

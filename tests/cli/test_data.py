@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import main as cli
+from shoal.cli.asking_flags import Asking
 from shoal.curation import Demonstration, write_demonstration
 from shoal.evaluation import read_answers
 from shoal.policy import resolve_model
@@ -110,7 +111,7 @@ def test_sft_makes_a_policy_that_a_run_can_start_from(shoal: Shoal, model: Path,
 def test_mistakes_are_one_sentence(shoal: Shoal, model: Path, tasks: Path) -> None:
     assert "There is no task source" in shoal("eval", model, "--tasks", "nowhere.jsonl")
     assert "is no list of lengths" in shoal("eval", model, "--tasks", tasks, "--target-lengths", "many")
-    assert "There is no engine" in shoal("eval", model, "--tasks", tasks, "--engine", "steam")
+    assert "is not one of 'torch', 'vllm'" in shoal("eval", model, "--tasks", tasks, "--engine", "steam")
     assert "neither answers nor a run" in shoal("reward-model", "train", "nowhere", "--out", "polite")
 
 
@@ -119,3 +120,37 @@ def test_ray_is_used_when_its_address_is_given(shoal: Shoal, tasks: Path, comman
     pytest.importorskip("ray", reason="pip install 'shoal[ray]'")
     out = () if command[0] == "eval" else ("out",)
     assert "There is no Ray cluster at 127.0.0.1:1" in shoal(*command, tasks, *out, "--ray", "127.0.0.1:1", *QUICK)
+
+
+RUN_FILE = """
+[tasks]
+system_prompt = "Be brief."
+thinking = false
+count = 20
+heldout = 3
+[rollouts]
+temperature = 0.7
+max_new_tokens = 5
+[reward]
+target_lengths = [4, 8]
+"""
+
+
+def test_eval_samples_as_a_run_does_and_flags_win(tmp_path: Path) -> None:
+    run_file = tmp_path / "mine.toml"
+    run_file.write_text(RUN_FILE)
+    settings = Asking(run=str(run_file)).settings("seed")
+    assert (settings.temperature, settings.max_new_tokens, settings.target_lengths) == (0.7, 5, (4, 8))
+    assert (settings.style.system_prompt, settings.style.thinking) == ("Be brief.", False)
+    chosen = Asking(run=str(run_file), temperature=1.0, target_lengths="none", thinking=True).settings("seed")
+    assert (chosen.temperature, chosen.max_new_tokens, chosen.target_lengths) == (1.0, 5, ())
+    assert (chosen.style.system_prompt, chosen.style.thinking) == ("Be brief.", True)
+    plain = Asking().settings("seed")
+    assert (plain.temperature, plain.max_new_tokens, plain.style.thinking) == (1.0, 4096, True)
+
+
+def test_eval_of_a_run_measures_on_its_held_out_tasks(shoal: Shoal, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(RUN_FILE)
+    out = shoal("eval", model, "--run", "mine.toml", "--samples", 1, "--threads", 1)
+    assert "3 tasks × 1 samples" in out
+    assert "no list of lengths" in shoal("eval", model, "--run", "mine.toml", "--target-lengths", "4,x")

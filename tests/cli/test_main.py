@@ -291,7 +291,7 @@ def ledger_file(tmp_path: Path) -> Path:
 
 def test_an_honest_ledger_verifies_and_its_balances_are_shown(shoal: Run, ledger_file: Path) -> None:
     assert shoal("ledger", "verify", ledger_file).out.startswith("ok: 3 entries of run run-1, signed by ")
-    assert "'held': 3" in shoal("ledger", "show", ledger_file).out
+    assert "w…: 3 held, 0 released, 0 slashed" in shoal("ledger", "show", ledger_file).out
 
 
 def test_audit_draws_are_repeated_by_ledger_verify(shoal: Run, ledger_file: Path) -> None:

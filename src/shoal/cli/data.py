@@ -23,10 +23,7 @@ from shoal.tasks.sources import tasks_to_measure
 reward_model_app = typer.Typer(no_args_is_help=True, help="A reward model for the validator's side.")
 
 Model = Annotated[str, typer.Option(help="`bundled`, a model directory, or a Hugging Face id.")]
-Tasks = Annotated[
-    str,
-    typer.Option(help="A JSONL or Parquet file, a directory of them, hf:ORG/NAME, reasoning-gym:NAME or builtin:NAME."),
-]
+TASKS_HELP = "A JSONL or Parquet file, a directory of them, hf:ORG/NAME, reasoning-gym:NAME or builtin:NAME."
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N tasks.")]
 Seed = Annotated[str, typer.Option(help="Other seeds give other samples.")]
 
@@ -34,7 +31,9 @@ Seed = Annotated[str, typer.Option(help="Other seeds give other samples.")]
 @asks
 def evaluate_policy(
     policy: Annotated[str, typer.Argument(help="`bundled`, a model directory, or a Hugging Face id.")],
-    tasks: Tasks = "builtin:chain-sums",
+    tasks: Annotated[
+        str | None, typer.Option(help=f"{TASKS_HELP} Default: what --run is measured on, or builtin:chain-sums.")
+    ] = None,
     against: Annotated[str | None, typer.Option(help="A second policy, compared by a paired test.")] = None,
     by: Annotated[str, typer.Option(help="Metadata field that names the categories of the table.")] = "",
     limit: Limit = None,
@@ -62,9 +61,10 @@ def evaluate_policy(
     from shoal.evaluation.answering import answer_tasks, plan_of
     from shoal.files import digest_bytes
 
-    chosen = _limited(_measurable(tasks_to_measure(TasksConfig(source=tasks))), limit)
+    source, found_tasks = _tasks_to_measure(tasks, asking)
+    chosen = _limited(_measurable(found_tasks), limit)
     settings = asking.settings(seed, by)
-    results: dict[str, Any] = {"tasks": tasks, "samples": asking.samples}
+    results: dict[str, Any] = {"tasks": source, "samples": asking.samples}
     given = []
     for name in [policy] if against is None else [policy, against]:
         spec, executor = asking.executor(name, settings)
@@ -243,6 +243,17 @@ def train_reward(
     report(f"wrote {out}; in a run file:")
     report(f'  [reward]      parts = {{task = 1.0, "reward_model:{out.name}" = 0.1}}')
     report(f'  [validation]  reward_models = {{"{out.name}" = "{out}"}}')
+
+
+def _tasks_to_measure(source: str | None, asking: Asking) -> tuple[str, list[Task]]:
+    """The named tasks, or those that the run's own evaluator uses."""
+    rules = asking.rules() if source is None else None
+    if rules is None:
+        config = TasksConfig(source=source or "builtin:chain-sums")
+        return config.source, tasks_to_measure(config)
+    if getattr(rules, "task_files", ()):
+        raise ConfigError("The tasks of this run are files of its owner.", hint="Name the tasks with --tasks.")
+    return rules.tasks.source, list(load_tasks(rules.tasks).heldout)
 
 
 def _training_tasks(source: str) -> list[Task]:

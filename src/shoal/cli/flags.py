@@ -17,7 +17,10 @@ from shoal.config import ShoalConfig, to_toml
 from shoal.config.schema import EngineKind
 from shoal.rundir import RunDirectory, load_run
 
-RunFile = Annotated[Path | None, typer.Argument(help="TOML file that describes the run; defaults apply without one.")]
+Where = Annotated[
+    str | None,
+    typer.Argument(help="Run file, run directory, or the coordinator's address; without it the directory of run.dir."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and stop.")]
 Threads = Annotated[int, typer.Option(min=0, help="Compute threads; 0 lets torch decide.")]
 Authority = Annotated[
@@ -25,7 +28,12 @@ Authority = Annotated[
     typer.Option("--ca", help="Also trust the TLS certificates of this PEM file, such as a private authority's."),
 ]
 EngineName = Annotated[EngineKind, typer.Option(help="`torch`, or `vllm` where it is installed.")]
-Url = Annotated[str, typer.Argument(help="Address of the coordinator, such as http://host:7300.")]
+Joinable = Annotated[
+    str,
+    typer.Argument(
+        metavar="WHERE", help="The coordinator's address, such as http://host:7300, a run file or directory."
+    ),
+]
 
 
 def split_settings(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -47,19 +55,19 @@ def takes_settings(command: Callable[..., object] | None) -> bool:
     return command is not None and "context" in signature(command).parameters
 
 
-def run_config(context: typer.Context, run_file: Path | None, dry_run: bool = False) -> ShoalConfig:
-    config = load_run(run_file, context.obj)
+def run_config(context: typer.Context, where: str | None, dry_run: bool = False) -> ShoalConfig:
+    config = load_run(where, context.obj)
     if dry_run:
         typer.echo(to_toml(config))
         raise SystemExit(0)
     return config
 
 
-def run_directory(context: typer.Context, run_file: Path | None, dry_run: bool = False) -> RunDirectory:
-    """The run directory of a run file, made if it is new."""
+def run_directory(context: typer.Context, where: str | None, dry_run: bool = False) -> RunDirectory:
+    """The directory of a run, made if it is new."""
     from shoal.owner.create import initialise
 
-    return initialise(_addressed(run_config(context, run_file, dry_run)), report)
+    return initialise(_addressed(run_config(context, where, dry_run)), report)
 
 
 def _addressed(config: ShoalConfig) -> ShoalConfig:

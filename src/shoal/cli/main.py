@@ -19,6 +19,7 @@ from shoal.cli import data as data_commands
 from shoal.cli import records as record_commands
 from shoal.cli import roles as role_commands
 from shoal.cli.flags import report, split_settings, takes_settings
+from shoal.cli.logs import logs
 from shoal.cli.run import run_app
 from shoal.config import all_settings
 from shoal.errors import ConfigError, ShoalError
@@ -102,6 +103,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "work": role_commands.work,
     "up": role_commands.up,
     "demo": role_commands.demo,
+    "logs": logs,
     "doctor": doctor,
     "config": show_settings,
     "calibrate": record_commands.calibrate,

@@ -4,12 +4,13 @@ Thin: each parses its flags and calls a package. Heavy imports happen inside.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from shoal.cli.flags import RunFile, Url, report, run_config
+from shoal.cli.flags import Joinable, Where, report, run_config
 from shoal.config.schema import EngineKind
 from shoal.errors import ConfigError, IntegrityError
 from shoal.rundir import RunDirectory
@@ -22,7 +23,7 @@ ledger_app = typer.Typer(no_args_is_help=True, help="Look at the ledger of a run
 def export(
     context: typer.Context,
     output: Annotated[Path, typer.Argument(help="Directory to write; must not exist.")],
-    run_file: RunFile = None,
+    where: Where = None,
     version: Annotated[
         int | None,
         typer.Option(help="An intermediate version that has a checkpoint; without it, the last one of a finished run."),
@@ -31,12 +32,13 @@ def export(
     """Write the trained policy as a plain model directory with a card."""
     from shoal.owner.records import export_run
 
-    export_run(RunDirectory(run_config(context, run_file).run.dir), output, report, version=version)
+    export_run(RunDirectory(run_config(context, where).run.dir), output, report, version=version)
 
 
 def inspect(
     paths: Annotated[
-        list[Path], typer.Argument(help="A run directory, or rollout files (*.parquet) and directories of them.")
+        list[str],
+        typer.Argument(help="A run file or run directory, or rollout files (*.parquet) and directories of them."),
     ],
     step: Annotated[int | None, typer.Option(help="Only rollouts of this step.")] = None,
     slot: Annotated[int | None, typer.Option(help="Only rollouts of this slot.")] = None,
@@ -64,7 +66,7 @@ def inspect(
 ) -> None:
     """Print and filter recorded rollouts: text, reward and why, margins, age, verdict."""
     from shoal.inspection.filters import Filter, known_order, known_pattern
-    from shoal.owner.records import inspect_rollouts
+    from shoal.owner.records import inspect_rollouts, recorded_path
 
     chosen = Filter(
         step=step,
@@ -81,7 +83,7 @@ def inspect(
         pattern=known_pattern(grep),
     )
     inspect_rollouts(
-        paths,
+        [recorded_path(path) for path in paths],
         chosen,
         order=known_order(sort),
         reverse=reverse,
@@ -95,20 +97,20 @@ def inspect(
 
 def plan_memory(
     context: typer.Context,
-    run_file: RunFile = None,
+    where: Where = None,
     ranks: Annotated[int, typer.Option(help="Trainer processes that share the model.")] = 1,
 ) -> None:
     """What the trainer of a run will hold in memory, before anything is loaded."""
     from shoal.owner.records import show_memory_plan
 
-    shapes = run_file.parent / "shapes" if run_file is not None else None
-    show_memory_plan(run_config(context, run_file), ranks, report, shapes=shapes)
+    shapes = Path(where).parent / "shapes" if where is not None else None
+    show_memory_plan(run_config(context, where), ranks, report, shapes=shapes)
 
 
 def calibrate(
     context: typer.Context,
     out: Annotated[Path, typer.Argument(help="Calibration file to write.")],
-    run_file: RunFile = None,
+    where: Where = None,
     prompts: Annotated[int, typer.Option(help="Honest completions per setting.")] = 512,
     engine: Annotated[EngineKind, typer.Option(help="What honest workers generate with.")] = "torch",
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the torch engine computes.")] = "cpu",
@@ -121,7 +123,7 @@ def calibrate(
     from shoal.validation.calibration.measure import Machine, calibrate_run
 
     machine = Machine(engine, device, tuple(dtype or Machine.dtypes))
-    calibrate_run(run_config(context, run_file), prompts, out, report, machine=machine, extend=extend)
+    calibrate_run(run_config(context, where), prompts, out, report, machine=machine, extend=extend)
 
 
 def verify(
@@ -159,13 +161,12 @@ def verify(
 
 
 @ledger_app.command("export")
-def ledger_export(url: Url, out: Annotated[Path, typer.Argument(help="File to write.")]) -> None:
+def ledger_export(where: Joinable, out: Annotated[Path, typer.Argument(help="File to write.")]) -> None:
     """Save the whole ledger with its signed seal."""
     from shoal.files import write_atomic
-    from shoal.protocol import CoordinatorClient
+    from shoal.owner.control import find_run
 
-    with CoordinatorClient(url, None, deadline_s=LOOK_DEADLINE_S) as client:
-        write_atomic(out, client.ledger_export())
+    write_atomic(out, replace(find_run(where), deadline_s=LOOK_DEADLINE_S).ledger())
     report(f"wrote {out}")
 
 
@@ -193,16 +194,21 @@ def ledger_verify(
 
 
 @ledger_app.command("show")
-def ledger_show(file: Annotated[Path, typer.Argument(help="An exported ledger.")]) -> None:
-    """Print the entries and the balances that follow from them."""
-    from shoal.coordinator import balances, verify_export
+def ledger_show(
+    where: Annotated[
+        str, typer.Argument(help="An exported ledger; or a run: its file, its directory or its coordinator's address.")
+    ],
+) -> None:
+    """Print what happened, with names, and the balances that follow from it."""
+    from shoal.coordinator import verify_export
+    from shoal.owner.control import find_run
+    from shoal.owner.ledger_text import ledger_lines
+    from shoal.rundir import is_address
 
-    lines = _read_lines(file)
-    entries, _ = verify_export(lines, _seal_key(lines))
-    for entry in entries:
-        typer.echo(f"{entry.seq:6d} {entry.kind:10s} {entry.body}")
-    for worker, account in balances(entries).items():
-        typer.echo(f"{worker[:12]}… {account}")
+    is_run = is_address(where) or Path(where).is_dir() or where.endswith(".toml")
+    lines = find_run(where).ledger().splitlines() if is_run else _read_lines(Path(where))
+    for line in ledger_lines(verify_export(lines, _seal_key(lines))[0]):
+        typer.echo(line)
 
 
 def _seal_key(lines: Sequence[bytes]) -> str:

@@ -12,9 +12,9 @@ from shoal.cli.flags import (
     Authority,
     DryRun,
     EngineName,
-    RunFile,
+    Joinable,
     Threads,
-    Url,
+    Where,
     report,
     report_join_command,
     run_config,
@@ -24,23 +24,23 @@ from shoal.config import to_toml
 from shoal.config.schema import EngineKind
 
 
-def init(context: typer.Context, run_file: RunFile = None, dry_run: DryRun = False) -> None:
+def init(context: typer.Context, where: Where = None, dry_run: DryRun = False) -> None:
     """Make a run: keys, secret, base files and the signed descriptor."""
-    directory = run_directory(context, run_file, dry_run)
+    directory = run_directory(context, where, dry_run)
     report(f"run {directory.descriptor().run_id} in {directory.root}")
     report_join_command(directory)
 
 
-def coordinator(context: typer.Context, run_file: RunFile = None, dry_run: DryRun = False) -> None:
+def coordinator(context: typer.Context, where: Where = None, dry_run: DryRun = False) -> None:
     """Serve steps, leases, verdicts and the ledger of a run."""
     from shoal.roles import coordinator as role
 
-    role.coordinate(run_directory(context, run_file, dry_run), report)
+    role.coordinate(run_directory(context, where, dry_run), report)
 
 
 def train(
     context: typer.Context,
-    run_file: RunFile = None,
+    where: Where = None,
     dry_run: DryRun = False,
     threads: Threads = 0,
     replay: Annotated[
@@ -52,9 +52,9 @@ def train(
     from shoal.roles.process import use_threads
 
     if replay is None:
-        trainer.train(run_directory(context, run_file, dry_run), report, threads=threads)
+        trainer.train(run_directory(context, where, dry_run), report, threads=threads)
         return
-    config = run_config(context, run_file, dry_run)
+    config = run_config(context, where, dry_run)
     from shoal.owner.records import replay_rollouts
 
     use_threads(threads)
@@ -63,7 +63,7 @@ def train(
 
 def validate(
     context: typer.Context,
-    run_file: RunFile = None,
+    where: Where = None,
     dry_run: DryRun = False,
     threads: Threads = 0,
     engine: Annotated[
@@ -73,14 +73,14 @@ def validate(
     """Validate submissions; start as many as you like."""
     from shoal.roles import validator as role
 
-    role.validate(run_directory(context, run_file, dry_run), report, threads=threads, engine=engine or "")
+    role.validate(run_directory(context, where, dry_run), report, threads=threads, engine=engine or "")
 
 
-def evaluator(context: typer.Context, run_file: RunFile = None, dry_run: DryRun = False, threads: Threads = 0) -> None:
+def evaluator(context: typer.Context, where: Where = None, dry_run: DryRun = False, threads: Threads = 0) -> None:
     """Measure published versions on held-out tasks."""
     from shoal.roles import evaluator as role
 
-    role.evaluate(run_directory(context, run_file, dry_run), report, threads=threads)
+    role.evaluate(run_directory(context, where, dry_run), report, threads=threads)
 
 
 def relay(
@@ -90,7 +90,8 @@ def relay(
     dir: Annotated[Path, typer.Option(help="Where shards and the relay's key are kept.")] = Path("relay"),
     run_key: Annotated[str | None, typer.Option(help="Public key of the run; pinned at first use without it.")] = None,
     coordinator: Annotated[
-        str | None, typer.Option(help="Coordinator to register with, so that workers find it.")
+        str | None,
+        typer.Option(help="Coordinator to register with, so that workers find it: address, run file or directory."),
     ] = None,
     public_url: Annotated[
         str | None, typer.Option(help="How others reach this relay, if not by host and port.")
@@ -107,6 +108,7 @@ def relay(
 ) -> None:
     """Pass weights on; nobody has to trust you for it."""
     from shoal.broadcast import RelaySettings, ServerLimits
+    from shoal.owner.control import find_address
     from shoal.roles import relay as role
 
     limits = ServerLimits(
@@ -126,11 +128,12 @@ def relay(
         limits=limits,
         max_download_bytes_s=max_download_mb_s * 1e6,
     )
-    role.relay(settings, report, coordinator=coordinator, authority=ca)
+    url = find_address(coordinator)[0] if coordinator is not None else None
+    role.relay(settings, report, coordinator=url, authority=ca)
 
 
 def work(
-    url: Url,
+    where: Joinable,
     key: Annotated[Path | None, typer.Option(help="Your key file; made at first use.")] = None,
     run_key: Annotated[str | None, typer.Option(help="Public key of the run; pinned at first use without it.")] = None,
     dir: Annotated[Path, typer.Option(help="Where your key, the weights and logs are kept.")] = Path("~/.shoal"),
@@ -147,14 +150,16 @@ def work(
     cheat: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Contribute: join a run with one command, on any machine."""
+    from shoal.owner.control import find_address
     from shoal.roles import worker as role
 
+    url, known_key = find_address(where)
     role.work(
         url,
         report,
         root=dir.expanduser(),
         key_file=key.expanduser() if key else None,
-        run_key=run_key,
+        run_key=run_key or known_key,
         name=name,
         threads=threads,
         engine=engine,
@@ -166,7 +171,7 @@ def work(
 
 def up(
     context: typer.Context,
-    run_file: RunFile = None,
+    where: Where = None,
     workers: Annotated[int, typer.Option(min=0, help="Workers to start beside the owner's roles.")] = 0,
     relays: Annotated[int, typer.Option(min=0, help="Relays to start, on the ports after the origin's.")] = 2,
     threads: Annotated[
@@ -182,9 +187,9 @@ def up(
     from shoal.host.swarm import run_swarm
     from shoal.host.threads import parse_threads
 
-    config = run_config(context, run_file, dry_run)
+    config = run_config(context, where, dry_run)
     chosen = parse_threads(threads or [], each=config.run.threads)
-    directory = run_directory(context, run_file)
+    directory = run_directory(context, where)
     report_join_command(directory)
     run_swarm(directory, report, workers=workers, relays=relays, threads=chosen)
 

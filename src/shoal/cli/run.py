@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.cli.flags import Where
+
 if TYPE_CHECKING:
     from shoal.owner.control import OwnedRun
     from shoal.protocol import api
@@ -13,10 +15,6 @@ run_app = typer.Typer(
     no_args_is_help=True, help="Look at a run and steer it: pause, resume, drain, ban, unban, backup, restore."
 )
 
-Where = Annotated[
-    str | None,
-    typer.Argument(help="Run file, run directory, or the coordinator's address; the default directory without it."),
-]
 Key = Annotated[
     Path | None, typer.Option("--key", help="The run key; taken from the run directory if that is on this host.")
 ]

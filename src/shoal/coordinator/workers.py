@@ -38,7 +38,9 @@ def register(connection: Transaction, run: Run, key: str, body: api.RegisterBody
     known = find_worker(connection, key)
     if known is None:
         insert(connection, WorkerRow(key=key, registered_at=now, **facts))
-        ledger.append(connection, run.keypair, now, "registered", worker=key, numerics_class=body.numerics_class)
+        ledger.append(
+            connection, run.keypair, now, "registered", worker=key, name=body.name, numerics_class=body.numerics_class
+        )
     else:
         update(connection, require_worker(connection, key), **facts)
     mark_seen(connection, run, key)

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from shoal.config import RunConfig
-from shoal.coordinator import Run, control, records, views
+from shoal.config import ShoalConfig
+from shoal.coordinator import Run, control, ledger, records, views
 from shoal.coordinator.server import begin, build_run
 from shoal.coordinator.store.database import Transaction
 from shoal.errors import ConfigError, UnavailableError
 from shoal.identity import Keypair
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient, fetch_descriptor
-from shoal.rundir import RunDirectory, load_run
+from shoal.protocol.descriptor import RunDescriptor
+from shoal.rundir import RunDirectory, is_address, load_run
 
 Result = TypeVar("Result")
 DEADLINE_S = 10.0
@@ -58,6 +59,10 @@ class OwnedRun:
             signed=False,
         )
 
+    def ledger(self) -> bytes:
+        """The whole ledger with its signed seal."""
+        return self._apply(lambda client: client.ledger_export(), _export, signed=False)
+
     def _ban_body(self, worker: str, reason: str) -> api.BanBody:
         try:
             return api.BanBody(worker=find_worker(worker, self.look()[0].workers), reason=reason)
@@ -92,21 +97,40 @@ class OwnedRun:
         return CoordinatorClient.for_run(descriptor, keypair, self.url, deadline_s=self.deadline_s)
 
 
+def _export(connection: Transaction, run: Run) -> bytes:
+    count, head = ledger.head(connection)
+    seal = ledger.seal(run.keypair, run.descriptor.run_id, count, head)
+    return b"".join([*ledger.page(connection, 0, count), seal])
+
+
 def find_run(where: str | None, key_file: Path | None = None) -> OwnedRun:
     """The run that somebody means by a run file, a run directory, an address, or nothing: the default directory."""
-    if where is not None and where.startswith(("http://", "https://")):
+    if where is not None and is_address(where):
         return OwnedRun(where, None, key_file)
     directory = find_directory(where)
     return OwnedRun(directory.config().coordinator_url, directory, key_file or directory.key_file("run"))
 
 
 def find_directory(where: str | None) -> RunDirectory:
-    if where is not None and where.startswith(("http://", "https://")):
-        raise ConfigError("This works on the run's files, not over the network.", hint="Run it where the run lives.")
-    path = RunConfig().dir if where is None else Path(where)
-    directory = RunDirectory(path if path.is_dir() or where is None else load_run(path).run.dir)
+    directory = RunDirectory(load_run(where).run.dir)
     directory.descriptor()  # refuses a directory that holds no run
     return directory
+
+
+def find_address(where: str) -> tuple[str, str | None]:
+    """The coordinator's address of a run and, where its directory is on this host, the run's key."""
+    if is_address(where) or not (Path(where).exists() or where.endswith(".toml")):
+        return where, None  # what is no address is refused by the role that joins
+    run = find_run(where)
+    assert run.directory is not None
+    return run.url, run.directory.descriptor().run_key
+
+
+def find_rules(where: str) -> ShoalConfig | RunDescriptor:
+    """What a run asks of a policy: tasks, rollouts, reward. From its settings, or from the descriptor behind an address."""
+    if is_address(where):
+        return fetch_descriptor(where, None, deadline_s=DEADLINE_S)[1]
+    return load_run(where)
 
 
 def find_worker(worker: str, known: Sequence[api.WorkerView]) -> str:

@@ -12,7 +12,7 @@ from shoal.config import ShoalConfig, to_toml
 from shoal.metrics import Report
 from shoal.protocol.api import HistoryView
 from shoal.protocol.rollouts import RolloutLimits
-from shoal.rundir import RunDirectory
+from shoal.rundir import RunDirectory, is_address, load_run
 
 if TYPE_CHECKING:
     from shoal.inspection.filters import Filter, Order
@@ -83,6 +83,11 @@ def replay_rollouts(config: ShoalConfig, recording: Path, work_dir: Path, report
     trained = replay(trainer, recorded_groups(recording, limits), steps=config.run.steps, on_step=on_step)
     trackers.close()
     report(f"trained {trained} steps in {work_dir}")
+
+
+def recorded_path(where: str) -> Path:
+    """Rollouts that somebody means by a path, or by the file or directory of a run."""
+    return load_run(where).run.dir if where.endswith(".toml") or is_address(where) else Path(where)
 
 
 def inspect_rollouts(
