@@ -255,6 +255,7 @@ def test_full_disk_is_reported_before_anything_is_fetched(
     with pytest.raises(UnavailableError, match="no space on the disk"):
         make_client(mirror.url).fetch_version(0, digest)
     assert not any(path.startswith("/shards/") for path in mirror.requests)
+    assert not list((origin.root.parent / "client").glob("*/staging/*"))
 
 
 def test_disk_that_fills_up_while_fetching_is_reported(

@@ -262,3 +262,17 @@ def test_full_disk_is_reported_and_cured(
     client = make_client(relay.url)
     client.head(newer_than=0, wait_s=20)
     assert weights_of(client.fetch_version(0, digest)) == expected_weights()
+
+
+def test_peers_that_never_answer_do_not_keep_a_relay_from_its_parents(
+    origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    """More strangers than fetchers, all in the mesh; each is asked about once and then left out."""
+    parent = make_mirror()
+    relay = make_relay(parent.url, neighbours=Listed([f"http://127.0.0.1:{port}" for port in range(1, 65)]))
+    digest = publish(origin)
+    client = make_client(relay.url)
+    client.head(newer_than=0, wait_s=20)
+    assert weights_of(client.fetch_version(0, digest)) == expected_weights()
+    failures = sum(report.failures for report in relay.sources.reports() if report.url != parent.url)
+    assert failures < 128

@@ -65,6 +65,34 @@ def test_strangers_that_serve_get_their_share() -> None:
     assert asked[GOOD] < 200
 
 
+def test_a_stranger_that_failed_is_not_relied_on_for_a_long_time() -> None:
+    clock = Clock()
+    book = scores(clock, GOOD)
+    for url in (GOOD, OTHER):
+        book.record_failure(url, "no answer")
+    clock.now += 30
+    assert (book.alive(GOOD), book.alive(OTHER)) == (True, False)
+    clock.now += 31
+    assert book.alive(OTHER)
+    book.record_failure(OTHER, "no answer")
+    clock.now += 61
+    assert not book.alive(OTHER)
+
+
+def test_a_relay_that_fails_more_often_than_it_serves_is_not_relied_on() -> None:
+    clock = Clock()
+    book = scores(clock)
+    for _ in range(20):
+        book.record_success(OTHER, 100, 0.1)
+        book.record_failure(OTHER, "no answer")
+        book.record_failure(OTHER, "no answer")
+        clock.now += 1000
+    assert not book.alive(OTHER)
+    for _ in range(5):
+        book.record_success(OTHER, 100, 0.1)
+    assert book.alive(OTHER)
+
+
 def test_without_any_relay_there_is_no_choice() -> None:
     assert scores().choose([]) is None
     assert scores().choose([GOOD], avoid=[GOOD]) is None

@@ -1,6 +1,7 @@
 """Links slower than any fixed deadline: versions arrive, nothing verified is fetched twice, nothing abandoned stays on disk."""
 
 import http.server
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,3 +145,23 @@ def test_what_is_staged_counts_in_the_plan_and_in_its_price(
     assert weights_of(path) == b"".join(bytes(tensor.data) for tensor in changed)
     assert len([request for request in mirror.requests if request.startswith("/shards/")]) < 6
     assert progress[-1].bytes_left == 0
+
+
+def test_a_version_that_does_not_fit_holds_neither_files_nor_space(
+    origin: Origin, make_mirror: MakeMirror, make_client: MakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, client = publish(origin), make_client(make_mirror().url)
+    client.head()
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(UnavailableError, match="no space"):
+        client.fetch_version(0, digest)
+    handles = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with pytest.raises(UnavailableError, match="no space"):
+            client.fetch_version(0, digest)
+    assert len(os.listdir("/proc/self/fd")) < handles + 10
+    assert staged_copies(tmp_path) == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broadcast.conftest import RUN_KEY, make_tensors
-from shoal.broadcast import Origin, OriginServer, OriginSettings, WeightClient
+from shoal.broadcast import DownloadProgress, Origin, OriginServer, OriginSettings, VersionEntry, WeightClient
 from shoal.errors import UnavailableError
 from shoal.worker import WeightFollower
 from support.tiny_run import DiskWeights, Reports, version_digest
@@ -122,6 +122,19 @@ def test_without_versions_the_wait_ends_with_a_sentence(follow: Callable[..., We
     follower = follow(DiskWeights({}))
     with pytest.raises(UnavailableError, match="No relay delivered a policy version within 0 s"):
         follower.wait_for_any(0.01)
+
+
+def test_the_first_version_is_waited_for_as_long_as_bytes_of_it_arrive(
+    follow: Callable[..., WeightFollower], tmp_path: Path
+) -> None:
+    class SlowWeights(DiskWeights):
+        def fetch_newest(self, **options: Any) -> tuple[VersionEntry, Path]:
+            for done in range(60):
+                options["on_progress"](DownloadProgress(0, 100, bytes_done=done))
+                threading.Event().wait(0.02)
+            return super().fetch_newest(**options)
+
+    assert follow(SlowWeights({0: tmp_path}, [0])).wait_for_any(0.9).version == 0
 
 
 def test_stop_ends_every_wait(follow: Callable[..., WeightFollower]) -> None:

@@ -85,6 +85,7 @@ class WeightClient:
             run_key,
             self._root / "head.json",
             run_id=settings.run_id,
+            always_ask=settings.owner_relays,
             clock=clock,
             monotonic=monotonic,
         )

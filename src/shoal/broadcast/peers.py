@@ -187,8 +187,12 @@ class Sources:
                     return result
                 except ShoalError as error:
                     errors[url] = error
-            self._ask_less(errors.values())
-            reasons |= {url: str(error) for url, error in errors.items()}
+            if self._ask_less(errors.values()):
+                deadline.progress()
+            # A last try that our own deadline cut short says less than what the relay did before.
+            reasons |= {
+                url: str(error) for url, error in errors.items() if url not in reasons or not _is_timeout(error)
+            }
             now = self._clock()
             if not errors or not all(_is_absent(error) for error in errors.values()):
                 absent_since = now
@@ -198,11 +202,13 @@ class Sources:
                 break
         raise self._nobody(what, self._clock() - started, reasons)
 
-    def _ask_less(self, errors: Collection[ShoalError]) -> None:
-        """Wait for slower relays if none was fast enough: then the link of this node is slow."""
+    def _ask_less(self, errors: Collection[ShoalError]) -> bool:
+        """Wait for slower relays if none was fast enough: then the link of this node is slow. Whether that was possible."""
         slow = any(isinstance(error, FetchError) and error.reason == "slow" for error in errors)
-        if slow:
-            self._min_bytes_s = max(MIN_BYTES_S, self._min_bytes_s / 2)
+        if not slow or self._min_bytes_s <= MIN_BYTES_S:
+            return False
+        self._min_bytes_s = max(MIN_BYTES_S, self._min_bytes_s / 2)
+        return True
 
     def _round(self, urls: Callable[[], Sequence[str]], deadline: Deadline) -> Iterator[str]:
         """Each relay once, in sampled order, while there is time."""
@@ -270,6 +276,10 @@ def _name(shard: ShardEntry) -> str:
 
 def _is_absent(error: ShoalError) -> bool:
     return isinstance(error, FetchError) and error.status == 404
+
+
+def _is_timeout(error: ShoalError) -> bool:
+    return isinstance(error, FetchError) and error.reason == "timeout"
 
 
 def _check_digest(data: bytes | memoryview, digest: str) -> None:

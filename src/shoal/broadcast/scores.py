@@ -21,6 +21,10 @@ BANDWIDTH_SAMPLE_BYTES = 64 << 10
 AVOID_LIAR_S = 600.0
 # One that does not answer is not asked for a moment, longer each time.
 REST_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0, 120.0)
+# One that has never served loses its place for longer.
+STRANGER_REST_S = (60.0, 120.0, 300.0, 600.0, 1800.0)
+# One that serves less than half of what it is asked for is not relied on.
+RELIABLE_SUCCESS = 0.5
 STRANGERS_SHARE = 0.5
 """Of the choices, while no stranger has failed and a relay that served is at hand."""
 
@@ -72,10 +76,10 @@ class PeerScores:
             return self._rng.choices(usable, weights)[0].url if usable else None
 
     def alive(self, url: str) -> bool:
-        """Neither avoided for wrong bytes nor resting after a failure."""
+        """Neither avoided for wrong bytes nor resting after a failure, and no more failures than successes lately."""
         with self._lock:
             report = self._reports.get(url)
-            return report is None or max(report.avoided_until, report.resting_until) <= self._clock()
+            return report is None or (self._tier(report) < 2 and report.success >= RELIABLE_SUCCESS)
 
     def record_success(self, url: str, size_bytes: int, seconds: float) -> None:
         with self._lock:
@@ -93,7 +97,8 @@ class PeerScores:
             report = self._update(url, 0.0)
             report.failures += 1
             report.last_error = why
-            rest_s = REST_S[min(report.failures_in_a_row, len(REST_S) - 1)]
+            rests_s = REST_S if self._is_known(report) else STRANGER_REST_S
+            rest_s = rests_s[min(report.failures_in_a_row, len(rests_s) - 1)]
             report.failures_in_a_row += 1
             report.resting_until = self._clock() + rest_s
 
@@ -114,7 +119,10 @@ class PeerScores:
             return 3
         if report.resting_until > now:
             return 2
-        return 0 if report.bytes_received or report.url in self._named else 1
+        return 0 if self._is_known(report) else 1
+
+    def _is_known(self, report: RelayReport) -> bool:
+        return bool(report.bytes_received) or report.url in self._named
 
     def _failed_strangers(self) -> int:
         return sum(report.failures + report.lies > 0 and not report.bytes_received for report in self._reports.values())

@@ -13,6 +13,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import accumulate
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from shoal.broadcast.codec.pieces import Block, TensorBits, block_bytes, offsets, partition
 from shoal.broadcast.manifest import Encoding, EncodingKind, Manifest, ShardEntry, TensorEntry, safetensors_header
-from shoal.broadcast.store import disk_error, map_file
+from shoal.broadcast.store import DiskError, disk_error, map_file
 from shoal.errors import IntegrityError
 from shoal.files import WEIGHTS_FILE, digest_bytes
 
@@ -39,19 +40,35 @@ class StagedWeights:
         self._manifest = manifest
         self._encoding = encoding
         self._lock = threading.Lock()
-        self._handles: list[int] = []
         self._offsets = [0, *accumulate(shard.size_bytes for shard in encoding.shards)]
         self._path = directory / "weights" / WEIGHTS_FILE
         self._delta_path = directory / "delta"
         self._header = safetensors_header(manifest.tensors)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._weights = self._open(self._path, len(self._header) + manifest.size_bytes)
+        try:
+            with ExitStack() as held:
+                self._open_files(held)
+                self._held = held.pop_all()
+        except DiskError:
+            shutil.rmtree(directory)  # what does not fit must not fill the disk
+            raise
+
+    def _open_files(self, held: ExitStack) -> None:
+        def open_file(path: Path, size_bytes: int | None) -> int:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            held.callback(os.close, handle)
+            if size_bytes is not None:
+                reserve(handle, size_bytes, path)
+            return handle
+
+        self._weights = open_file(self._path, len(self._header) + self._manifest.size_bytes)
         self._shards, self._shards_offset = self._weights, len(self._header)
-        if encoding.kind == "delta":
-            self._shards, self._shards_offset = self._open(self._delta_path, encoding.size_bytes), 0
-        self._journal = self._open(directory / JOURNAL_FILE, None)
+        if self._encoding.kind == "delta":
+            self._shards, self._shards_offset = open_file(self._delta_path, self._encoding.size_bytes), 0
+        self._journal = open_file(self._directory / JOURNAL_FILE, None)
         write_at(self._weights, memoryview(self._header), 0, self._path)
-        self._checks = TensorChecks(self._path, manifest)
+        self._checks = TensorChecks(self._path, self._manifest)
+        held.callback(self._checks.close)
 
     def missing(self) -> list[tuple[int, ShardEntry]]:
         verified = _journal_indexes(os.pread(self._journal, os.fstat(self._journal).st_size, 0))
@@ -106,25 +123,12 @@ class StagedWeights:
         shutil.rmtree(self._directory)
 
     def close(self) -> None:
-        self._checks.close()
-        while self._handles:
-            os.close(self._handles.pop())
+        self._held.close()
 
     def _wrote_shard(self, index: int) -> None:
         if self._encoding.kind == "full":
             start = self._shards_offset + self._offsets[index]
             self._checks.wrote(start, start + self._encoding.shards[index].size_bytes)
-
-    def _open(self, path: Path, size_bytes: int | None) -> int:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        self._handles.append(handle)
-        try:
-            if size_bytes is not None:
-                reserve(handle, size_bytes, path)
-        except BaseException:
-            os.close(self._handles.pop())
-            raise
-        return handle
 
 
 class TensorChecks:
