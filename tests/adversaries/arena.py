@@ -27,7 +27,8 @@ from shoal.tasks import TextCodec, load_tasks
 from shoal.tasks.workload import WorkItem, Workload
 from shoal.validation import Calibration, Checked, RejectedError, audit, check_claims, load_calibration
 from shoal.validation.calibration.forgeries import noisy
-from shoal.validation.calibration.measure import Machine, Work, calibrate
+from shoal.validation.calibration.measure import calibrate
+from shoal.validation.calibration.work import Setting, Work
 from shoal.worker.loop import as_rollout
 from support.samples import descriptor
 from support.submissions import Submission, header_for
@@ -229,8 +230,13 @@ def small_calibration(workload: Workload, policy: Path, config: ShoalConfig) -> 
         config.rollouts.max_new_tokens,
         len(slots[0]),
     )
-    float32 = Machine(dtypes=("float32",))
-    return calibrate(work, model_name=config.model.path, machine=float32, settings=((1, 16), (1, 3)), rounds=1)
+    return calibrate(
+        work,
+        model_name=config.model.path,
+        settings=(Setting(1, 16), Setting(1, 3)),
+        honest_submissions=2 * len(slots),
+        forged_submissions=len(slots),
+    )
 
 
 def make_workload(config: ShoalConfig, model: Path, numerics_classes: tuple[str, ...]) -> Workload:

@@ -111,19 +111,28 @@ def calibrate(
     context: typer.Context,
     out: Annotated[Path, typer.Argument(help="Calibration file to write.")],
     where: Where = None,
-    prompts: Annotated[int, typer.Option(help="Honest completions per setting.")] = 512,
+    prompts: Annotated[
+        int, typer.Option(help="Honest completions of a full batch: more make the limits tighter.")
+    ] = 384,
     engine: Annotated[EngineKind, typer.Option(help="What honest workers generate with.")] = "torch",
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the torch engine computes.")] = "cpu",
     dtype: Annotated[
-        list[str] | None, typer.Option(help="Compute type, each a numerics class; default: float32 and bfloat16.")
+        list[str] | None, typer.Option(help="Compute type, each a numerics class; default: float32.")
     ] = None,
     extend: Annotated[bool, typer.Option("--extend", help="Keep the other classes that OUT has already.")] = False,
 ) -> None:
     """Measure honest numerics and forgeries for a model, and write the limits of its verdicts."""
-    from shoal.validation.calibration.measure import Machine, calibrate_run
+    from shoal.cli.progress import progress_bar
+    from shoal.validation.calibration.measure import calibrate_run, table
+    from shoal.validation.calibration.work import Machine
 
     machine = Machine(engine, device, tuple(dtype or Machine.dtypes))
-    calibrate_run(run_config(context, where), prompts, out, report, machine=machine, extend=extend)
+    config = run_config(context, where)
+    with progress_bar("calibrating") as on_share:
+        made = calibrate_run(config, prompts, out, machine=machine, extend=extend, on_share=on_share)
+    for line in table(made):
+        report(line)
+    report(f"wrote {out}")
 
 
 def verify(

@@ -3,17 +3,21 @@
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from shoal.config import build_config
 from shoal.errors import ConfigError
 from shoal.policy import bundled_directory
 from shoal.tasks import TextCodec
 from shoal.validation import Calibration, Limits, load_calibration
+from shoal.validation.calibration.forgeries import forged_weights
 from shoal.validation.calibration.limits import COARSER, ModelIdentity
-from shoal.validation.calibration.measure import Machine, Work, calibrate, calibrate_run, table
+from shoal.validation.calibration.measure import calibrate, calibrate_run, table
+from shoal.validation.calibration.work import Machine, Setting, Work
 from support.tiny_run import save_policy
 
 FLOAT32 = Machine(dtypes=("float32",))
+SETTINGS = (Setting(1, 8), Setting(1, 3))
 
 
 def test_the_bundled_calibration_was_made_for_the_bundled_policy() -> None:
@@ -103,7 +107,9 @@ def test_a_new_calibration_accepts_honest_work_and_shows_each_forgery(tmp_path: 
     codec = TextCodec.from_directory(directory)
     prompts = [tuple(codec.encode(f"Compute {number}+{number}.")) for number in range(10, 14)]
     work = Work(directory, prompts, codec.eos_token_ids, temperature=1.0, max_new_tokens=12, submission_size=2)
-    calibration = calibrate(work, model_name="tiny", machine=FLOAT32, settings=((1, 8), (1, 3)), rounds=1)
+    calibration = calibrate(
+        work, model_name="tiny", machine=FLOAT32, settings=SETTINGS, honest_submissions=4, forged_submissions=2
+    )
     (name, measured), *rest = calibration.classes.items()
     assert (name, rest) == ("torch/float32/cpu", [])
     evidence = measured.evidence
@@ -111,7 +117,42 @@ def test_a_new_calibration_accepts_honest_work_and_shows_each_forgery(tmp_path: 
     assert evidence.honest_margin_max <= measured.limits.margin_max
     assert evidence.forgeries["constant_polynomials"].missed == 0
     assert evidence.forgeries["temperature_x0.7"].submissions == 2
-    assert any("honest" in line for line in table(calibration))
+    lines = list(table(calibration))
+    assert sum("honest" in line for line in lines) == 1
+    assert lines[-1].startswith("torch/float32/cpu: ")
+    assert "audits let pass" in lines[-1]
+
+
+def test_a_calibration_makes_no_more_submissions_than_its_bounds_need(tmp_path: Path) -> None:
+    directory = save_policy(tmp_path / "model", seed=3)
+    codec = TextCodec.from_directory(directory)
+    prompts = [tuple(codec.encode(f"Compute {number}.")) for number in range(12)]
+    work = Work(directory, prompts, codec.eos_token_ids, temperature=1.0, max_new_tokens=3, submission_size=2)
+    shares: list[float] = []
+    made = calibrate(
+        work,
+        model_name="tiny",
+        settings=SETTINGS,
+        honest_submissions=5,
+        forged_submissions=7,
+        on_share=shares.append,
+    )
+    evidence = made.classes["torch/float32/cpu"].evidence
+    assert evidence.honest_submissions == 6, "five, rounded up to whole submissions of each setting"
+    assert {forgery.submissions for forgery in evidence.forgeries.values()} == {7}
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+def test_a_model_whose_weights_are_in_several_files_can_be_calibrated(tmp_path: Path) -> None:
+    directory = save_policy(tmp_path / "model", seed=3)
+    weights = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    half = len(weights) // 2
+    for number, names in enumerate((list(weights)[:half], list(weights)[half:])):
+        save_file({name: weights[name] for name in names}, directory / f"model-{number}.safetensors")
+    with forged_weights(directory, lambda tensors: tensors) as forged:
+        assert load_file(forged / "model.safetensors").keys() == weights.keys()
 
 
 def test_a_new_kind_of_machine_is_added_beside_the_known_ones(tmp_path: Path) -> None:
@@ -124,20 +165,20 @@ def test_a_new_kind_of_machine_is_added_beside_the_known_ones(tmp_path: Path) ->
         }
     )
     out = tmp_path / "calibration.json"
-    calibrate_run(config, 2, out, lambda text: None, machine=FLOAT32)
+    calibrate_run(config, 2, out, machine=FLOAT32)
     first = load_calibration(str(out))
-    calibrate_run(config, 2, out, lambda text: None, machine=Machine(dtypes=("bfloat16",)), extend=True)
+    calibrate_run(config, 2, out, machine=Machine(dtypes=("bfloat16",)), extend=True)
     both = load_calibration(str(out))
     assert list(both.classes) == ["torch/float32/cpu", "torch/bfloat16/cpu"]
     assert both.classes["torch/float32/cpu"] == first.classes["torch/float32/cpu"]
     other = build_config({"model": {"path": str(save_policy(tmp_path / "other", seed=4))}, "tasks": {"count": 8}})
     with pytest.raises(ConfigError, match="another base weights"):
-        calibrate_run(other, 2, out, lambda text: None, machine=FLOAT32, extend=True)
+        calibrate_run(other, 2, out, machine=FLOAT32, extend=True)
 
 
 def test_vllm_is_calibrated_for_one_compute_type_at_a_time() -> None:
     with pytest.raises(ConfigError, match="one compute type at a time"):
-        Machine("vllm").check()
+        Machine("vllm", dtypes=("float32", "bfloat16")).check()
     Machine("vllm", dtypes=("float32",)).check()
 
 

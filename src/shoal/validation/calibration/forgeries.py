@@ -1,4 +1,4 @@
-"""Lies that a calibration is tested with: the same work, with one thing wrong.
+"""Forgeries that a calibration is tested with: the same work, with one thing wrong.
 
 Other weights and other temperatures are sampled honestly from the wrong policy; edits keep the honest text but for one token;
 forged proofs keep everything but the commitments.
@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from shoal.files import WEIGHTS_FILE
+from shoal.policy.directory import weight_files
 from shoal.policy.engine import Completion
 
 Tensors = dict[str, torch.Tensor]
@@ -27,7 +28,8 @@ def forged_weights(directory: Path, forge: Forge) -> Iterator[Path]:
     from safetensors.torch import load_file, save_file
 
     with tempfile.TemporaryDirectory() as temporary:
-        save_file(forge(load_file(directory / WEIGHTS_FILE)), Path(temporary) / WEIGHTS_FILE)
+        weights = {name: tensor for path in weight_files(directory) for name, tensor in load_file(path).items()}
+        save_file(forge(weights), Path(temporary) / WEIGHTS_FILE)
         yield Path(temporary)
 
 
