@@ -27,7 +27,7 @@ from shoal.protocol.client import CoordinatorClient
 from shoal.rundir import RunDirectory
 
 MARK = "SHOAL_CHAOS_MARK"
-"""Environment variable by which a process of the swarm is recognised, whoever its parent is now."""
+"""Environment variable by which a process of the swarm is recognised, whatever its parent is now."""
 HONEST = ("honest-1", "honest-2", "honest-3")
 CHEATER = "cheater-rewards"
 OWNED = ("coordinator", "trainer", "relay-1", "relay-2", "validator", "evaluator")
@@ -232,7 +232,7 @@ class Storm:
                 self.say(event.text)
 
     def _kill(self, name: str) -> None:
-        """Kills this role as soon as it lives; another one if it does not come back, such as a relay that was given up."""
+        """Kills this role as soon as it lives; another one if it does not come back, such as a relay that was marked as gone."""
         until = time.monotonic() + APPEAR_DEADLINE_S
         while (pid := self._pid(name)) is None and time.monotonic() < until:
             self._look()

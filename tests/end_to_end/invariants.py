@@ -138,7 +138,7 @@ def _no_group_is_lost(remains: Remains) -> Iterator[str]:
 
 
 def _uploads_are_kept(remains: Remains) -> Iterator[str]:
-    """What a worker was told to be submitted is in the store, with the bytes that were signed, and was settled."""
+    """What a worker has submitted is in the store, with the bytes that were signed, and was settled."""
     for row in remains.rows("SELECT * FROM submissions"):
         path = remains.directory.submissions / f"{row['submission_id']}.parquet"
         if not path.exists() or digest_file(path) != row["digest"]:
@@ -155,9 +155,11 @@ def _uploads_are_kept(remains: Remains) -> Iterator[str]:
                 "SELECT step, slot FROM submissions JOIN leases USING (lease_id) WHERE submissions.worker=?", key
             )
         )
-        told = Counter((event["step"], event["slot"]) for event in _events(root / name / "events.jsonl", "submitted"))
-        for place in told - stored:
-            yield f"{name} was told that step {place[0]} slot {place[1]} was submitted, the store does not have it"
+        reported = Counter(
+            (event["step"], event["slot"]) for event in _events(root / name / "events.jsonl", "submitted")
+        )
+        for place in reported - stored:
+            yield f"{name} reported that step {place[0]} slot {place[1]} was submitted, the store does not have it"
 
 
 def _events(path: Path, kind: str) -> Iterator[dict[str, int]]:
@@ -187,12 +189,12 @@ def _balances_follow_from_verdicts(remains: Remains) -> Iterator[str]:
             yield f"{row['name']} has {sum(account.values())} tokens of credit, its verdicts say {earned[row['key']]}"
 
 
-def _nobody_honest_is_blamed(remains: Remains) -> Iterator[str]:
+def _no_honest_worker_is_penalised(remains: Remains) -> Iterator[str]:
     for row in remains.rows("SELECT * FROM workers"):
         if row["name"] in HONEST and (row["state"] == "banned" or row["rejected"] or row["anomalies"]):
             yield f"{row['name']} is {row['state']} with {row['rejected']} rejections: {row['reason']}"
     for body in remains.bodies("quarantine"):
-        yield f"submission {body['submission']} was set aside: {body['why']}"
+        yield f"submission {body['submission']} was quarantined: {body['why']}"
 
 
 def _counts_are_those_of_the_rows(remains: Remains) -> Iterator[str]:
@@ -212,7 +214,7 @@ def _training_can_be_repeated(remains: Remains) -> Iterator[str]:
     config, descriptor, directory = remains.config, remains.directory.descriptor(), remains.directory
 
     class Records:
-        """Stands in for the coordinator: the batches and files of the store."""
+        """Replaces the coordinator: the batches and files of the store."""
 
         def batch(self, step: int, wait_s: float) -> api.BatchAnswer:
             return api.BatchAnswer(batch=steps.batch_record(remains.connection, step))
@@ -255,6 +257,6 @@ CHECKS: tuple[Callable[[Remains], Iterator[str]], ...] = (
     _no_group_is_lost,
     _uploads_are_kept,
     _balances_follow_from_verdicts,
-    _nobody_honest_is_blamed,
+    _no_honest_worker_is_penalised,
     _counts_are_those_of_the_rows,
 )

@@ -101,7 +101,7 @@ class Terminal:
             while select.select([self._ours], [], [], 0.1)[0]:
                 try:
                     self.screen += os.read(self._ours, 65536).decode(errors="replace").replace("\r\n", "\n")
-                except OSError:  # whoever wrote has gone
+                except OSError:  # the writer has gone
                     return
             if not wanted():
                 return
@@ -135,7 +135,7 @@ def test_a_contributor_sees_what_happens_and_ctrl_c_gives_the_slot_back(run: Liv
         r"run small-\w+, key \w+…, protocol \d+",
         r"will fetch \d+ model files and the tasks \(.*\), then the policy's weights; only outbound HTTP is used",
         r"tasks: 200 of .*; per slot 2 tasks × 8 samples of up to 40 tokens",
-        r"judging: integer_answer",
+        r"scoring: integer_answer",
         r"policy: version \d+, .* to fetch; \d versions will take .* are free",
         r"this machine: [\d,]+ tokens/s, \d+ cores, .* GB of memory \(.* GB used\), .* MB/s from the relays",
         r"joined as ann \(registered\), key \w+…",

@@ -1,4 +1,4 @@
-"""Engines of two kinds in one swarm: what one makes the other judges. `make test-vllm` runs these in vLLM's own environment."""
+"""Engines of two kinds in one swarm: each validates what the other made. `make test-vllm` runs these in vLLM's own environment."""
 
 import importlib.util
 import json

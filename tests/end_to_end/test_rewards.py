@@ -1,4 +1,4 @@
-"""Rewards in whole swarms: programs and formulas are judged again by the validator, and a reward model is the validator's alone."""
+"""Rewards in whole swarms: programs and formulas are scored again by the validator, and a reward model is the validator's alone."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from shoal.protocol.verdicts import Reason
 from shoal.tasks import CODEC_FILES, load_tasks, score
 
 OWNER_ROLES = ("coordinator", "trainer", "relay-1", "validator")
-JUDGED = "reward_model:polite"
+RANKED = "reward_model:polite"
 WEIGHT = 0.5
 needs_sandbox = pytest.mark.skipif(shutil.which("bwrap") is None, reason="run `make system`")
 
@@ -41,7 +41,7 @@ def run_without_bubblewrap(tmp_path: Path, *arguments: str) -> subprocess.Comple
 
 @pytest.mark.slow
 @needs_sandbox
-def test_programs_and_formulas_are_judged_again_and_only_where_a_sandbox_is(tmp_path: Path) -> None:
+def test_programs_and_formulas_are_scored_again_and_only_where_a_sandbox_is(tmp_path: Path) -> None:
     config = small_config(
         tmp_path / "run",
         steps=2,
@@ -72,10 +72,10 @@ def rejections(status: Any, name: str) -> int:
 
 
 def check_refusals(run: Swarm, tmp_path: Path) -> None:
-    """Neither side judges code without a sandbox, and both are told what to install."""
+    """Neither side scores code without a sandbox, and both say what to install."""
     joining = run_without_bubblewrap(tmp_path, "work", run.config.coordinator_url, "--dir", str(tmp_path / "stranger"))
-    judging = run_without_bubblewrap(tmp_path, "validate", str(run.directory.run_file))
-    for refused in (joining, judging):
+    validating = run_without_bubblewrap(tmp_path, "validate", str(run.directory.run_file))
+    for refused in (joining, validating):
         assert refused.returncode == os.EX_CONFIG, refused.stderr
         assert (
             "Model-written code cannot be run here: bubblewrap is not installed. Install bubblewrap" in refused.stderr
@@ -101,22 +101,24 @@ def check_recomputed(directory: Path) -> None:
 
 @pytest.mark.slow
 def test_a_reward_model_is_the_validators_alone_and_learns_from_what_was_verified(tmp_path: Path) -> None:
-    judge = save_judge(tmp_path / "judge")
+    reward_model = save_reward_model(tmp_path / "reward_model")
     config = small_config(
         tmp_path / "run",
         steps=2,
         tasks={"source": str(write_sums(tmp_path / "sums.jsonl")), "count": 0, "heldout": 8},
-        reward={"parts": {"task": 1.0, JUDGED: WEIGHT}, "target_lengths": [16], "length_alpha": 0.003},
-        validation={"reward_models": {"polite": str(judge)}},
+        reward={"parts": {"task": 1.0, RANKED: WEIGHT}, "target_lengths": [16], "length_alpha": 0.003},
+        validation={"reward_models": {"polite": str(reward_model)}},
     )
     with swarm(config) as run:
         run.add_owner_roles(*OWNER_ROLES, "evaluator")
         run.add_worker("honest-1")
         run.until("the last version", lambda status: status.newest_version == 2)
         assert rejections(run.client.status(), "honest-1") == 0
-        check_rewards(run, RewardModel(str(judge)))
+        check_rewards(run, RewardModel(str(reward_model)))
     candidates = list(read_candidates([config.run.dir]))
-    assert {one.reward for one in candidates} == {0.0, 1.0}, "only what was verified, not what the judge itself said"
+    assert {one.reward for one in candidates} == {0.0, 1.0}, (
+        "only what was verified, not what the reward model itself said"
+    )
     pairs, heldout = make_pairs(candidates, pairs_per_task=2)
     fit = ["reward-model", "train", str(config.run.dir), "--out", str(tmp_path / "fitted"), "--epochs", "1"]
     with pytest.raises(SystemExit) as ended:
@@ -126,8 +128,8 @@ def test_a_reward_model_is_the_validators_alone_and_learns_from_what_was_verifie
     assert (facts["pairs"], facts["heldout_pairs"]) == (len(pairs), len(heldout))
 
 
-def save_judge(directory: Path) -> Path:
-    """A classifier with a new head: as good a judge as any for seeing whose rewards count."""
+def save_reward_model(directory: Path) -> Path:
+    """A classifier with a new head: as good as any other for seeing whose rewards count."""
     build_classifier(bundled_directory()).save_pretrained(directory)
     for name in CODEC_FILES:
         if (bundled_directory() / name).is_file():
@@ -138,7 +140,7 @@ def save_judge(directory: Path) -> Path:
 def write_sums(path: Path) -> Path:
     """Sums as the policy knows them; every third is said to have no verifiable answer."""
     sums = load_tasks(TasksConfig(count=60, heldout=1)).train
-    left = {"task_type": JUDGED, "verification_info": {}}
+    left = {"task_type": RANKED, "verification_info": {}}
     tasks = [
         task.model_copy(update={"problem_id": f"sum/{number}", **({} if number % 3 else left)})
         for number, task in enumerate(sums)
@@ -147,7 +149,7 @@ def write_sums(path: Path) -> Path:
     return path
 
 
-def check_rewards(run: Swarm, judge: RewardModel) -> None:
+def check_rewards(run: Swarm, reward_model: RewardModel) -> None:
     """The worker claims what it can know; the validator adds the ranking; the trainer learns from the sum."""
     groups: dict[str, list[Record]] = {}
     for record in accepted(run.config.run.dir):
@@ -155,7 +157,9 @@ def check_rewards(run: Swarm, judge: RewardModel) -> None:
     seen = set()
     for records in groups.values():
         is_sum = int(records[0].rollout.task_id.removeprefix("sum/")) % 3 != 0
-        chances = judge.rank(records[0].rollout.input_tokens, [record.rollout.output_tokens for record in records])
+        chances = reward_model.rank(
+            records[0].rollout.input_tokens, [record.rollout.output_tokens for record in records]
+        )
         for record, chance in zip(records, chances, strict=True):
             claim, penalty = record.rollout.task_reward, record.rollout.length_penalty
             assert record.rollout.reward == pytest.approx(claim - penalty)

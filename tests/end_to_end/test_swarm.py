@@ -13,7 +13,7 @@ OWNER_ROLES = ("coordinator", "trainer", "relay-1", "validator")
 
 
 def start(run: Swarm) -> None:
-    """The cheater joins first and alone, so that it gets its slot whoever is faster."""
+    """The cheater joins first and alone, so that it gets its slot whichever is faster."""
     run.add_owner_roles(*OWNER_ROLES)
     run.add_worker("cheater-rewards", "rewards")
     run.until("the cheater's joining", lambda status: worker_named(status, "cheater-rewards") is not None)

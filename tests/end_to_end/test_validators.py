@@ -1,4 +1,4 @@
-"""Several real validators pull by lease; whoever is killed loses nothing but time."""
+"""Several real validators pull by lease; a killed one loses nothing but time."""
 
 import signal
 import sqlite3
@@ -27,7 +27,7 @@ def claimed(run: Swarm) -> list[str]:
 
 
 def stop_over_a_claim(run: Swarm, name: str) -> str:
-    """Freezes a validator while it judges; which submission it holds."""
+    """Freezes a validator while it validates; which submission it holds."""
     while True:
         run.until("a claim", lambda status: bool(claimed(run)))
         run.kill(name, signal.SIGSTOP)
@@ -36,7 +36,7 @@ def stop_over_a_claim(run: Swarm, name: str) -> str:
         run.kill(name, signal.SIGCONT)
 
 
-def check_nobody_was_blamed(run: Swarm, status: StatusView) -> None:
+def check_nobody_was_penalised(run: Swarm, status: StatusView) -> None:
     (worker,) = status.workers
     assert (worker.submissions_rejected, worker.state) == (0, "active")
     assert status.verdicts["quarantined"] == 0
@@ -57,7 +57,7 @@ def test_validators_share_the_work_and_a_killed_one_returns_its_own(tmp_path: Pa
         run.kill("validator", signal.SIGKILL)
         run.kill("validator-b", signal.SIGKILL)
         status = run.until("the last version", lambda status: status.newest_version == 3)
-        check_nobody_was_blamed(run, status)
+        check_nobody_was_penalised(run, status)
         ((state, tries),) = ask(run, f"SELECT state, tries FROM submissions WHERE submission_id='{held}'")
         assert state == "decided"
         assert int(str(tries)) >= 2, "another validator took over"
