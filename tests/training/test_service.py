@@ -19,7 +19,7 @@ from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
 from shoal.training import DivergedError, Group, Trackers, Trainer, World
 from shoal.training.checkpoints import CheckpointError
 from shoal.training.service import RepeatedStepError, TrainerService
-from support.fake_coordinator import FakeCoordinator
+from support.fake_coordinator import FakeCoordinator, Refuse
 from support.held_writer import HeldWriter
 from support.samples import NUMERICS_CLASS, descriptor, keypair
 from support.tiny_disks import TinyDisk
@@ -128,7 +128,7 @@ def start(coordinator: FakeCoordinator, config: ShoalConfig, model_dir: Path, tm
 
 
 def lose_last_checkpoint(trainer: Trainer) -> None:
-    """As if it had been killed after it published its last version, and before the checkpoint of it was written."""
+    """As if the disk had failed after the last version was published."""
     shutil.rmtree(trainer.save())
 
 
@@ -352,6 +352,40 @@ def test_the_last_version_is_always_checkpointed(
     service = start(config.model_copy(update={"training": rare, "run": run}))
     assert service.run()
     assert service.trainer.checkpoint_steps()[-1] == steps
+
+
+def test_the_last_version_is_announced_after_its_checkpoint_is_on_disk(
+    start: Start, coordinator: FakeCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A swarm that ends with the last version stops its trainer, which must not be writing then."""
+    for step in range(3):
+        record_batch(coordinator, step)
+    service, written = start(), []
+    assert service.origin is not None
+    announce = service.origin.announce
+
+    def look(ledger_head: str) -> object:
+        written.append((tmp_path / "trainer" / "checkpoints" / f"step-{service.trainer.step:08d}").exists())
+        return announce(ledger_head=ledger_head)
+
+    monkeypatch.setattr(service.origin, "announce", look)
+    assert service.run()
+    assert written == [False, False, False, True]
+
+
+def test_weights_that_the_swarm_does_not_have_never_become_the_last_checkpoint(
+    start: Start, coordinator: FakeCoordinator
+) -> None:
+    for step in range(3):
+        record_batch(coordinator, step)
+    coordinator.refusals["/v1/versions"] = Refuse("version_conflict", status=409)
+    service = start()
+    while service.trainer.step < 3:
+        service.step()
+    with pytest.raises(RepeatedStepError):
+        service.publish()
+    service.trainer.close()
+    assert service.trainer.checkpoint_steps() == []
 
 
 def test_a_full_disk_stops_the_trainer_with_a_sentence_and_costs_no_step(

@@ -120,11 +120,10 @@ class TrainerService:
         record: StepRecord | None = None
         while True:
             self._log(record, self.publish(record))
-            finished = self.trainer.step >= self.config.run.steps
-            if finished or self.trainer.step % self.config.training.checkpoint_every == 0:
-                self.trainer.save()
-            if finished:
+            if self.finished:
                 return True
+            if self.trainer.step % self.config.training.checkpoint_every == 0:
+                self.trainer.save()
             try:
                 record = self.step()
             except DrainedError:
@@ -191,14 +190,28 @@ class TrainerService:
         if self.origin is None or _is_history(self.origin, self.trainer.step):
             for _ in self.trainer.wire_tensors():
                 pass  # every rank takes part in gathering
+            self._keep_last_version()
             return None
         publication = self._stage(self.origin)
         staged = self._clock()
         metrics = record.metrics() if record else {}
         metrics |= {"time_stage_s": staged - started, "weights_bytes": publication.weights_bytes}
-        self.origin.announce(ledger_head=self._record_version(publication, metrics))
+        ledger_head = self._record_version(publication, metrics)
+        self._keep_last_version()
+        self.origin.announce(ledger_head=ledger_head)
         self._report_version(publication, record, self.origin.files_collected)
         return PublishTimes(staged - started, self._clock() - staged, publication.weights_bytes)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the weights are those of the last version."""
+        return self.trainer.step >= self.config.run.steps
+
+    def _keep_last_version(self) -> None:
+        """On disk before it is announced, because the end of a run is when its processes are stopped."""
+        if self.finished:
+            self.trainer.save()
+            self.trainer.close()
 
     def _stage(self, origin: Origin) -> Publication:
         try:
