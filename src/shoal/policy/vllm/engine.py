@@ -28,6 +28,7 @@ from shoal.policy.engine import (
     signed_seed,
 )
 from shoal.policy.models import check_memory
+from shoal.policy.vllm.recorder import Collected, ScoredBytes
 from shoal.policy.weights import check_fit
 
 SUPPORTED = "0.32"
@@ -101,7 +102,7 @@ class VllmEngine:
             generated += len(output.token_ids)
             if on_progress is not None:
                 on_progress(generated)
-        for index, recorded in self._collect()[0].items():
+        for index, recorded in self._collect().recorded.items():
             completions[index].logprobs, completions[index].proofs = recorded.logprobs, recorded.proofs
         return completions
 
@@ -110,7 +111,7 @@ class VllmEngine:
         check_scoring(requests, vocab_size=self.vocab_size, max_tokens=self.max_tokens)
         for _ in self._run(self._scoring_work(requests, temperature)):
             pass
-        scored = self._collect()[1]
+        scored = self._collect().scored
         return [_scored(scored[index], len(request.output_tokens)) for index, request in enumerate(requests)]
 
     def _check_memory(self, config: Any, dtype: str, tensor_parallel: int) -> None:
@@ -219,11 +220,12 @@ class VllmEngine:
                 engine.abort_request(sorted(unfinished))
                 self._collect()
 
-    def _collect(self) -> Any:
-        return self._llm.collective_rpc("shoal_collect")[0]
+    def _collect(self) -> Collected:
+        collected: Collected = self._llm.collective_rpc("shoal_collect")[0]
+        return collected
 
 
-def _scored(parts: Any, count: int) -> Scored:
+def _scored(parts: ScoredBytes, count: int) -> Scored:
     margins, logprobs = (
         torch.from_numpy(np.frombuffer(data, np.float32).copy()) for data in (parts.margins, parts.logprobs)
     )

@@ -29,6 +29,23 @@ class Recorded:
     proofs: list[bytes] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class ScoredBytes:
+    """Plain bytes, because tensors do not pass every process boundary of vLLM."""
+
+    margins: bytes  # fp32
+    logprobs: bytes  # fp32
+    states: bytes  # bf16
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a worker process hands back after a call, by the index of the request."""
+
+    recorded: dict[int, Recorded]
+    scored: dict[int, ScoredBytes]
+
+
 @dataclass
 class _Open:
     recorded: Recorded

@@ -9,7 +9,6 @@ Shapes: R rows of one step, N prompt positions, D hidden size, V vocabulary.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,11 @@ from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
 from shoal.policy.directory import weight_files
 from shoal.policy.exactness import use_exact_products
-from shoal.policy.vllm.recorder import Recorded, Recorder
+from shoal.policy.vllm.recorder import Collected, Recorder, ScoredBytes
 from shoal.proofs.sampling import choose_tokens, token_margins
 
 EXTRA = "shoal"
 """Key of our entry in `SamplingParams.extra_args`."""
-
-
-@dataclass(frozen=True)
-class ScoredBytes:
-    """Plain bytes, because tensors do not pass every process boundary of vLLM."""
-
-    margins: bytes  # fp32
-    logprobs: bytes  # fp32
-    states: bytes  # bf16
 
 
 class _Step:
@@ -117,11 +107,11 @@ class WorkerExtension:
                 # A tied head shares the reloaded tensor, but not what was derived from it, such as a reordered copy.
                 module.quant_method.process_weights_after_loading(module)
 
-    def shoal_collect(self) -> tuple[dict[int, Recorded], dict[int, ScoredBytes]] | None:
+    def shoal_collect(self) -> Collected | None:
         if _step.recorder is None:
             return None
         scored, _step.scored = _step.scored, {}
-        return _step.recorder.collect(), scored
+        return Collected(_step.recorder.collect(), scored)
 
     def _shoal_hook(self, _layer: nn.Module, inputs: tuple[Any, ...], logits: Tensor) -> None:
         states = inputs[1]
