@@ -2,7 +2,7 @@ from pathlib import Path
 
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
-from support.swarm import Swarm, running, small_config
+from support.swarm import Clock, Swarm, running, small_config
 
 
 def test_an_empty_run_has_a_status(swarm: Swarm) -> None:
@@ -57,3 +57,45 @@ def test_bans_are_part_of_the_history(swarm: Swarm) -> None:
     swarm.work(eve)
     swarm.reject(Reason.SAMPLING)
     assert [view.name for view in eve.history().bans] == ["eve"]
+
+
+def test_the_clock_of_a_run_leaves_out_the_time_in_which_it_was_stopped(tmp_path: Path) -> None:
+    clock, config = Clock(), small_config(training={"groups_per_step": 1})
+    with running(tmp_path, config, clock) as swarm:
+        clock.advance(10)
+        swarm.publish(0)
+        (ann,) = swarm.join("ann")
+        clock.advance(20)
+        swarm.produce(ann, useful=2)
+        swarm.sweep()
+    clock.advance(3600)
+    with running(tmp_path, config, clock) as swarm:
+        assert swarm.client("anyone").status().uptime_s == 30.0
+        clock.advance(5)
+        swarm.publish(1)
+        assert [view.published_s for view in swarm.client("anyone").history().versions] == [10.0, 35.0]
+    clock.advance(7200)
+    with running(tmp_path, config, clock) as swarm:
+        clock.advance(1)
+        assert swarm.client("anyone").status().uptime_s == 36.0
+
+
+def test_two_starts_without_a_sign_of_life_between_leave_out_each_second_once(tmp_path: Path) -> None:
+    clock = Clock()
+    for _ in range(3):
+        clock.advance(100)
+        with running(tmp_path, small_config(), clock) as swarm:
+            assert swarm.client("anyone").status().uptime_s == 0.0
+
+
+def test_the_clock_of_a_finished_run_stands_still(tmp_path: Path) -> None:
+    with running(tmp_path, small_config(run={"steps": 1}, training={"groups_per_step": 1})) as swarm:
+        swarm.publish(0)
+        (ann,) = swarm.join("ann")
+        swarm.produce(ann, useful=2)
+        swarm.sweep()
+        swarm.clock.advance(4)
+        swarm.publish(1)
+        swarm.clock.advance(500)
+        status = swarm.client("anyone").status()
+        assert (status.run_state, status.uptime_s) == ("finished", 4.0)

@@ -116,6 +116,8 @@ def begin(connection: Transaction, run: Run) -> None:
             run_key=run.descriptor.run_key,
             secret_commitment=run.descriptor.secret_commitment,
         )
+    else:
+        meta.leave_out_stop(connection, now)
     _require_own_store(connection, run)
     known = select(connection, WorkerRow, "WHERE state NOT IN ('gone','banned')")
     connection.on_commit(lambda: run.presence.restart(row.key for row in known))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shoal.coordinator import ledger, retention
 from shoal.coordinator.rules import batches, trust
+from shoal.coordinator.rules.runs import RunClock
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import UNDECIDED, SubmissionState, one_of
 from shoal.coordinator.steps import read_run, step_counts
@@ -49,10 +50,6 @@ class _Ages:
     ages: str
 
 
-def started_at(connection: Connection) -> float:
-    return float(meta.read(connection, "started_at") or 0.0)
-
-
 def worker_view(connection: Connection, run: Run, row: WorkerRow) -> api.WorkerView:
     presence = run.presence.workers.get(row.key)
     return api.WorkerView(
@@ -70,7 +67,7 @@ def worker_view(connection: Connection, run: Run, row: WorkerRow) -> api.WorkerV
         memory_bytes=row.memory_bytes,
         link_bytes_per_s=row.link_bytes_per_s,
         audit_rate=trust.audit_rate(trust_record(row), run.config.trust),
-        banned_at_s=None if row.banned_at is None else row.banned_at - started_at(connection),
+        banned_at_s=None if row.banned_at is None else meta.run_clock(connection).at_s(row.banned_at),
     )
 
 
@@ -99,7 +96,7 @@ def live_relay_urls(run: Run) -> list[str]:
 
 
 def status(connection: Connection, run: Run) -> api.StatusView:
-    now, begun = read_run(connection, run), started_at(connection)
+    now, clock = read_run(connection, run), meta.run_clock(connection)
     counts = step_counts(connection, run, now.step)
     wanted = batches.groups_wanted(counts, run.config.training)
     submissions = _submissions_by_state(connection)
@@ -112,7 +109,7 @@ def status(connection: Connection, run: Run) -> api.StatusView:
     return api.StatusView(
         run_id=run.descriptor.run_id,
         run_state=now.state,
-        uptime_s=round(run.clock() - begun, 1),
+        uptime_s=round(clock.at_s(_ended_at(connection) if now.state == "finished" else run.clock()), 1),
         step=now.step,
         steps=run.config.run.steps,
         async_level=run.config.training.async_level,
@@ -130,7 +127,7 @@ def status(connection: Connection, run: Run) -> api.StatusView:
             "quarantined": submissions.get(SubmissionState.QUARANTINED, 0),
             "void": submissions.get(SubmissionState.VOID, 0),
         },
-        recent_verdicts=_recent_verdicts(connection, begun),
+        recent_verdicts=_recent_verdicts(connection, clock),
         age_histogram=age_histogram(connection),
         ledger_entries=entries,
         ledger_head=head,
@@ -145,6 +142,12 @@ def _submissions_by_state(connection: Connection) -> dict[SubmissionState, int]:
     shown = one_of(*UNDECIDED, SubmissionState.QUARANTINED, SubmissionState.VOID)
     sql = f"SELECT state, COUNT(*) AS n FROM submissions WHERE state IN {shown} GROUP BY state"
     return {row.state: row.n for row in query(connection, _SubmissionCount, sql)}
+
+
+def _ended_at(connection: Connection) -> float:
+    """When the last version was published or measured."""
+    ends = "SELECT MAX(at) AS at FROM evaluations UNION ALL SELECT MAX(published_at) AS at FROM versions"
+    return query(connection, meta.Moment, f"SELECT MAX(at) AS at FROM ({ends}) AS ends")[0].at or 0.0
 
 
 def _foremost_workers(connection: Connection) -> list[WorkerRow]:
@@ -165,7 +168,7 @@ def _free_bytes(run: Run) -> int | None:
         return None
 
 
-def _recent_verdicts(connection: Connection, begun: float) -> list[api.VerdictView]:
+def _recent_verdicts(connection: Connection, clock: RunClock) -> list[api.VerdictView]:
     rows = query(
         connection,
         _Verdict,
@@ -174,13 +177,13 @@ def _recent_verdicts(connection: Connection, begun: float) -> list[api.VerdictVi
         f" WHERE submissions.state='{SubmissionState.DECIDED}' ORDER BY decided_at DESC LIMIT ?",
         (RECENT_VERDICTS,),
     )
-    return [_verdict_view(row, begun) for row in rows]
+    return [_verdict_view(row, clock) for row in rows]
 
 
-def _verdict_view(row: _Verdict, begun: float) -> api.VerdictView:
+def _verdict_view(row: _Verdict, clock: RunClock) -> api.VerdictView:
     verdict = json.loads(row.verdict)
     return api.VerdictView(
-        at_s=round(row.decided_at - begun, 1),
+        at_s=round(clock.at_s(row.decided_at), 1),
         worker=row.worker,
         step=row.step,
         slot=row.slot,
@@ -203,37 +206,37 @@ def _ages(text: str) -> dict[int, int]:
 
 
 def history(connection: Connection, run: Run) -> api.HistoryView:
-    begun = started_at(connection)
+    clock = meta.run_clock(connection)
     banned = select(connection, WorkerRow, "WHERE banned_at IS NOT NULL ORDER BY banned_at DESC LIMIT ?", (SHOWN_BANS,))
     return api.HistoryView(
-        versions=_versions(connection, begun),
+        versions=_versions(connection, clock),
         evaluations=[
-            api.EvaluationView(**json.loads(row.body), at_s=row.at - begun)
+            api.EvaluationView(**json.loads(row.body), at_s=clock.at_s(row.at))
             for row in select(connection, EvaluationRow, "ORDER BY version")
         ],
-        batches=_batches(connection, begun),
+        batches=_batches(connection, clock),
         bans=[worker_view(connection, run, row) for row in reversed(banned)],
         tasks=task_stats.statistics(connection),
     )
 
 
-def _versions(connection: Connection, begun: float) -> list[api.VersionView]:
+def _versions(connection: Connection, clock: RunClock) -> list[api.VersionView]:
     return [
         api.VersionView(
             version=row.version,
             manifest_digest=row.manifest_digest,
-            published_s=row.published_at - begun,
+            published_s=clock.at_s(row.published_at),
             report=json.loads(row.report) | {"bytes_total": row.bytes_total},
         )
         for row in select(connection, VersionRow, "ORDER BY version")
     ]
 
 
-def _batches(connection: Connection, begun: float) -> list[dict[str, float | int]]:
+def _batches(connection: Connection, clock: RunClock) -> list[dict[str, float | int]]:
     return [
         {
             "step": row.step,
-            "formed_s": row.formed_at - begun,
+            "formed_s": clock.at_s(row.formed_at),
             "groups": row.groups,
             "generated_groups": row.generated,
             "max_age": max(_ages(row.ages), default=0),

@@ -16,6 +16,18 @@ class RunView:
     submissions_pending: int
 
 
+@dataclass(frozen=True, slots=True)
+class RunClock:
+    """Time since the start of a run, without the times in which no coordinator ran."""
+
+    started_at: float
+    stops: tuple[tuple[float, float], ...] = ()
+
+    def at_s(self, at: float) -> float:
+        stopped = sum(min(at, end) - begin for begin, end in self.stops if begin < at)
+        return at - self.started_at - stopped
+
+
 def run_state(view: RunView) -> RunState:
     if view.newest_version >= view.steps:
         return "finished"
