@@ -276,3 +276,24 @@ def test_peers_that_never_answer_do_not_keep_a_relay_from_its_parents(
     assert weights_of(client.fetch_version(0, digest)) == expected_weights()
     failures = sum(report.failures for report in relay.sources.reports() if report.url != parent.url)
     assert failures < 128
+
+
+def test_a_relay_whose_only_parent_flips_one_bit_once_still_gets_the_version(
+    origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    digest = publish(origin)
+    flipped: list[str] = []
+
+    def flips_once(handler: object, path: str) -> bool:
+        if flipped or not path.startswith("/shards/"):
+            return False
+        flipped.append(path)
+        data = bytearray((origin.root / path.strip("/")).read_bytes())
+        data[0] ^= 1
+        return answer(handler, bytes(data))  # type: ignore[arg-type]
+
+    relay = make_relay(make_mirror(flips_once).url)
+    client = make_client(relay.url)
+    client.head(newer_than=0, wait_s=20)
+    assert weights_of(client.fetch_version(0, digest)) == expected_weights()
+    assert flipped

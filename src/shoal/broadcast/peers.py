@@ -121,7 +121,7 @@ class Sources:
         def attempt(url: str, until: float) -> memoryview:
             return self._shard(url, shard, Pace(until, self._min_bytes_s, deadline.limit))
 
-        return self.try_each(_name(shard), attempt, deadline, among=among)
+        return self.try_each(_name(shard), attempt, deadline, size_bytes=shard.size_bytes, among=among)
 
     def shard_from(self, url: str, shard: ShardEntry) -> memoryview:
         """A verified shard from one relay."""
@@ -129,7 +129,7 @@ class Sources:
         def attempt(url: str, until: float) -> memoryview:
             return self._shard(url, shard, Pace(until, self._min_bytes_s))
 
-        return self.ask(url, _name(shard), attempt, self._clock() + self._answer_within_s)
+        return self.ask(url, _name(shard), attempt, self._clock() + self._patience_s(shard.size_bytes))
 
     def file(self, digest: str, *, max_bytes: int, deadline: Deadline) -> bytes:
         return self._small("shards", digest, max_bytes, deadline)
@@ -169,6 +169,7 @@ class Sources:
         attempt: Attempt[T],
         deadline: Deadline,
         *,
+        size_bytes: int = 0,
         absent_after_s: float = ABSENT_AFTER_S,
         among: Callable[[], Sequence[str]] | None = None,
     ) -> T:
@@ -182,7 +183,8 @@ class Sources:
             errors: dict[str, ShoalError] = {}
             for url in self._round(among or self.urls, deadline):
                 try:
-                    result = self.ask(url, what, attempt, min(deadline.moment, self._clock() + self._answer_within_s))
+                    until = min(deadline.moment, self._clock() + self._patience_s(size_bytes))
+                    result = self.ask(url, what, attempt, until)
                     deadline.progress()
                     return result
                 except ShoalError as error:
@@ -201,6 +203,10 @@ class Sources:
             if now + pause_s >= deadline.moment or self.pause(pause_s):
                 break
         raise self._nobody(what, self._clock() - started, reasons)
+
+    def _patience_s(self, size_bytes: int) -> float:
+        """Until an answer must have begun to arrive: a busy relay may let a request wait for its turn."""
+        return self._answer_within_s + size_bytes / self._min_bytes_s
 
     def _ask_less(self, errors: Collection[ShoalError]) -> bool:
         """Wait for slower relays if none was fast enough: then the link of this node is slow. Whether that was possible."""
