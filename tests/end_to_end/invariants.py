@@ -30,6 +30,16 @@ WAITING_GROUPS = (
     "SELECT step, policy_version, deferred, COUNT(*) FROM groups WHERE state='accepted'"
     " GROUP BY step, policy_version, deferred"
 )
+EXPIRED_CHOICES = (
+    "SELECT lease_id FROM submissions JOIN leases USING (lease_id)"
+    " WHERE policy_version < (SELECT COUNT(*) FROM batches WHERE formed_at < decided_at) - ?"
+    " AND policy_version < (SELECT MAX(version) FROM versions WHERE published_at <= issued_at)"
+)
+SHARED_SLOTS = (
+    "SELECT DISTINCT leases.worker AS worker FROM leases JOIN submissions USING (lease_id) WHERE EXISTS (SELECT 1 FROM leases"
+    " AS other JOIN submissions AS file ON file.lease_id=other.lease_id WHERE other.step=leases.step"
+    " AND other.slot=leases.slot AND other.lease_id <> leases.lease_id)"
+)
 TEMPORARY_NAMES = (".tmp-*", "*.tmp", "*.part")
 
 
@@ -121,10 +131,13 @@ def _groups_are_consumed_once(remains: Remains) -> Iterator[str]:
 
 
 def _no_group_is_lost(remains: Remains) -> Iterator[str]:
-    """Each accepted submission has all its groups, and a group that no batch holds has its reason."""
+    """Each accepted submission that counts has all its groups, and a group that no batch holds has its reason."""
     per_slot = remains.config.rollouts.tasks_per_slot
     oldest = remains.outcome.plan.steps - 1 - remains.config.training.async_level
+    counting = _counting(remains)
     for row in _accepted(remains):
+        if row["lease_id"] not in counting:
+            continue
         found = remains.rows("SELECT 1 FROM groups WHERE submission_id=?", row["submission_id"])
         if len(found) != per_slot:
             yield f"submission {row['submission_id']} was accepted with {len(found)} of {per_slot} groups"
@@ -174,19 +187,30 @@ def _events(path: Path, kind: str) -> Iterator[dict[str, int]]:
 
 def _balances_follow_from_verdicts(remains: Remains) -> Iterator[str]:
     """One ledger entry per verdict; credit is what accepted verdicts counted, minus what bans slashed."""
+    level = remains.config.training.async_level
     decided = Counter(digest_bytes(row["verdict"].encode()) for row in _decided(remains))
     if decided != Counter(body["verdict"] for body in remains.bodies("verdict")):
         yield "the verdicts of the store are not those of the ledger"
     earned: Counter[str] = Counter()
+    counting, expired = _counting(remains), {row["lease_id"] for row in remains.rows(EXPIRED_CHOICES, level)}
     for row in _accepted(remains):
-        earned[row["worker"]] += sum(group["tokens"] for group in json.loads(row["verdict"])["groups"])
+        if row["lease_id"] in counting - expired:
+            earned[row["worker"]] += sum(group["tokens"] for group in json.loads(row["verdict"])["groups"])
     accounts = ledger.balances(remains.entries)
+    if sum(sum(account.values()) for account in accounts.values()) != earned.total():
+        yield "the credit of all workers is not what their verdicts say: a slot is paid once"
+    shared = {row["worker"] for row in remains.rows(SHARED_SLOTS)}
     for row in remains.rows("SELECT * FROM workers"):
         account = accounts.get(row["key"], {"held": 0, "released": 0, "slashed": 0})
         if (account["held"], account["released"]) != (row["credit_held"], row["credit_released"]):
             yield f"the ledger gives {row['name']} {account}, the store {row['credit_held']}, {row['credit_released']}"
-        if sum(account.values()) != earned[row["key"]]:
+        if row["key"] not in shared and sum(account.values()) != earned[row["key"]]:
             yield f"{row['name']} has {sum(account.values())} tokens of credit, its verdicts say {earned[row['key']]}"
+
+
+def _counting(remains: Remains) -> set[str]:
+    """Leases whose files fill their slots; another file of the same slot does not count."""
+    return {row["lease_id"] for row in remains.rows("SELECT lease_id FROM slots WHERE state IN ('resolved','void')")}
 
 
 def _no_honest_worker_is_penalised(remains: Remains) -> Iterator[str]:

@@ -31,6 +31,11 @@ class Observed:
             return False
         return not self.is_enforced or deliveries.is_reliable(delivery_record(worker), self.pace)
 
+    def reliable_keys(self, run: Run, numerics_class: str) -> list[str]:
+        """Keys that may fill a late slot of this class."""
+        same = [worker for worker in self.workers if worker.numerics_class == numerics_class]
+        return [worker.key for worker in same if self.is_reliable(run, worker)]
+
 
 def observe(connection: Connection, run: Run) -> Observed:
     longest_s = run.config.coordinator.lease_s

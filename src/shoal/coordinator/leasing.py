@@ -3,21 +3,21 @@
 Every function runs inside one transaction of the store. `rules.leases` decides; this module reads and writes rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from blake3 import blake3
 
 from shoal.coordinator import slots
 from shoal.coordinator.deliveries import Observed, drop_lease, observe
-from shoal.coordinator.rules import deliveries, leases
+from shoal.coordinator.rules import backups, batches, deliveries, leases
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import HOLDING, LeaseState, SlotState, one_of
 from shoal.coordinator.steps import RunNow, read_run, step_counts
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, insert, number, query, select
 from shoal.coordinator.store.tables import LeaseRow, WorkerRow
-from shoal.coordinator.workers import delivery_record, mark_asking
+from shoal.coordinator.workers import delivery_record, mark_asking, save_deliveries
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed, step_secret
@@ -29,6 +29,7 @@ PAGE = 16
 class _Version:
     version: int
     manifest_digest: str
+    published_at: float
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,12 @@ OPEN_SLOT = (
     " AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.step=slots.step AND leases.slot=slots.slot AND leases.worker=?)"
     " ORDER BY slot LIMIT 1"
 )
+LATE_SLOTS = (
+    f"SELECT step, slot, policy_version AS version, attempts, due_at FROM slots WHERE state='{SlotState.LEASED}'"
+    " AND deferred=0 AND step=? AND due_at <= ? AND numerics_class=? AND attempts < ?"
+    " AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.step=slots.step AND leases.slot=slots.slot AND leases.worker=?)"
+    f" ORDER BY due_at LIMIT {PAGE}"
+)
 FAILING = 2
 """A key with so many failures, one after the other, does not count as working."""
 
@@ -64,8 +71,8 @@ def lease(connection: Transaction, run: Run, key: str, body: api.LeaseBody) -> a
     now, observed = read_run(connection, run), observe(connection, run)
     published = _published(connection, run, now.step)
     decision = leases.decide(
-        _swarm_view(connection, run, worker, now, list(published)),
-        _key_view(connection, run, worker, observed, now.step, body.held_versions),
+        _swarm_view(connection, run, worker, now, published, observed),
+        _key_view(connection, run, worker, observed, now.step, set(body.held_versions) & set(published)),
         run.config.training,
         run.config.trust,
     )
@@ -73,30 +80,40 @@ def lease(connection: Transaction, run: Run, key: str, body: api.LeaseBody) -> a
         wanted, wait_s = decision.wanted_version or 0, decision.retry_after_s
         return api.LeaseAnswer(reason=decision.reason, retry_after_s=wait_s, wanted_version=wanted)
     row = _grant(connection, run, worker, observed.pace, body.request_id, decision, published[decision.version])
+    _note_first_use(connection, worker, published[decision.version], row.issued_at)
     return api.LeaseAnswer(lease=lease_of(run, row), wanted_version=decision.wanted_version)
 
 
-def _published(connection: Connection, run: Run, step: int) -> dict[int, str]:
-    """Manifests of the versions inside the asynchrony window."""
+def _published(connection: Connection, run: Run, step: int) -> dict[int, _Version]:
+    """The versions inside the asynchrony window."""
     rows = query(
         connection,
         _Version,
-        "SELECT version, manifest_digest FROM versions WHERE version BETWEEN ? AND ?",
+        "SELECT version, manifest_digest, published_at FROM versions WHERE version BETWEEN ? AND ?",
         (step - run.config.training.async_level, step),
     )
-    return {row.version: row.manifest_digest for row in rows}
+    return {row.version: row for row in rows}
 
 
 def _swarm_view(
-    connection: Connection, run: Run, worker: WorkerRow, now: RunNow, published: list[int]
+    connection: Connection,
+    run: Run,
+    worker: WorkerRow,
+    now: RunNow,
+    published: Mapping[int, _Version],
+    observed: Observed,
 ) -> leases.SwarmView:
+    settled_at = run.clock() - observed.pace.grace_s
     others_active = has_other_workers(connection, run, worker.key, active=True)
     return leases.SwarmView(
         run_state=now.state,
         step=now.step,
         steps=run.config.run.steps,
         has_space=run.has_space(),
-        published=published,
+        published=list(published),
+        settled_version=max(
+            (one.version for one in published.values() if one.published_at <= settled_at), default=None
+        ),
         counts=step_counts(connection, run, now.step),
         next_slot=number(connection, "SELECT MAX(slot) + 1 AS n FROM slots WHERE step=?", (now.step,)),
         tasks_per_slot=run.descriptor.rollouts.tasks_per_slot,
@@ -107,7 +124,7 @@ def _swarm_view(
 
 
 def _key_view(
-    connection: Connection, run: Run, worker: WorkerRow, observed: Observed, step: int, held_versions: Sequence[int]
+    connection: Connection, run: Run, worker: WorkerRow, observed: Observed, step: int, held_versions: Set[int]
 ) -> leases.KeyView:
     key, is_reliable = worker.key, observed.is_reliable(run, worker)
     (counts,) = query(connection, _KeyCounts, KEY_COUNTS, (key, key, step))
@@ -115,13 +132,32 @@ def _key_view(
     dropped = query(connection, leases.OpenSlot, OPEN_SLOT, (step, 0 if is_reliable else 1, key))
     return leases.KeyView(
         is_active=worker.state == "active",
-        held_versions=held_versions,
+        held_versions=sorted(held_versions),
         leases_held=counts.held,
         slots_of_step=counts.holding,
         open_slot=dropped[0] if dropped else None,
+        late_slot=_late_slot(connection, run, worker, observed, step, held_versions) if is_reliable else None,
         is_reliable=is_reliable,
         backoff_s=deliveries.backoff_s(delivery_record(worker), run.clock()),
     )
+
+
+def _late_slot(
+    connection: Connection, run: Run, worker: WorkerRow, observed: Observed, step: int, held_versions: Set[int]
+) -> leases.OpenSlot | None:
+    """The first slot whose keys are late and that this key was drawn for."""
+    values = (step, run.clock(), worker.numerics_class, batches.BLOCKING_ATTEMPTS, worker.key)
+    late_slots = query(connection, backups.LateSlot, LATE_SLOTS, values)
+    if not late_slots:
+        return None
+    poll_s = leases.poll_s(run.presence.polling(has_delivered=worker.delivered_at > 0))
+    others = observed.reliable_keys(run, worker.numerics_class) or list(run.presence.workers)[:PAGE]
+    for late in late_slots:
+        if late.version in held_versions and backups.may_take(
+            late, worker.key, others, run.secret, run.clock(), poll_s
+        ):
+            return leases.OpenSlot(late.slot, late.version)
+    return None
 
 
 def has_other_workers(connection: Connection, run: Run, key: str, *, active: bool) -> bool:
@@ -150,7 +186,7 @@ def _grant(
     pace: deliveries.Pace,
     request_id: str,
     grant: leases.Grant,
-    manifest: str,
+    version: _Version,
 ) -> LeaseRow:
     now = run.clock()
     row = LeaseRow(
@@ -160,7 +196,7 @@ def _grant(
         step=grant.step,
         slot=grant.slot,
         policy_version=grant.version,
-        manifest_digest=manifest,
+        manifest_digest=version.manifest_digest,
         issued_at=now,
         expires_at=now + deliveries.lease_s(delivery_record(worker), pace),
         state=LeaseState.LEASED,
@@ -169,6 +205,16 @@ def _grant(
     slots.take_slot(connection, row, slots.Terms(worker.numerics_class, grant.deferred, now + pace.in_time_s))
     insert(connection, row)
     return row
+
+
+def _note_first_use(connection: Connection, worker: WorkerRow, version: _Version, now: float) -> None:
+    """Observes how long the key took to get a version. Of its first one nothing is known: it may have joined later."""
+    if version.version <= worker.newest_used:
+        return
+    record = delivery_record(worker)
+    if worker.newest_used >= 0:
+        record = deliveries.after_first_use(record, now - version.published_at)
+    save_deliveries(connection, worker, record, newest_used=version.version)
 
 
 def lease_name(secret: bytes, key: str, request_id: str) -> str:

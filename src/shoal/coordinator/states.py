@@ -119,8 +119,9 @@ SUBMISSION = Machine(
     {
         (SubmissionState.PENDING, SubmissionState.CLAIMED): "a validator claims it",
         (SubmissionState.PENDING, SubmissionState.VOID): "its key is banned",
-        (SubmissionState.CLAIMED, SubmissionState.PENDING): "a fault, or the claim runs out",
+        (SubmissionState.CLAIMED, SubmissionState.PENDING): "a fault, the claim runs out, or an audit follows",
         (SubmissionState.CLAIMED, SubmissionState.DECIDED): "accepted or rejected",
+        (SubmissionState.DECIDED, SubmissionState.PENDING): "another file of its slot differs, an audit follows",
         (SubmissionState.CLAIMED, SubmissionState.QUARANTINED): "too many faults",
         (SubmissionState.CLAIMED, SubmissionState.VOID): "its key is banned",
     },
@@ -151,6 +152,7 @@ HOLDING = (LeaseState.LEASED, LeaseState.SUBMITTED)
 DROPPED = (LeaseState.RETURNED, LeaseState.EXPIRED, LeaseState.ABANDONED)
 """Leases that ended without a file."""
 UNDECIDED = (SubmissionState.PENDING, SubmissionState.CLAIMED)
+ENDED = (SubmissionState.DECIDED, SubmissionState.QUARANTINED, SubmissionState.VOID)
 
 
 def one_of(*states: StrEnum) -> str:

@@ -5,9 +5,10 @@ A verdict and all its consequences are one transaction.
 
 import json
 
-from shoal.coordinator import ledger, slots
+from shoal.coordinator import duplicates, ledger, slots
+from shoal.coordinator.credit import add_credit
 from shoal.coordinator.deliveries import record_delivery, record_failure
-from shoal.coordinator.rules import drift, trust
+from shoal.coordinator.rules import batches, drift, trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import (
     FILLING,
@@ -21,7 +22,7 @@ from shoal.coordinator.states import (
 from shoal.coordinator.steps import advance, current_step
 from shoal.coordinator.store import task_stats
 from shoal.coordinator.store.database import Connection, Transaction
-from shoal.coordinator.store.rows import find, select, update, update_all
+from shoal.coordinator.store.rows import find, number, select, update, update_all
 from shoal.coordinator.store.tables import GroupRow, LeaseRow, SubmissionRow, WorkerRow
 from shoal.coordinator.submissions import lease_of_submission, try_again
 from shoal.coordinator.workers import known_worker, save_trust, trust_record
@@ -48,10 +49,14 @@ def _apply(connection: Transaction, run: Run, row: SubmissionRow, body: api.Verd
     event = trust.event_of(body.accepted, body.audited, body.reasons)
     if event is None:
         try_again(connection, run, row, body.reasons, body.detail or ", ".join(body.reasons))
-    elif body.accepted:
-        _accept(connection, run, row, body, event)
-    else:
+    elif not body.accepted:
         _reject(connection, run, row, body, event)
+    elif row.decided_at is not None:
+        _confirm(connection, run, row, body, event)
+    elif duplicates.differs(connection, row, body) and duplicates.audit_both(connection, row):
+        return
+    else:
+        _accept(connection, run, row, body, event)
     if body.audited:
         _add_drift(connection, run, row.worker, body)
 
@@ -88,13 +93,35 @@ def _accept(
     slot = slots.resolve_slot(connection, lease) if usable else None
     if not usable:  # verified, but another key fills the slot
         slots.release_slot(connection, lease)
+    if usable and slot is None:
+        duplicates.split_credit(connection, run, row, lease)
+        return
     if slot is not None:
         groups = [_group_row(lease, row, body, group, deferred=slot.deferred) for group in body.groups]
         slots.add_groups(connection, groups)
         for group in body.groups:
             task_stats.count_group(connection, group)
     worker = save_trust(connection, worker, trust.after(trust_record(worker), event, run.config.trust))
-    _add_credit(connection, run, worker, row, 0 if slot is None else sum(group.tokens for group in body.groups))
+    tokens = sum(group.tokens for group in body.groups)
+    earns = usable and not _is_expired_choice(connection, run, lease)
+    add_credit(connection, run, worker, row, tokens if earns else 0)
+
+
+def _confirm(
+    connection: Connection, run: Run, row: SubmissionRow, body: api.VerdictBody, event: trust.TrustEvent
+) -> None:
+    """A file that counts, or counted, has passed the audit that another file of its slot caused."""
+    _close(connection, run, row, body)
+    worker = known_worker(connection, row.worker)
+    save_trust(connection, worker, trust.after(trust_record(worker), event, run.config.trust))
+
+
+def _is_expired_choice(connection: Connection, run: Run, lease: LeaseRow) -> bool:
+    """Whether the key worked with an older version than it could have had, and too long for any batch."""
+    if lease.policy_version >= batches.oldest_version(current_step(connection), run.config.training):
+        return False
+    newest = number(connection, "SELECT MAX(version) AS n FROM versions WHERE published_at <= ?", (lease.issued_at,))
+    return newest > lease.policy_version
 
 
 def _group_row(
@@ -115,27 +142,6 @@ def _group_row(
         logprobs_verified=body.logprobs_verified,
         state=GroupState.ACCEPTED if group.useful else GroupState.NO_SIGNAL,
         deferred=deferred,
-    )
-
-
-def _add_credit(connection: Connection, run: Run, worker: WorkerRow, row: SubmissionRow, earned: int) -> None:
-    held, released = trust.split_credit(worker.credit_held, earned, run.config.trust.stake_tokens)
-    update(
-        connection,
-        worker,
-        accepted=worker.accepted + 1,
-        credit_held=worker.credit_held + held,
-        credit_released=worker.credit_released + released,
-    )
-    ledger.append(
-        connection,
-        run.keypair,
-        run.clock(),
-        "credit",
-        worker=row.worker,
-        held=held,
-        released=released,
-        submission=row.submission_id,
     )
 
 

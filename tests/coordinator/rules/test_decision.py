@@ -30,6 +30,7 @@ SWARM = SwarmView(
     steps=10,
     has_space=True,
     published=(4, 5),
+    settled_version=None,
     counts=COUNTS,
     next_slot=1,
     tasks_per_slot=2,
@@ -64,6 +65,21 @@ def test_a_dropped_slot_keeps_its_version_if_the_next_key_holds_it() -> None:
     assert answer(open_slot=OpenSlot(0, 4), held_versions=(4, 5)) == again
     assert answer(open_slot=OpenSlot(0, 4), held_versions=(5,)) == replace(again, version=5)
     assert answer(open_slot=OpenSlot(0, 3), held_versions=(3, 5)) == replace(again, version=5)
+
+
+def test_a_key_that_names_only_versions_that_everybody_has_replaced_gets_nothing() -> None:
+    assert answer({"settled_version": 4}, held_versions=(4,)) == answer(held_versions=(4,))
+    assert answer({"settled_version": 5}, held_versions=(4,)) == Refused("need_weights", 0.25, wanted_version=5)
+    assert isinstance(answer({"settled_version": 5}, held_versions=(4, 5)), Grant)
+    assert answer({"settled_version": 4}, held_versions=(4, 5)) == answer()
+
+
+def test_a_late_slot_comes_before_everything_else() -> None:
+    late = OpenSlot(0, 4)
+    assert answer(late_slot=late, open_slot=OpenSlot(1, 5)) == Grant(step=5, slot=0, version=4, wanted_version=5)
+    assert isinstance(answer({"counts": replace(COUNTS, useful=99)}, late_slot=late, slots_of_step=9), Grant)
+    assert refusal(late_slot=late, leases_held=LEASES_PER_KEY) == "no_work"
+    assert refusal(late_slot=late, backoff_s=1.0) == "no_work"
 
 
 def test_a_key_that_is_not_reliable_works_for_the_next_step() -> None:

@@ -1,6 +1,7 @@
 """May this key work, on which slot, with which version, and for how long: one pure decision.
 
-The lease names the policy version: the newest inside the asynchrony window that the worker holds. A dropped slot goes, unchanged,
+The lease names the policy version: the newest inside the asynchrony window that the worker holds, and none older than what every
+key has had the time to fetch. A slot whose key is late goes to a second one with the same version. A dropped slot goes, unchanged,
 to a different key, and a key that fails again and again waits longer and longer, so workers cannot select easy slots. While other
 keys work, no key fills more than its share of a step; while active keys work, neither do all keys on probation together. A key
 *works* if it is present, was granted a lease lately and does not fail: heartbeats alone would let an idle key stall the swarm.
@@ -56,6 +57,8 @@ class KeyView:
     """Slots of this step that it holds or has submitted."""
     open_slot: OpenSlot | None = None
     """The first slot of this step that other keys dropped and that this one may take."""
+    late_slot: OpenSlot | None = None
+    """A slot of this step whose keys are late, if this one was drawn to fill it too."""
     is_reliable: bool = True
     """Whether a batch waits for its slots."""
     backoff_s: float = 0.0
@@ -72,6 +75,8 @@ class SwarmView:
     has_space: bool
     published: Sequence[int]
     """Versions; those outside the asynchrony window may be left out."""
+    settled_version: int | None
+    """The newest that every key has had the time to fetch."""
     counts: batches.StepCounts
     next_slot: int
     tasks_per_slot: int
@@ -114,14 +119,23 @@ def decide(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: Trus
     if wanted is None:
         return refuse("waiting_for_trainer")
     version = leased_version(key.held_versions, swarm.published, swarm.step, training.async_level)
-    if version is None:
+    if version is None or version < _oldest_leased(swarm, training.async_level):
         return refuse("need_weights", wanted)
     if key.backoff_s > 0 and swarm.has_other_workers:
         return Refused("no_work", min(LONGEST_WAIT_S, key.backoff_s), wanted)
+    late = key.late_slot
+    if late is not None and key.leases_held < LEASES_PER_KEY:
+        return Grant(swarm.step, late.slot, late.version, wanted)
     if not _has_work(swarm, key, training, trust):
         return refuse("no_work", wanted)
     slot, version = _next_slot(swarm, key, version, training.async_level)
     return Grant(swarm.step, slot, version, wanted, deferred=not key.is_reliable)
+
+
+def _oldest_leased(swarm: SwarmView, async_level: int) -> int:
+    """A key that names only older versions lies about what it holds, or has to catch up first."""
+    oldest = swarm.step - async_level
+    return oldest if swarm.settled_version is None else max(oldest, swarm.settled_version)
 
 
 def _next_slot(swarm: SwarmView, key: KeyView, version: int, async_level: int) -> tuple[int, int]:
@@ -155,7 +169,12 @@ def _has_work(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: T
 
 def _retry_after_s(reason: Refusal, swarm: SwarmView) -> float:
     is_over = reason == "no_work" and swarm.step >= swarm.steps
-    return max(AFTER_LAST_STEP_S if is_over else RETRY_AFTER_S[reason], swarm.keys_polling / POLLS_PER_S)
+    return max(AFTER_LAST_STEP_S if is_over else RETRY_AFTER_S[reason], poll_s(swarm.keys_polling))
+
+
+def poll_s(keys_polling: int) -> float:
+    """How long an idle key waits between two requests for work."""
+    return max(RETRY_AFTER_S["no_work"], keys_polling / POLLS_PER_S)
 
 
 def leased_version(held: Sequence[int], published: Sequence[int], step: int, async_level: int) -> int | None:

@@ -1,0 +1,56 @@
+"""Several files for one slot: the first accepted one counts, the others are compared with it and share its credit.
+
+The same slot, version and numerics class give the same tokens up to rare rounding flips. Files that differ are audited, both of
+them; the difference alone penalises no worker. Runs inside one transaction of the store.
+"""
+
+from shoal.coordinator.credit import add_credit, take_credit
+from shoal.coordinator.deliveries import observe
+from shoal.coordinator.run import Run
+from shoal.coordinator.states import SlotState, SubmissionState
+from shoal.coordinator.store.database import Connection
+from shoal.coordinator.store.rows import select, update
+from shoal.coordinator.store.tables import LeaseRow, SubmissionRow
+from shoal.coordinator.workers import known_worker
+from shoal.protocol import api
+
+OTHER_FILES = (
+    "JOIN leases USING (lease_id) JOIN slots ON slots.step=leases.step AND slots.slot=leases.slot"
+    " WHERE (leases.step, leases.slot) = (SELECT step, slot FROM leases WHERE lease_id=?) AND submissions.lease_id <> ?"
+    f" AND submissions.state='{SubmissionState.DECIDED}'"
+)
+COUNTING = f" AND slots.state='{SlotState.RESOLVED}' AND slots.lease_id=submissions.lease_id"
+
+
+def _others(connection: Connection, row: SubmissionRow, which: str = "") -> list[SubmissionRow]:
+    return select(connection, SubmissionRow, OTHER_FILES + which, (row.lease_id, row.lease_id))
+
+
+def differs(connection: Connection, row: SubmissionRow, body: api.VerdictBody) -> bool:
+    """Whether the file differs from the one that counts."""
+    verdicts = [api.VerdictBody.model_validate_json(one.verdict or "") for one in _others(connection, row, COUNTING)]
+    return any(_content(verdict) != _content(body) for verdict in verdicts)
+
+
+def _content(body: api.VerdictBody) -> list[tuple[int, int, list[float]]]:
+    return [(group.group, group.tokens, group.task_rewards) for group in body.groups]
+
+
+def audit_both(connection: Connection, row: SubmissionRow) -> bool:
+    """Sends the file, and the one that counts, to an audit unless they had one; true if the file itself waits for it now."""
+    unaudited = [one for one in [row, *_others(connection, row, COUNTING)] if not one.audit]
+    for one in unaudited:
+        waiting = {"state": SubmissionState.PENDING, "claim_id": None, "retry_at": 0.0}
+        update(connection, one, **waiting, audit=True, audit_rate=1.0)
+    return row in unaudited
+
+
+def split_credit(connection: Connection, run: Run, row: SubmissionRow, lease: LeaseRow) -> None:
+    """A further accepted file that came in time gets a part of what the slot has paid; it earns no trust."""
+    moved, others = 0, len(_others(connection, row))
+    if row.received_at - lease.issued_at <= observe(connection, run).pace.in_time_s:
+        for counting in _others(connection, row, COUNTING):
+            groups = api.VerdictBody.model_validate_json(counting.verdict or "").groups
+            share = sum(group.tokens for group in groups) // (2 * others)
+            moved += take_credit(connection, run, known_worker(connection, counting.worker), row, share)
+    add_credit(connection, run, known_worker(connection, row.worker), row, moved)

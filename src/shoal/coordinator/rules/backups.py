@@ -1,0 +1,35 @@
+"""Which key gets a late slot too. Pure.
+
+The same slot, version and numerics class give the same tokens, so a second key can fill a slot whose first key is late. It is
+drawn by a keyed hash, not by who asks first, and it is not told. A key that was drawn but does not ask lets the next one have it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+LAST_RANK = 4
+"""Keys behind it wait no longer, so idle keys delay a backup by a few polls at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class LateSlot:
+    """A slot without a file whose keys had their time."""
+
+    step: int
+    slot: int
+    version: int
+    attempts: int
+    due_at: float
+
+
+def may_take(late: LateSlot, key: str, others: Iterable[str], secret: bytes, now: float, poll_s: float) -> bool:
+    """Whether it is this key's turn: one poll passes for each eligible key before it."""
+    place = _place(late, key, secret)
+    rank = sum(_place(late, other, secret) < place for other in others if other != key)
+    return now - late.due_at >= min(rank, LAST_RANK) * poll_s
+
+
+def _place(late: LateSlot, key: str, secret: bytes) -> bytes:
+    return blake3(f"backup\n{late.step}\n{late.slot}\n{late.attempts}\n{key}".encode(), key=secret).digest()
