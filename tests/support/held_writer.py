@@ -14,7 +14,8 @@ class HeldWriter:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._free = threading.Event()
         self._free.set()
-        self.failure: OSError | None = None
+        self.failure: Exception | None = None
+        self.interrupt_next_wait = False
         replace, result, tester = os.replace, Future.result, threading.current_thread()
 
         def held_replace(source: Any, target: Any) -> None:
@@ -26,6 +27,9 @@ class HeldWriter:
 
         def watched_result(future: "Future[Any]", timeout: float | None = None) -> Any:
             if threading.current_thread() is tester:
+                if self.interrupt_next_wait:
+                    self.interrupt_next_wait = False
+                    raise KeyboardInterrupt
                 self._free.set()
             return result(future, timeout)
 

@@ -152,14 +152,46 @@ def test_training_that_ends_by_an_exception_waits_for_its_writer(
     assert make_trainer(model_dir, tmp_path).resume()
 
 
-def test_a_failed_write_does_not_hide_what_ended_the_training(
-    model_dir: Path, tmp_path: Path, writer: HeldWriter
+@pytest.mark.parametrize("waiting", ["save", "close", "end"])
+def test_an_interruption_while_it_waits_for_the_writer_does_not_leave_it_behind(
+    model_dir: Path, tmp_path: Path, writer: HeldWriter, waiting: str
 ) -> None:
     trainer = make_trainer(model_dir, tmp_path)
+
+    def interrupted() -> None:
+        with trainer:
+            trainer.save()
+            writer.interrupt_next_wait = True
+            if waiting != "end":
+                getattr(trainer, waiting)()
+
+    writer.hold()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000000"]
+
+
+def test_a_failed_write_is_reported_once(model_dir: Path, tmp_path: Path, writer: HeldWriter) -> None:
+    trainer = make_trainer(model_dir, tmp_path)
     writer.failure = OSError("No space left on device")
+    trainer.save()
+    with pytest.raises(CheckpointError, match="No space left"):
+        trainer.close()
+    writer.failure = None
+    trainer.save()
+    trainer.close()
+    assert trainer.checkpoint_steps() == [0]
+
+
+@pytest.mark.parametrize("failure", [OSError("No space left on device"), RuntimeError("connection closed by peer")])
+def test_a_failed_write_does_not_hide_what_ended_the_training(
+    model_dir: Path, tmp_path: Path, writer: HeldWriter, failure: Exception
+) -> None:
+    trainer = make_trainer(model_dir, tmp_path)
+    writer.failure = failure
     with pytest.raises(KeyboardInterrupt) as caught:
         save_and_die(trainer, KeyboardInterrupt)
-    assert "No space left on device" in caught.value.__notes__[0]
+    assert str(failure) in caught.value.__notes__[0]
 
 
 def test_an_exception_on_one_rank_does_not_wait_for_the_others(

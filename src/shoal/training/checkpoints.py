@@ -59,13 +59,21 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.finish()
+        if error is not None:
+            self._settle(error)
             return
         try:
-            self._wait()  # without the other ranks: this one may be the only one that fails
-        except CheckpointError as unwritten:
-            error.add_note(unwritten.message)
+            self.finish()
+        except BaseException as interruption:
+            self._settle(interruption)
+            raise
+
+    def _settle(self, error: BaseException) -> None:
+        """Wait for the writer without the other ranks, as this one may be the only one that ends; its failure becomes a note."""
+        try:
+            self._wait()
+        except Exception as unwritten:
+            error.add_note(str(unwritten))
 
     def steps(self) -> list[int]:
         """Steps that can be resumed, oldest first."""
@@ -106,11 +114,13 @@ class Checkpoints:
         """Whether there was a save to wait for on this rank."""
         if self._pending is None:
             return False
-        pending, self._pending = self._pending, None
         try:
-            pending.result()
+            self._pending.result()
         except (CheckpointException, OSError) as error:  # torch's own is no Exception and would pass every handler
             raise CheckpointError(f"The checkpoint in {self.directory} was not written: {first_line(error)}") from error
+        finally:
+            if self._pending.done():  # not so if the waiting was interrupted
+                self._pending = None
         return True
 
     def _complete(self, temporary: Path, final: Path) -> None:
