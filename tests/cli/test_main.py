@@ -113,6 +113,14 @@ def test_a_dry_run_prints_the_settings_and_touches_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_warns_about_what_cannot_work_beside_the_settings(shoal: Run) -> None:
+    result = shoal("init", "--dry-run", "--coordinator.host", "0.0.0.0", "--tasks.source", "nowhere.jsonl")
+    assert result.code == 0
+    assert tomllib.loads(result.out)["coordinator"]["host"] == "0.0.0.0"
+    assert "shoal: warning: coordinator.host = 0.0.0.0 says where to listen" in result.err
+    assert "shoal: warning: There are no tasks at nowhere.jsonl" in result.err
+
+
 def test_the_options_of_the_demo_are_settings(shoal: Run) -> None:
     result = shoal("demo", "--steps", 3, "--async-level", 0, "--seed", 11, "--dry-run", "--run.name", "mine")
     tree = tomllib.loads(result.out)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from end_to_end.commands import shoal, status_when, wait_for_text
+from end_to_end.commands import eventually, shoal, status_when, wait_for_text
 from end_to_end.swarm import DEADLINE_S, small_config
 from shoal.config import to_toml
 from shoal.protocol.client import CoordinatorClient
@@ -54,12 +54,18 @@ def test_pause_ban_backup_drain_and_restore(tmp_path: Path) -> None:
 
             wait_for_text(tmp_path / "eve.log", "joined as eve")
             assert "eve" in command("run", "ban", "eve", tmp_path / "run", "--reason", "will not say")
-            assert eve.wait(DEADLINE_S) == os.EX_CONFIG
-            assert "This key is banned: by the owner: will not say." in (tmp_path / "eve.log").read_text()
+            wait_for_text(tmp_path / "eve.log", "This key is banned: by the owner: will not say.")
+            wait_for_text(tmp_path / "eve.log", "Waiting until the ban is lifted")
             assert "on probation again" in command("run", "unban", "eve", run_file, "--reason", "said sorry")
+            wait_for_text(tmp_path / "eve.log", "the ban is lifted, joining again")
+            assert eve.poll() is None
             command("run", "ban", "nobody-known", run_file, "--reason", "x", expect=os.EX_CONFIG)
 
             assert "running" in command("run", "resume", url, "--key", tmp_path / "run" / "keys" / "run.key")
+            eventually(
+                lambda: True if (tmp_path / "eve.log").read_text().count("joined as eve") == 2 else None,
+                lambda: "eve never joined again",
+            )
             status_when(url, "more steps", lambda status: status.newest_version > paused.newest_version + 1)
             backup = tmp_path / "backup.tar"
             assert "keep it secret" in command("run", "backup", backup, run_file)

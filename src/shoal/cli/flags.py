@@ -21,7 +21,9 @@ Where = Annotated[
     str | None,
     typer.Argument(help="Run file, run directory, or the coordinator's address; without it the directory of run.dir."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and stop.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the resolved settings, warn about what cannot work, and stop.")
+]
 Threads = Annotated[int, typer.Option(min=0, help="Compute threads; 0 lets torch decide.")]
 Authority = Annotated[
     Path | None,
@@ -58,9 +60,18 @@ def takes_settings(command: Callable[..., object] | None) -> bool:
 def run_config(context: typer.Context, where: str | None, dry_run: bool = False) -> ShoalConfig:
     config = load_run(where, context.obj)
     if dry_run:
-        typer.echo(to_toml(config))
+        print_dry_run(config)
         raise SystemExit(0)
     return config
+
+
+def print_dry_run(config: ShoalConfig) -> None:
+    """The settings on the output; what cannot work about them beside it."""
+    from shoal.owner.preflight import foreseen_problems
+
+    typer.echo(to_toml(config))
+    for problem in foreseen_problems(config):
+        typer.echo(f"shoal: warning: {problem}", err=True)
 
 
 def run_directory(context: typer.Context, where: str | None, dry_run: bool = False) -> RunDirectory:

@@ -15,12 +15,12 @@ from shoal.cli.flags import (
     Joinable,
     Threads,
     Where,
+    print_dry_run,
     report,
     report_join_command,
     run_config,
     run_directory,
 )
-from shoal.config import to_toml
 from shoal.config.schema import EngineKind
 
 
@@ -210,6 +210,6 @@ def demo(
 
     config = demo_config(context.obj, steps=steps, async_level=async_level, seed=seed)
     if dry_run:
-        typer.echo(to_toml(config))
+        print_dry_run(config)
         return
     raise SystemExit(run_demo(config, honest_workers=workers, fresh=fresh))
