@@ -9,7 +9,9 @@ import pytest
 from end_to_end.commands import shoal, status_of, wait_for_text
 from end_to_end.swarm import DEADLINE_S, free_ports, small_config
 from shoal.config import to_toml
+from shoal.locks import hold
 from shoal.owner.create import initialise
+from shoal.tasks import Task
 
 pytestmark = pytest.mark.slow
 
@@ -80,3 +82,51 @@ def test_a_relay_without_a_parent_says_so_and_ends_on_request(tmp_path: Path) ->
         relay.wait(60)
     assert nobody in log.read_text()
     assert "Traceback" not in log.read_text()
+
+
+OWN_VERIFIER = """
+from shoal.tasks import Task, verifier
+
+
+@verifier(exact=True)
+def is_even(task: Task, completion_text: str) -> tuple[float, str]:
+    return float(len(completion_text) % 2 == 0), "an even number of letters"
+"""
+
+
+def own_run(tmp_path: Path) -> Path:
+    (tmp_path / "own_checks.py").write_text(OWN_VERIFIER)
+    rows = [
+        Task(
+            problem_id=f"p{number}",
+            source="own",
+            task_type="own_checks:is_even",
+            prompt=f"{number}+1=",
+            verification_info={},
+        )
+        for number in range(40)
+    ]
+    (tmp_path / "tasks.jsonl").write_text("".join(row.model_dump_json() + "\n" for row in rows))
+    tasks = {"source": str(tmp_path / "tasks.jsonl"), "heldout": 4, "count": 0}
+    run_file = tmp_path / "mine.toml"
+    run_file.write_text(to_toml(small_config(tmp_path / "run", steps=1, tasks=tasks)))
+    return run_file
+
+
+def test_an_owner_with_a_verifier_and_workers_of_its_own_needs_no_other_consent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_file = own_run(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with shoal(tmp_path / "up.log", "up", run_file, "--workers", 1) as up:
+        assert up.wait(DEADLINE_S) == 0, (tmp_path / "up.log").read_text()[-2000:]
+    assert "is finished: 1 versions" in (tmp_path / "up.log").read_text()
+
+
+def test_a_worker_of_the_owner_that_cannot_work_is_shown_with_its_reason(tmp_path: Path) -> None:
+    run_file, log = tmp_path / "mine.toml", tmp_path / "up.log"
+    run_file.write_text(to_toml(small_config(tmp_path / "run", steps=1)))
+    taken = hold(tmp_path / "run" / "workers" / "local-1" / "lock", "")
+    with taken, shoal(log, "up", run_file, "--workers", 1):
+        wait_for_text(log, "local-1 ended for good: Another worker uses ")
+        wait_for_text(log, "no worker of this host is left")
