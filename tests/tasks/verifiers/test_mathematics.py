@@ -136,6 +136,18 @@ def test_hedged_multiple_and_contradictory_answers_earn_nothing(answer: str) -> 
     assert scored("42", answer) == (0.0, False)
 
 
+HEDGES = [
+    "{} or 7919", "7919 or {}", "{}, 7919", "{} and 7919", "{}?", "{} maybe", "not {}", "either {} or 7919", "about {}", "{}; 7919",
+    "{} \\to 7919", "{} \\text{{ or }} 7919", "{} (or 7919)", "\\text{{probably }}{}", "{} \\ne 7919", "{} < 7919", "{}:7919:1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("hedge", HEDGES)
+def test_a_hedge_around_any_ground_truth_earns_nothing(hedge: str) -> None:
+    truths = sorted({pair["truth"] for pair in PAIRS})
+    assert [truth for truth in truths if is_equal(truth, hedge.format(truth))] == []
+
+
 HOSTILE = [
     "9^{9^{9^{9}}}",
     "9**9**9",

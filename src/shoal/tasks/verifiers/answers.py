@@ -18,6 +18,7 @@ _MARK = re.compile(
 )
 _ARGUMENTS = re.compile(r"(?:\s{0,9}\{[^{}]{0,200}\}){0,4}")
 MOST_STATEMENTS = 16
+LONGEST_NESTED = 4000
 _FINAL = re.compile(r"(?:answer\s+is|answer\s*:|####)[ \t:]*", re.IGNORECASE)
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^`\n]*")
 
@@ -58,6 +59,8 @@ def _drop_inner(boxes: list[tuple[int, int]], start: int) -> None:
 def _unboxed(text: str) -> str:
     """Without boxes that hold nothing but a box."""
     text = text.strip()
+    if len(text) > LONGEST_NESTED:
+        return text
     while (match := _MARK.match(text)) and match["brace"] and text.endswith("}") and text.count("{") == text.count("}"):
         text = text[match.end() : -1].strip()
     return text

@@ -46,7 +46,9 @@ class Comparison:
         if is_set_notation(truth) or is_set_notation(answer):
             return self._as_sets(truth, answer)
         if isinstance(truth, Member):
-            return self.same(truth.members, answer.members if isinstance(answer, Member) else answer)
+            if isinstance(answer, Member):
+                return truth.symbol == answer.symbol and self.same(truth.members, answer.members)
+            return self.same(truth.members, answer)
         if isinstance(truth, Relation):
             return self._equation(truth, answer)
         if isinstance(answer, Labelled | Member | Relation):
@@ -55,16 +57,32 @@ class Comparison:
         return rule is not None and bool(rule(self, truth, answer))
 
     def _stated(self, truth: Any, answer: Labelled | Member | Relation) -> bool:
-        """x = 5, x ∈ {…} and x = 10/2 = 5 state a value; each side has to be it."""
+        """x = 5, x ∈ {…} and x = 10/2 = 5 state a value; each side has to be it, and what follows ≈ has to round it."""
         if isinstance(answer, Labelled):
             return self.same(truth, answer.answer)
         if isinstance(answer, Member):
             return self.same(truth, answer.members)
-        if set(answer.operators) != {"="}:
+        sides, operators = answer.sides, answer.operators
+        if operators[-1] == "~":
+            if not self._rounds(sides[-2], sides[-1]):
+                return False
+            sides, operators = sides[:-1], operators[:-1]
+        if not {*operators} <= {"="}:
             return False
-        return self.same(truth, answer.sides[-1]) and all(
-            self._equal_sides(answer.sides[-1], side) for side in answer.sides
-        )
+        return self.same(truth, sides[-1]) and all(self._equal_sides(sides[-1], side) for side in sides[:-1])
+
+    def _rounds(self, exact: Any, rounded: Any) -> bool:
+        """Whether a decimal number is the other one up to one unit of its last place."""
+        if not isinstance(exact, Expression) or not isinstance(rounded, Expression) or rounded.node.op != "number":
+            return False
+        value, places = rounded.node.value, len(str(rounded.node.value.denominator)) - 1
+        unit = number(Fraction(1, 10**places))
+        low, high = (Node("add", (number(value), Node("multiply", (number(sign), unit)))) for sign in (-1, 1))
+        try:
+            below, middle, above = (self._evaluator.value(node, real=True) for node in (low, exact.node, high))
+            return self._evaluator.less(below, middle) and self._evaluator.less(middle, above)
+        except NoValueError:
+            return False
 
     def _equal_sides(self, one: Any, other: Any) -> bool:
         return isinstance(one, Expression) and isinstance(other, Expression) and self._equal(one.node, other.node)
@@ -174,7 +192,8 @@ class Comparison:
         if not isinstance(answer, Items) or len(answer.items) != len(truth.items):
             return len(getattr(truth, "items", ())) == 1 and truth.shape == "set" and self.same(truth.items[0], answer)
         if {truth.shape, answer.shape} <= {"list", "set"}:
-            return self._unordered(_unnamed(truth.items), list(_unnamed(answer.items)))
+            (name, truths), (other, answers) = _unnamed(truth.items), _unnamed(answer.items)
+            return (not name or not other or name == other) and self._unordered(truths, list(answers))
         return _brackets(truth) == _brackets(answer) and all(map(self.same, truth.items, answer.items))
 
     def _unordered(self, truths: Sequence[Any], answers: list[Any]) -> bool:
@@ -289,12 +308,12 @@ def _ascending(kind: Relation) -> tuple[str, Node] | None:
     return operator, Node("add", (left.node, Node("negate", (right.node,))))
 
 
-def _unnamed(items: Sequence[Any]) -> Sequence[Any]:
+def _unnamed(items: Sequence[Any]) -> tuple[str, Sequence[Any]]:
     """x = 4, x = 5 and x = 4, 5 are values of one variable; x = 4, y = 5 are not."""
-    named = [item for item in items if isinstance(item, Labelled)]
-    if not named or len({item.label for item in named}) > 1 or not isinstance(items[0], Labelled):
-        return items
-    return [item.answer if isinstance(item, Labelled) else item for item in items]
+    labels = {item.label for item in items if isinstance(item, Labelled)}
+    if len(labels) != 1 or not isinstance(items[0], Labelled):
+        return "", items
+    return labels.pop(), [item.answer if isinstance(item, Labelled) else item for item in items]
 
 
 def _brackets(items: Items) -> str:

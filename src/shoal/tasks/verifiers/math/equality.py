@@ -19,12 +19,15 @@ _CHOICE = re.compile(r"\(\s*([A-Za-z])\s*\)[.:]?|([A-Z])[.:)]?")
 _CHOICE_AND_CONTENT = re.compile(r"(?:\(([A-J])\)|([A-J])[).:])\s*(\S.*)", re.DOTALL)
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _HEDGE = re.compile(r"\b(?:or|and|not|maybe|either)\b|\([A-J]\)|\b[A-J]\)", re.IGNORECASE)
+_LEADING_ZERO = re.compile(r"0[0-9]+")
 _LETTERS = re.compile(r"[A-Za-z]{3}")
 
 
 def is_equal(truth: str, answer: str) -> bool:
     """Raises TooCostlyError where the comparison would take too long."""
-    expected, found = tidy(truth), tidy(answer)
+    expected, found = (" ".join(tidy(text).split()) for text in (truth, answer))
+    if expected == found:
+        return True
     choice = _same_choice(expected, found)
     return _same_text(expected, found) if choice is None else choice
 
@@ -36,12 +39,19 @@ def _same_choice(expected: str, found: str) -> bool | None:
     if letter and chosen:
         if letter.upper() != chosen.upper():
             return False
-        return not said or (_same_text(content, said) if content else not _HEDGE.search(said))
+        return not said or (_same_text(content, said) if content else _is_plain_content(found, said))
     if letter and content:
         return _same_text(content, found)
     if chosen and said:
         return _same_text(expected, said)
     return None
+
+
+def _is_plain_content(found: str, said: str) -> bool:
+    """What may follow a letter whose meaning is not known: apart from it, and without another choice."""
+    apart = re.search(r"[A-Ja-j][).:]*\s+" + re.escape(said[:1]), _TEXT.sub(r"\1", found))
+    is_answer = any(meaning is not None for _, meaning in _readings(said, _own_words(said)))
+    return bool(apart) and is_answer and not _HEDGE.search(said)
 
 
 def is_readable(text: str) -> bool:
@@ -83,9 +93,8 @@ def _same_text(expected: str, found: str) -> bool:
 
 def _own_words(text: str) -> frozenset[str]:
     """The nouns of a ground truth such as 5 zlotys."""
-    return frozenset(
-        word.lower() for word in re.findall(r"[A-Za-z]{3,}", _TEXT.sub(r" \1 ", text)) if f"\\{word}" not in text
-    )
+    found = re.findall(r"(?<!\\)\b[A-Za-z][a-z]{2,}", _TEXT.sub(r" \1 ", text))
+    return frozenset(word.lower() for word in found)
 
 
 def _readings(text: str, own_words: frozenset[str]) -> list[tuple[list[Token], Any]]:
@@ -107,6 +116,8 @@ def _reading(text: str, own_words: frozenset[str]) -> tuple[list[Token], Any]:
         tokens = tokens_of(text, UNIT_WORDS | own_words)
     except UnreadableError:
         return [], None
+    if "," in text and any(_LEADING_ZERO.fullmatch(token.text) for token in tokens):
+        return tokens, None  # 1,000 is no list of 1 and 0
     try:
         return tokens, read(tokens, own_words)
     except (UnreadableError, NoValueError):

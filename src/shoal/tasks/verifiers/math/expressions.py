@@ -34,6 +34,10 @@ class NoValueError(Exception):
     """Undefined here, or outside of what is computed."""
 
 
+class UndefinedError(NoValueError):
+    """There is no real number, or no number at all: a root or logarithm of a negative number, a division by zero."""
+
+
 class TooCostlyError(Exception):
     """Comparing the two answers takes more operations than an answer may cost."""
 
@@ -100,9 +104,9 @@ class Evaluator:
         try:
             found = inexact(self.mp, *(self.inexact(value) for value in values))
         except (ValueError, ZeroDivisionError, OverflowError, mpmath.libmp.ComplexResult):
-            raise NoValueError from None
+            raise UndefinedError from None
         if real and isinstance(found, self.mp.mpc):
-            raise NoValueError
+            raise UndefinedError
         return found
 
     def inexact(self, value: Value) -> Value:
@@ -175,20 +179,40 @@ class Evaluator:
                 pair = self._pair(one, other, point)
                 if pair is None:
                     continue
-                if not agree(*pair):
+                if pair[1] is None or not agree(*pair):
                     return False
                 agreeing += 1
                 if agreeing == AGREEING_POINTS:
                     return True
         return False
 
-    def _pair(self, one: Node, other: Node, point: dict[str, Fraction]) -> tuple[Value, Value] | None:
-        """Both values at a point; None where one of them is undefined, in the reals unless i is named."""
+    def _pair(self, one: Node, other: Node, point: dict[str, Fraction]) -> tuple[Value, Value | None] | None:
+        """Both values at a point, in the reals unless i is named; None where the first has no value.
+
+        The second is None where only the first is defined. That is no difference if the first has a root or a logarithm and some
+        symbol is negative: the symbols of √(ab) and √a√b are understood to be positive.
+        """
         real = "i" not in one.ops | other.ops
+        value = None
         try:
-            return self.value(one, point, real=real), self.value(other, point, real=real)
+            value = self.value(one, point, real=real)
+            return value, self.value(other, point, real=real)
+        except UndefinedError:
+            forgiven = value is None or (_is_partial(one) and min(point.values()) < 0)
+            return None if forgiven else (value, None)
         except NoValueError:
             return None
+
+
+def _is_partial(node: Node) -> bool:
+    """Whether it has a root, a logarithm or a power that is not whole."""
+    whole_power = node.op != "power" or (
+        node.args[1].ops <= {"number", "negate"} and "decimal" not in node.args[1].name
+    )
+    return node.op in _PARTIAL or not whole_power or any(map(_is_partial, node.args))
+
+
+_PARTIAL = names("root ln log log_base arcsin arccos")
 
 
 def _points(one: Node, other: Node, *, whole: bool = False) -> Iterator[dict[str, Fraction]]:
@@ -229,7 +253,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
     if abs(exponent.numerator) * (size - 1) > LARGEST_POWER_BITS:
         raise NoValueError
     if not base and exponent <= 0:
-        raise NoValueError
+        raise UndefinedError
     # The parity is all that matters for ±1, however large the exponent is.
     return (
         base**exponent.numerator
@@ -274,7 +298,7 @@ def _inexact_root(mp: Any, base: Any, index: Any) -> Any:
 
 def _divide(one: Fraction, other: Fraction) -> Fraction:
     if not other:
-        raise NoValueError
+        raise UndefinedError
     return one / other
 
 
@@ -293,7 +317,7 @@ def _binomial(above: Fraction, below: Fraction) -> Fraction:
 def _logarithm(base: Fraction, value: Fraction) -> Fraction | None:
     """Exact where one whole number is a power of the other."""
     if value <= 0 or base <= 0 or base == 1:
-        raise NoValueError
+        raise UndefinedError
     exponent = round(math.log(value) / math.log(base)) if max(value, base, 1 / value, 1 / base) < 10**200 else 0
     return Fraction(exponent) if abs(exponent) < 1000 and base**exponent == value else None
 

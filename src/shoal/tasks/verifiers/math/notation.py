@@ -106,7 +106,12 @@ def _unwrapped(text: str) -> str:
         before, text = text, _FULL_STOP.sub("", text.strip()).strip()
         for opening, closing in _DELIMITERS:
             inner = text[len(opening) : -len(closing)]
-            if text.startswith(opening) and text.endswith(closing) and inner.strip() and opening not in inner:
+            if (
+                text.startswith(opening)
+                and text.endswith(closing)
+                and inner.strip()
+                and opening not in inner.replace("\\$", "")
+            ):
                 text = inner
                 break
         for prefix in ("\\boxed {", "{"):

@@ -14,10 +14,10 @@ DEEPEST = 40
 MOST_OPERATORS = 40
 _FUNCTIONS = {
     **{f"\\{name}": name for name in names("sin cos tan cot sec csc sinh cosh tanh ln exp arcsin arccos arctan")},
-    "\\asin": "arcsin", "\\acos": "arccos", "\\atan": "arctan", "\\log": "log", "\\lg": "log", "\\abs": "abs",
+    "\\asin": "arcsin", "\\acos": "arccos", "\\atan": "arctan", "\\log": "log", "\\abs": "abs",
 }  # fmt: skip
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
-_GREEK = names(
+GREEK = names(
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega "
     "Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell"
 )
@@ -114,7 +114,8 @@ class _Parser:
         """Factors side by side. A divisor is one factor: 1/2x could be read in two ways."""
         factors = [self._factor()]
         while self._begins_factor():
-            if divisor or self.here.kind == "number":  # 2 3 is no product
+            # 2 3 is no product, but n! 2^n is one.
+            if divisor or (self.here.kind == "number" and factors[-1].op not in ("binomial", "factorial")):
                 raise UnreadableError
             factors.append(self._factor())
         return factors[0] if len(factors) == 1 else Node("multiply", tuple(factors))
@@ -126,7 +127,7 @@ class _Parser:
         if token.kind == "command":
             name = token.text[1:]
             return (
-                name in _GREEK or token.text in _FUNCTIONS or token.text in _CONSTANTS or token.text in _PAIRS
+                name in GREEK or token.text in _FUNCTIONS or token.text in _CONSTANTS or token.text in _PAIRS
                 or name in ("frac", "sqrt", "binom", "cuberoot")
             )  # fmt: skip
         return token.text in ("(", "[", "{") or (token.text == "|" and not self._bars)
@@ -271,7 +272,7 @@ class _Parser:
         name = self._take().text
         if name in _CONSTANTS:
             return Node(_CONSTANTS[name])
-        if name[1:] in _GREEK:
+        if name[1:] in GREEK:
             return self._subscripted(name)
         if name == "\\frac":
             above = self._argument()

@@ -24,7 +24,7 @@ from shoal.tasks.verifiers.math.kinds import (
     Relation,
     Words,
 )
-from shoal.tasks.verifiers.math.parser import parse_expression, signs
+from shoal.tasks.verifiers.math.parser import GREEK, parse_expression, signs
 from shoal.tasks.verifiers.math.tokens import (
     CLOSING,
     CONNECTIVES,
@@ -37,7 +37,7 @@ from shoal.tasks.verifiers.math.tokens import (
 from shoal.tasks.verifiers.math.units import Unit, read_unit
 
 MOST_ITEMS = 40
-_RELATIONS = {"=": "=", "\\approx": "=", "<": "<", ">": ">", "\\leq": "<=", "\\geq": ">=", "\\neq": "!="}
+_RELATIONS = {"=": "=", "\\approx": "~", "<": "<", ">": ">", "\\leq": "<=", "\\geq": ">=", "\\neq": "!="}
 _BASES = dict(
     zip(
         ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "sixteen"),
@@ -45,6 +45,7 @@ _BASES = dict(
         strict=True,
     )
 )
+_LABEL_MARKS = frozenset({"(", ")", "_", "{", "}", "'", ",", "|", "\\angle", "\\triangle"})
 _MATRICES = frozenset(f"{name}matrix" for name in ("", "p", "b", "small"))
 
 
@@ -104,14 +105,15 @@ class _Reader:
             return None
         if len(operators) > 4:
             raise UnreadableError
-        if set(operators) <= {"=", "\\approx"} and (not parts[0] or _is_label(parts[0])):
+        signs_found = tuple(_RELATIONS[found] for found in operators)
+        if set(signs_found) <= {"=", "~"} and (not parts[0] or _is_label(parts[0])):
             label = "".join(token.text for token in parts[0])
-            return Labelled(label, self._equal_sides(parts[1:]), _as_node(parts[0]))
-        return Relation(tuple(self._single(part) for part in parts), tuple(_RELATIONS[found] for found in operators))
+            return Labelled(label, self._equal_sides(parts[1:], signs_found[1:]), _as_node(parts[0]))
+        return Relation(tuple(self._single(part) for part in parts), signs_found)
 
-    def _equal_sides(self, parts: list[list[Token]]) -> Any:
+    def _equal_sides(self, parts: list[list[Token]], operators: tuple[str, ...]) -> Any:
         sides = tuple(self._single(part) for part in parts)
-        return sides[0] if len(sides) == 1 else Relation(sides, ("=",) * (len(sides) - 1))
+        return sides[0] if len(sides) == 1 else Relation(sides, operators)
 
     def _joined(self, tokens: list[Token]) -> Any:
         parts, operators = _split(tokens, ("\\cup", "\\cap", "\\setminus"))
@@ -315,12 +317,17 @@ def _encloses(tokens: list[Token]) -> bool:
 
 
 def _is_label(tokens: list[Token]) -> bool:
-    """Words, or letters with subscripts and arguments: x, f(x), AB, \\angle ABC, Area."""
-    allowed = {"(", ")", "_", "{", "}", "'", ",", "\\angle", "\\triangle", "|"}
-    operators = ("frac", "sqrt", "pi", "infty", "times", "pm")
+    """One word, or letters with subscripts and arguments: Area, x, f(x), AB, \\angle ABC."""
+    spelled = [place for place, token in enumerate(tokens) if token.kind == "word"]
+    if spelled:
+        return (
+            spelled == [0]
+            and tokens[0].text.lower() not in WORDS
+            and [token.text for token in tokens[1:2]] in ([], ["_"], ["("])
+        )
     return all(
-        token.kind in ("letter", "word") or token.text in allowed or (token.kind == "number" and _after_subscript(tokens, place))
-        or (token.kind == "command" and token.text[1:].isalpha() and token.text[1:] not in operators)
+        token.kind == "letter" or token.text in _LABEL_MARKS or token.text[1:] in GREEK
+        or (token.kind == "number" and _after_subscript(tokens, place))
         for place, token in enumerate(tokens)
     )  # fmt: skip
 
@@ -334,7 +341,12 @@ def _first_unit(tokens: Sequence[Token], own_words: frozenset[str]) -> int:
     for place, token in enumerate(tokens):
         if token.kind == "word" and token.text.lower() not in CONNECTIVES:
             return place
-        if place and token.kind == "command" and read_unit(tokens[place:]) and token.text != "\\degree":
+        if (
+            place
+            and (token.kind == "command" or token.text == "$")
+            and read_unit(tokens[place:])
+            and token.text != "\\degree"
+        ):
             return place
         if (
             place

@@ -43,7 +43,7 @@ class RealSet:
 def is_set_notation(kind: Any) -> bool:
     """Whether the answer can only be a set: an inequality, a union, an interval with a closed or infinite end."""
     if isinstance(kind, Relation):
-        return "=" not in kind.operators
+        return not {"=", "~"} & {*kind.operators}
     if isinstance(kind, Items):
         if kind.shape == "list":
             return kind.connective in ("or", "and") and any(is_set_notation(item) for item in kind.items)
@@ -143,7 +143,9 @@ class _Sets:
             return None
         low, high = (None if _infinite(item) else self._number(item) for item in kind.items)
         signs = [_infinite(item) for item in kind.items]
-        closed = (kind.shape[0] == "[" and low is not None, kind.shape[1] == "]" and high is not None)
+        closed = (kind.shape[0] == "[", kind.shape[1] == "]")
+        if (closed[0] and signs[0]) or (closed[1] and signs[1]):
+            return None
         if (
             signs[0] > 0
             or signs[1] < 0

@@ -42,7 +42,7 @@ class Token:
     @property
     def key(self) -> tuple[str, object]:
         if self.kind == "number":
-            return "number", self.value
+            return "number", self.text if self.text[:1] == "0" and self.text.isdigit() else self.value
         return ("word", self.text.casefold()) if self.kind == "word" else ("mark", self.text)
 
 
