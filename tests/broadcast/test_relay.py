@@ -297,3 +297,20 @@ def test_a_relay_whose_only_parent_flips_one_bit_once_still_gets_the_version(
     client.head(newer_than=0, wait_s=20)
     assert weights_of(client.fetch_version(0, digest)) == expected_weights()
     assert flipped
+
+
+@pytest.mark.parametrize("torn", [b"", b"{", b'{"kind": "head"}'])
+def test_heads_that_a_power_cut_tore_are_replaced(
+    torn: bytes, origin: Origin, origin_server: OriginServer, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    digest = publish(origin)
+    relay, client = make_relay(origin_server.url), make_client(origin_server.url)
+    client.fetch_version(0, digest)
+    client.head()
+    relay.stop()
+    heads = [path for path in origin.root.parent.rglob("*head.json") if "origin" not in path.parts]
+    for path in heads:
+        path.write_bytes(torn)
+    again = make_client(make_relay(origin_server.url).url)
+    assert again.head(newer_than=0, wait_s=20).counter == 1
+    assert heads

@@ -13,7 +13,7 @@ from pathlib import Path
 from shoal.broadcast.manifest import MAX_HEAD_BYTES, Head, Manifest, VersionEntry, open_head, open_manifest
 from shoal.broadcast.peers import ABSENT_AFTER_S, Deadline, Sources
 from shoal.broadcast.store import ShardStore
-from shoal.errors import IntegrityError, ShoalError, UnavailableError
+from shoal.errors import IntegrityError, ShoalError, SignatureError, UnavailableError
 from shoal.files import digest_bytes, write_atomic
 
 MAX_LONG_POLL_S = 20.0
@@ -47,15 +47,16 @@ class HeadWatch:
         self._clock = clock
         self._lock = threading.Lock()
         self._polls: dict[str, Future[None]] = {}
-        self._data, self._head = self._load()
+        self._newest = self._load()
 
     @property
     def newest(self) -> Head | None:
-        return self._head
+        return self._newest[1]
 
     @property
-    def newest_bytes(self) -> bytes:
-        return self._data
+    def newest_signed(self) -> tuple[bytes, Head | None]:
+        """The newest head with the bytes that were signed."""
+        return self._newest
 
     def get(self, *, newer_than: int | None, wait_s: float, deadline_s: float) -> Head:
         """The newest head; waits up to `wait_s` for one above `newer_than`, and answers with what there is after that."""
@@ -66,7 +67,7 @@ class HeadWatch:
             long_poll_s = max(0.0, min(wait_until - self._monotonic(), MAX_LONG_POLL_S))
             self._ask_some(newer_than, long_poll_s, started + deadline_s, problems)
             now = self._monotonic()
-            head = self._head
+            head = self.newest
             fresh = head is not None and head.expires_at > self._clock()
             if head is not None and fresh and (newer_than is None or head.counter > newer_than or now >= wait_until):
                 return head
@@ -98,7 +99,7 @@ class HeadWatch:
                 return
 
     def _counter(self) -> int:
-        return self._head.counter if self._head is not None else 0
+        return self.newest.counter if self.newest is not None else 0
 
     def _start_polls(self, newer_than: int | None, wait_s: float, deadline: float) -> dict[str, Future[None]]:
         """Long polls under way are joined, so that a relay has one of ours at a time; short ones are always new."""
@@ -145,16 +146,17 @@ class HeadWatch:
             # A relay whose parents are gone is honest, so this is no lie.
             raise UnavailableError(f"a head that expired {self._clock() - head.expires_at:.0f} s ago")
         with self._lock:
-            if self._head is None or head.counter > self._head.counter:
+            if head.counter > self._counter():
                 write_atomic(self._path, data)
-                self._data, self._head = data, head
+                self._newest = data, head
 
     def _load(self) -> tuple[bytes, Head | None]:
+        """The head that was seen last; a damaged file counts as none, or no head could ever replace it."""
         try:
             data = self._path.read_bytes()
-        except FileNotFoundError:
+            return data, open_head(data, self._run_key)
+        except (FileNotFoundError, IntegrityError, SignatureError):
             return b"", None
-        return data, open_head(data, self._run_key)
 
 
 class HeadNews:

@@ -172,9 +172,10 @@ class Relay:
             try:
                 # As long as there is nothing to serve, the reason is reported every few seconds.
                 wait_s = HEAD_POLL_S if seen else FIRST_HEAD_S
-                head = watch.get(newer_than=seen, wait_s=wait_s, deadline_s=wait_s + HEAD_GRACE_S)
-                if head.counter > seen:
-                    self._mirror(head, watch.newest_bytes, manifests)
+                watch.get(newer_than=seen, wait_s=wait_s, deadline_s=wait_s + HEAD_GRACE_S)
+                data, head = watch.newest_signed
+                if head is not None and head.counter > seen:
+                    self._mirror(head, data, manifests)
                     seen = head.counter
                 if not (self._root / "descriptor.json").exists():
                     self._mirror_descriptor(run_key)

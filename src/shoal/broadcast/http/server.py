@@ -20,6 +20,7 @@ from aiohttp import web
 from shoal.broadcast.http.limits import ClientCount, ServerLimits, Throttle
 from shoal.broadcast.http.listener import ConnectionLimit, ServerThread
 from shoal.broadcast.store import HEAD_FILE, Folder, ShardStore
+from shoal.errors import IntegrityError
 from shoal.files import is_digest
 from shoal.identity import Envelope
 from shoal.metrics import EventLog
@@ -82,7 +83,8 @@ class DirectoryServer:
     def _read_head(self, name: str) -> None:
         data = self._store.head()
         if data is not None:
-            self._pointer.replace(data)
+            with contextlib.suppress(IntegrityError):  # torn by a power cut; the next head replaces it
+                self._pointer.replace(data)
 
     async def _release_waiting(self, app: web.Application) -> None:
         self._pointer.close()
