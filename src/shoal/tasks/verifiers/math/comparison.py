@@ -41,6 +41,7 @@ class Comparison:
         self._evaluator.spend(1)
         if truth == answer:
             return True
+        truth, answer = _spread(truth, answer), _spread(answer, truth)
         if isinstance(truth, Labelled):
             return self._labelled(truth, answer)
         if is_set_notation(truth) or is_set_notation(answer):
@@ -314,6 +315,21 @@ def _unnamed(items: Sequence[Any]) -> tuple[str, Sequence[Any]]:
     if len(labels) != 1 or not isinstance(items[0], Labelled):
         return "", items
     return labels.pop(), [item.answer if isinstance(item, Labelled) else item for item in items]
+
+
+def _spread(kind: Any, other: Any) -> Any:
+    """(x,y) = (1,2) as x = 1, y = 2, where the other answer is written like that."""
+    if (
+        not isinstance(kind, Labelled)
+        or not isinstance(kind.answer, Items)
+        or not isinstance(other, Items)
+        or other.shape != "list"
+    ):
+        return kind
+    names = kind.label.strip("()").split(",")
+    if len(names) != len(kind.answer.items) or kind.answer.shape != "()":
+        return kind
+    return Items("list", tuple(Labelled(*pair, None) for pair in zip(names, kind.answer.items, strict=True)))
 
 
 def _brackets(items: Items) -> str:

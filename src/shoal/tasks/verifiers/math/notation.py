@@ -56,6 +56,13 @@ _DEGREE = re.compile(r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
 _REALS = re.compile(r"\\mathbb\s*(?:R(?![A-Za-z])|\{\s*R\s*\})")
 _SURE_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\!,|,\\!|\\,)(?=[0-9]{3}(?![0-9]))")
 _CHOOSE = re.compile(r"\{([^{}]*)\\choose([^{}]*)\}")
+_TYPED = (
+    (re.compile(r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}"), r"\\frac{\1}{\2}"),
+    (re.compile(r"(?<=[\w)}])\s*\*\*\s*(?=[\w({\\-])"), "^"),
+    (re.compile(r">="), r"\\geq "),
+    (re.compile(r"<="), r"\\leq "),
+    (re.compile(r"(?<=\s)!="), r"\\neq "),
+)
 _INNER_DOLLARS = re.compile(r"(?<!\\)\$([^$\s\\](?:[^$]*[^$\s\\])?|\\[^$]*[^$\s\\])\$(?![0-9A-Za-z\\])")
 _FULL_STOP = re.compile(r"(?<!\.)\.$")
 _COMMAND = re.compile(r"\\([A-Za-z]+|.)", re.DOTALL)
@@ -83,6 +90,8 @@ def _as_fraction(found: re.Match[str]) -> str:
 def _latex(text: str) -> str:
     text = _DEGREE.sub(r"\\degree ", _REALS.sub(r"\\reals ", _SURE_THOUSANDS.sub("", text))).replace("{,}", ",")
     text = _CHOOSE.sub(r"\\binom{\1}{\2}", _INNER_DOLLARS.sub(r"\1", text)).replace("{}", "")
+    for typed, spelled in _TYPED:
+        text = typed.sub(spelled, text)
     return _COMMAND.sub(_respelled, text)
 
 
