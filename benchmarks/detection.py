@@ -25,7 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from adversaries.arena import COARSE_CLASS, Arena, Judgement, make_arena, make_model_arena, with_model  # noqa: E402
+from adversaries.arena import COARSE_CLASS, Arena, AuditOutcome, make_arena, make_model_arena, with_model  # noqa: E402
 from adversaries.cheats import CHEATS, SLOW_CHEATS  # noqa: E402
 from shoal.config import TrustConfig, load_config  # noqa: E402
 from shoal.coordinator.rules import drift, trust  # noqa: E402
@@ -75,40 +75,40 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Results:
-    """Judgements of one kind of worker on one batch of slots, each in a file of its own."""
+    """Outcomes of one kind of worker on one batch of slots, each in a file of its own."""
 
     directory: Path
 
-    def judged(self, name: str, slots: Sequence[int], judge: Callable[[], list[Judgement]]) -> list[Judgement]:
+    def outcomes(self, name: str, slots: Sequence[int], verify: Callable[[], list[AuditOutcome]]) -> list[AuditOutcome]:
         path = self.directory / f"{name}-{slots[0]}-{len(slots)}.json"
         if not path.exists():
-            write_atomic(path, json.dumps([as_json(judgement) for judgement in judge()]).encode())
+            write_atomic(path, json.dumps([as_json(outcome) for outcome in verify()]).encode())
         return [from_json(entry) for entry in json.loads(path.read_bytes())]
 
 
-def as_json(judgement: Judgement) -> dict[str, Any]:
-    figures, coarse = judgement.metrics, judgement.metrics_if_coarse
+def as_json(outcome: AuditOutcome) -> dict[str, Any]:
+    metrics, coarse = outcome.metrics, outcome.metrics_if_coarse
     return {
-        "reasons": list(judgement.reasons),
-        "tokens": judgement.tokens,
-        "figures": figures and figures.model_dump(),
-        "figures_if_coarse": coarse and coarse.model_dump(),
-        "reasons_if_coarse": list(judgement.reasons_if_coarse),
+        "reasons": list(outcome.reasons),
+        "tokens": outcome.tokens,
+        "metrics": metrics and metrics.model_dump(),
+        "metrics_if_coarse": coarse and coarse.model_dump(),
+        "reasons_if_coarse": list(outcome.reasons_if_coarse),
     }
 
 
-def from_json(entry: dict[str, Any]) -> Judgement:
-    def figures(name: str) -> AuditMetrics | None:
+def from_json(entry: dict[str, Any]) -> AuditOutcome:
+    def metrics(name: str) -> AuditMetrics | None:
         return AuditMetrics.model_validate(entry[name]) if entry[name] else None
 
     def reasons(name: str) -> tuple[Reason, ...]:
         return tuple(map(Reason, entry[name]))
 
-    return Judgement(
+    return AuditOutcome(
         reasons("reasons"),
         entry["tokens"],
-        figures("figures"),
-        figures("figures_if_coarse"),
+        metrics("metrics"),
+        metrics("metrics_if_coarse"),
         reasons("reasons_if_coarse"),
     )
 
@@ -116,78 +116,78 @@ def from_json(entry: dict[str, Any]) -> Judgement:
 def measure(arena: Arena, results: Results, options: argparse.Namespace) -> dict[str, Any]:
     started = time.process_time()
     chosen = [name for name in [*CHEATS, *SLOW_CHEATS] if not options.only or name in options.only]
-    judged: dict[str, list[Judgement]] = {name: [] for name in ["honest", *chosen]}
+    outcomes: dict[str, list[AuditOutcome]] = {name: [] for name in ["honest", *chosen]}
     for slots in batches(MOST_SLOTS * options.trials):
         # Some cheats change nothing on some slots: those go on until they have their trials.
-        open_names = [name for name in judged if len(judged[name]) < options.trials]
+        open_names = [name for name in outcomes if len(outcomes[name]) < options.trials]
         for name in open_names:
-            judged[name] += results.judged(name, slots, lambda name=name, slots=slots: judge(arena, name, slots))  # type: ignore[misc]
+            outcomes[name] += results.outcomes(name, slots, lambda name=name, slots=slots: verify(arena, name, slots))  # type: ignore[misc]
         arena.forget()
         if not open_names:
             break
         say(f"slots {slots[0]}–{slots[-1]} of {len(open_names)} kinds, {time.process_time() - started:.0f} CPU seconds")
-    honest = judged.pop("honest")
+    honest = outcomes.pop("honest")
     for dtype, count, first in (
         ("float32", options.honest - len(honest), FIRST_HONEST),
         ("bfloat16", options.honest_bfloat16, FIRST_HONEST_BFLOAT16),
     ):
         for number, slots in enumerate(batches(count, first)):
-            honest += results.judged(
+            honest += results.outcomes(
                 f"honest-{dtype}",
                 slots,
-                lambda slots=slots, number=number, dtype=dtype: judge_honest(arena, slots, dtype, number),  # type: ignore[misc]
+                lambda slots=slots, number=number, dtype=dtype: verify_honest(arena, slots, dtype, number),  # type: ignore[misc]
             )
             arena.forget()
             say(f"{len(honest)} honest after {time.process_time() - started:.0f} CPU seconds")
     coarse = options.honest_bfloat16
-    return report(arena, honest, judged) | {
+    return report(arena, honest, outcomes) | {
         "honest_by_class": {"torch/float32/cpu": len(honest) - coarse, COARSE_CLASS: coarse},
         "cpu_seconds": round(time.process_time() - started, 1),
     }
 
 
-def judge(arena: Arena, name: str, slots: Sequence[int]) -> list[Judgement]:
+def verify(arena: Arena, name: str, slots: Sequence[int]) -> list[AuditOutcome]:
     if name == "honest":
-        return judge_all(arena, arena.honest(slots))
+        return verify_all(arena, arena.honest(slots))
     forged = (CHEATS | SLOW_CHEATS)[name](arena, slots)
-    # Proving honest tokens anew changes last bits of some proofs; that is no cheat.
+    # Proving honest tokens again changes last bits of some proofs; that is no cheat.
     trials = [
         sent
         for sent, honest in zip(forged, arena.honest(slots), strict=True)
         if sent.data not in (honest.data, arena.proved(honest).data)
     ]
-    return judge_all(arena, trials)
+    return verify_all(arena, trials)
 
 
-def judge_honest(arena: Arena, slots: Sequence[int], dtype: str, number: int) -> list[Judgement]:
+def verify_honest(arena: Arena, slots: Sequence[int], dtype: str, number: int) -> list[AuditOutcome]:
     max_batch, threads = HONEST_SHAPES[number % len(HONEST_SHAPES)]
     torch.set_num_threads(threads)
     submissions = arena.sampled(slots, arena.engine(dtype=dtype, max_batch=max_batch))
     torch.set_num_threads(1)
-    return judge_all(arena, submissions)
+    return verify_all(arena, submissions)
 
 
-def judge_all(arena: Arena, submissions: Sequence[Submission]) -> list[Judgement]:
+def verify_all(arena: Arena, submissions: Sequence[Submission]) -> list[AuditOutcome]:
     auditable = [sent for sent in submissions if all(row.output_tokens for row in sent.rollouts)]
-    arena.score(*auditable)  # all in one go; the judge finds them remembered
-    return [arena.judge(sent) for sent in submissions]
+    arena.score(*auditable)  # all in one go; the verify finds them remembered
+    return [arena.verify(sent) for sent in submissions]
 
 
-def report(arena: Arena, honest: Sequence[Judgement], judged: dict[str, list[Judgement]]) -> dict[str, Any]:
-    rejected = sum(bool(judgement.reasons) for judgement in honest)
-    summaries = {name: summary(trials) for name, trials in judged.items()}
-    for name, figures in summaries.items():
-        say(f"{name}: {figures}")
+def report(arena: Arena, honest: Sequence[AuditOutcome], outcomes: dict[str, list[AuditOutcome]]) -> dict[str, Any]:
+    rejected = sum(bool(outcome.reasons) for outcome in honest)
+    summaries = {name: summary(trials) for name, trials in outcomes.items()}
+    for name, numbers in summaries.items():
+        say(f"{name}: {numbers}")
     classes = arena.calibration.classes
     return {
         "benchmark": "detection",
         "model": arena.calibration.model,
         "honest_submissions": len(honest),
-        "honest_tokens": sum(judgement.tokens for judgement in honest),
+        "honest_tokens": sum(outcome.tokens for outcome in honest),
         "honest_rejected": rejected,
         "honest_false_reject_upper95": round(binomial_upper(rejected, len(honest)), 6),
         "honest_largest_drift": round(largest_drift(honest), 3),
-        "honest_margin_max": max(judgement.metrics.margin_max for judgement in honest if judgement.metrics),
+        "honest_margin_max": max(outcome.metrics.margin_max for outcome in honest if outcome.metrics),
         "cheats": {name: summaries[name] for name in CHEATS if name in summaries},
         "slow_cheats": {name: summaries[name] for name in SLOW_CHEATS if name in summaries},
         "residual_bits_per_1000_tokens": {
@@ -197,29 +197,29 @@ def report(arena: Arena, honest: Sequence[Judgement], judged: dict[str, list[Jud
     }
 
 
-def summary(judged: Sequence[Judgement]) -> dict[str, Any]:
-    if not judged:
+def summary(outcomes: Sequence[AuditOutcome]) -> dict[str, Any]:
+    if not outcomes:
         return {"trials": 0}
 
-    caught = [judgement for judgement in judged if judgement.reasons]
-    stages = Counter(str(reason) for judgement in caught for reason in judgement.reasons)
-    tokens = statistics.mean(judgement.tokens for judgement in judged)
-    careers = [career(judged, random.Random(number)) for number in range(CAREERS)]
+    caught = [outcome for outcome in outcomes if outcome.reasons]
+    stages = Counter(str(reason) for outcome in caught for reason in outcome.reasons)
+    tokens = statistics.mean(outcome.tokens for outcome in outcomes)
+    careers = [career(outcomes, random.Random(number)) for number in range(CAREERS)]
     audits = mean_or_none([end.audits for end in careers])
-    as_coarse = [judgement for judgement in judged if judgement.metrics_if_coarse]
+    as_coarse = [outcome for outcome in outcomes if outcome.metrics_if_coarse]
     return {
-        "trials": len(judged),
-        "missed": len(judged) - len(caught),
-        "missed_upper95": round(binomial_upper(len(judged) - len(caught), len(judged)), 4),
-        "proofs": sum(most_severe(list(judgement.reasons)) is Severity.PROOF for judgement in judged),
+        "trials": len(outcomes),
+        "missed": len(outcomes) - len(caught),
+        "missed_upper95": round(binomial_upper(len(outcomes) - len(caught), len(outcomes)), 4),
+        "proofs": sum(most_severe(list(outcome.reasons)) is Severity.PROOF for outcome in outcomes),
         "stage": stages.most_common(1)[0][0] if stages else None,
-        "needs_audit": any(judgement.metrics for judgement in judged),
+        "needs_audit": any(outcome.metrics for outcome in outcomes),
         "tokens_needed": round(tokens * audits) if audits else None,
         "submissions_until_ban_at_floor": mean_or_none([end.banned for end in careers]),
         "submissions_until_ban_at_floor_worst95": worst_or_none([end.banned for end in careers]),
         "submissions_until_unused_at_floor": mean_or_none([end.unused for end in careers]),
         f"missed_if_declared_{COARSE_CLASS}": (
-            sum(not judgement.reasons_if_coarse for judgement in as_coarse) if as_coarse else None
+            sum(not outcome.reasons_if_coarse for outcome in as_coarse) if as_coarse else None
         ),
     }
 
@@ -233,18 +233,18 @@ class Career:
     audits: int | None
 
 
-def career(judged: Sequence[Judgement], draw: random.Random) -> Career:
-    """Cheats drawn from the trials, judged as the coordinator would: claims always, audits by draw."""
+def career(outcomes: Sequence[AuditOutcome], draw: random.Random) -> Career:
+    """Cheats sampled from the trials, verified as the coordinator would: claims always, audits by draw."""
     record = trust.TrustRecord("active", clean_audits=round(TRUST.probation_audits / FLOOR))
     total, unused, audits = 0.0, None, 0
     for number in range(1, LONGEST_CAREER + 1):
-        judgement = draw.choice(judged)
-        audited = judgement.metrics is not None and draw.random() < max(FLOOR, trust.audit_rate(record, TRUST))
-        if not audited and judgement.metrics is not None:
+        outcome = draw.choice(outcomes)
+        audited = outcome.metrics is not None and draw.random() < max(FLOOR, trust.audit_rate(record, TRUST))
+        if not audited and outcome.metrics is not None:
             continue
         audits += 1
-        severity = most_severe(list(judgement.reasons))
-        before, total = total, drift.after(total, judgement.metrics.drift_llr if judgement.metrics else 0.0)
+        severity = most_severe(list(outcome.reasons))
+        before, total = total, drift.after(total, outcome.metrics.drift_llr if outcome.metrics else 0.0)
         if severity is Severity.PROOF or drift.level(total) == "cheating":
             return Career(unused or number, number, audits)
         anomalies = (severity is Severity.ANOMALY) + drift.became_suspicious(before, total)
@@ -267,11 +267,11 @@ def worst_or_none(values: Sequence[int | None]) -> int | None:
     return known[int(0.95 * len(known))] if len(known) == len(values) else None
 
 
-def largest_drift(judged: Sequence[Judgement]) -> float:
+def largest_drift(outcomes: Sequence[AuditOutcome]) -> float:
     """As if one worker had made them all."""
     total, largest = 0.0, 0.0
-    for judgement in judged:
-        total = drift.after(total, judgement.metrics.drift_llr if judgement.metrics else 0.0)
+    for outcome in outcomes:
+        total = drift.after(total, outcome.metrics.drift_llr if outcome.metrics else 0.0)
         largest = max(largest, total)
     return largest
 

@@ -2,7 +2,7 @@
 
 The true policy is the last of six versions, each one optimiser step from the one before, so that stale versions are as close as
 in a run. Every cheat works on the same slots as the honest worker. Work on the same slots is shared: what one engine samples, and
-how the true policy judges given tokens, is computed once until `forget`.
+how the true policy checks given tokens, is computed once until `forget`.
 """
 
 import shutil
@@ -43,7 +43,7 @@ OFF_THE_GRID = 2e-3
 
 
 @dataclass(frozen=True)
-class Judgement:
+class AuditOutcome:
     reasons: tuple[Reason, ...]
     tokens: int
     metrics: AuditMetrics | None = None
@@ -169,18 +169,18 @@ class Arena:
             rows.append(self.rollout(item, completion))
         return replace(submission, rollouts=rows)
 
-    def judge(self, submission: Submission) -> Judgement:
+    def verify(self, submission: Submission) -> AuditOutcome:
         """Every check of a full audit, as the validator runs them."""
         tokens = sum(len(row.output_tokens) for row in submission.rollouts)
         try:
             checked = check_claims(submission.data, submission.claim(), self.workload, self.validator.vocab_size)
         except RejectedError as rejected:
-            return Judgement((rejected.finding.reason,), tokens)
+            return AuditOutcome((rejected.finding.reason,), tokens)
         reasons, metrics = self._audit(checked, submission.header.numerics_class)
         if COARSE_CLASS not in self.calibration.classes:
-            return Judgement(reasons, tokens, metrics)
+            return AuditOutcome(reasons, tokens, metrics)
         coarse_reasons, coarse_metrics = self._audit(checked, COARSE_CLASS)
-        return Judgement(reasons, tokens, metrics, coarse_metrics, coarse_reasons)
+        return AuditOutcome(reasons, tokens, metrics, coarse_metrics, coarse_reasons)
 
     def _audit(self, checked: Checked, numerics_class: str) -> tuple[tuple[Reason, ...], AuditMetrics]:
         limits = self.calibration.limits(numerics_class)

@@ -1,6 +1,6 @@
 """Cheating workers, each in the strongest version that we can write.
 
-A cheat takes slots and returns what it would upload for them. Whoever samples wrongly proves with the true policy where that
+A cheat takes slots and returns what it would upload for them. Anyone who samples wrongly proves with the true policy where that
 helps: commitments, log-probabilities and rewards then fit the false tokens, and only the draw can give it away.
 """
 
@@ -193,7 +193,7 @@ def copied_answer(arena: Arena, sent: Submission) -> Submission:
 
 
 def one_token(arena: Arena, sent: Submission) -> Submission:
-    """The last token before the end, where the closest token that is not a near-tie is closest; proved anew."""
+    """The last token before the end, where the closest token that is not a rounding flip is closest; proved again."""
     changes = [
         (index, _with_token(row.output_tokens, -2, _other_token(arena, row.output_tokens[-2], shift)))
         for index, row in enumerate(sent.rollouts[:EDIT_CANDIDATES])
@@ -207,7 +207,7 @@ def one_token(arena: Arena, sent: Submission) -> Submission:
 def _closest(
     arena: Arena, sent: Submission, changes: Sequence[tuple[int, list[int]]], place: int
 ) -> tuple[int, list[int]]:
-    """The change whose token at `place` loses by least, near-ties left out: a row number and its new tokens."""
+    """The change whose token at `place` loses by least, rounding flips left out: a row number and its new tokens."""
     items = arena.items(sent.lease.slot)
     requests = [ScoreRequest(items[index].prompt_tokens, tuple(tokens), items[index].seed) for index, tokens in changes]
     scored = arena.validator.score(requests, temperature=arena.temperature)
@@ -233,7 +233,7 @@ def _longest(sent: Submission) -> int:
 
 
 def forced_end(arena: Arena, sent: Submission) -> Submission:
-    """Ends the longest completion early with an end token, where that loses by least; proved anew."""
+    """Ends the longest completion early with an end token, where that loses by least; proved again."""
     index = _longest(sent)
     tokens = sent.rollouts[index].output_tokens
     eos = arena.workload.codec.eos_token_ids[0]

@@ -25,19 +25,19 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> Arena:
 
 
 def test_honest_work_passes_every_check(arena: Arena) -> None:
-    assert [arena.judge(submission).reasons for submission in arena.honest(list(SLOTS))] == [()] * len(SLOTS)
+    assert [arena.verify(submission).reasons for submission in arena.honest(list(SLOTS))] == [()] * len(SLOTS)
 
 
-def test_proving_honest_tokens_anew_changes_nothing_that_is_judged(arena: Arena) -> None:
+def test_proving_honest_tokens_again_changes_nothing_that_is_verified(arena: Arena) -> None:
     (honest,) = arena.honest([0])
-    assert arena.judge(arena.proved(honest)).reasons == ()
+    assert arena.verify(arena.proved(honest)).reasons == ()
 
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_is_caught(arena: Arena, name: str) -> None:
     slots = list(SLOTS)
     trials = [
-        arena.judge(forged)
+        arena.verify(forged)
         for honest, forged in zip(arena.honest(slots), CHEATS[name](arena, slots), strict=True)
         if forged.data != honest.data
     ]
@@ -45,12 +45,12 @@ def test_a_cheat_is_caught(arena: Arena, name: str) -> None:
     assert any(trial.reasons for trial in trials)
 
 
-def test_only_the_draw_gives_away_whoever_proves_with_the_true_policy(arena: Arena) -> None:
+def test_only_the_draw_reveals_a_worker_that_proves_with_the_true_policy(arena: Arena) -> None:
     for forged in CHEATS["smaller_model_true_proofs"](arena, [0]):
-        assert arena.judge(forged).reasons == (Reason.SAMPLING,)
+        assert arena.verify(forged).reasons == (Reason.SAMPLING,)
 
 
 @pytest.mark.parametrize("name", SLOW_CHEATS)
 def test_a_slow_cheat_leaves_evidence_or_is_caught(arena: Arena, name: str) -> None:
-    judged = [arena.judge(forged) for forged in SLOW_CHEATS[name](arena, list(SLOTS))]
-    assert all(trial.metrics is not None for trial in judged)
+    verified = [arena.verify(forged) for forged in SLOW_CHEATS[name](arena, list(SLOTS))]
+    assert all(trial.metrics is not None for trial in verified)

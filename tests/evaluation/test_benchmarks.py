@@ -67,7 +67,7 @@ def measured(name: str) -> list[AnswerMetrics]:
         ("ifeval", ["all", "case", "length"]),
     ],
 )
-def test_right_answers_are_told_from_wrong_ones(name: str, categories: list[str]) -> None:
+def test_right_answers_are_distinguished_from_wrong_ones(name: str, categories: list[str]) -> None:
     metrics = measured(name)
     assert [row.category for row in metrics] == categories
     assert [(row.avg.mean, row.pass_at[1].mean, row.pass_at[2].mean) for row in metrics] == [(0.5, 0.5, 1.0)] * 3

@@ -24,7 +24,7 @@ def test_order_and_batching_change_no_answer(tiny_policy: Path) -> None:
     assert len(together) == 12
 
 
-def test_every_answer_is_judged_and_says_why(tiny_policy: Path) -> None:
+def test_every_answer_is_scored_and_says_why(tiny_policy: Path) -> None:
     generator = AnswerGenerator.load(str(tiny_policy), "torch", SETTINGS)
     tasks = {task.problem_id: task for task in TASKS}
     for one in generator.answer(TASKS):
@@ -35,8 +35,8 @@ def test_every_answer_is_judged_and_says_why(tiny_policy: Path) -> None:
         assert 1 <= len(one.output_tokens) <= 12
 
 
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core judges one answer at a time")
-def test_verifiers_that_wait_for_other_processes_judge_side_by_side(
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core scores one answer at a time")
+def test_verifiers_that_wait_for_other_processes_score_side_by_side(
     tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meeting = threading.Barrier(2)

@@ -92,7 +92,7 @@ def test_filters_leave_what_matches(
     assert len(lines(run, capsys, *flags, *limit)) == count
 
 
-def test_cut_and_finished_completions_are_told_apart(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cut_and_finished_completions_are_distinguished(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     cut = lines(run, capsys, "--limit", "0", "--truncated")
     finished = lines(run, capsys, "--limit", "0", "--finished")
     assert len(cut) + len(finished) == 8
@@ -191,7 +191,7 @@ def test_a_damaged_file_is_refused(run: RunDirectory, tmp_path: Path, model: Pat
         list(open_recording([file], tokenizer=model).records())
 
 
-def test_the_terms_of_a_reward_are_told_apart(run: RunDirectory) -> None:
+def test_the_terms_of_a_reward_are_distinguished(run: RunDirectory) -> None:
     first = records(run)[0]
     assert first.verdict is not None
     learned = replace(first, rollout=replace(first.rollout, length_penalty=0.75))

@@ -70,7 +70,7 @@ def test_each_step_has_reward_phases_and_bytes() -> None:
     assert rows[2]["max_age"] == 2
 
 
-def test_tasks_and_dropped_groups_are_told() -> None:
+def test_tasks_and_dropped_groups_are_reported() -> None:
     summary = good()
     assert summary["groups_dropped"] == {"no_signal": 120}
     assert summary["tasks"]["by_solve_rate"] == {"never": 1, "always": 2}

@@ -38,7 +38,7 @@ def limits() -> Limits:
 
 
 @pytest.fixture
-def judge(tiny_run: TinyRun) -> Callable[[Submission], Checked]:
+def check(tiny_run: TinyRun) -> Callable[[Submission], Checked]:
     """Every check that needs no policy."""
     return lambda submission: check_claims(submission.data, submission.claim(), tiny_run.workload, VOCABULARY)
 
@@ -56,9 +56,9 @@ def examine(tiny_run: TinyRun, limits: Limits) -> Callable[[Submission], tuple[s
     return reasons
 
 
-def reason_of(judge: Callable[[Submission], Checked], submission: Submission) -> Finding:
+def reason_of(check: Callable[[Submission], Checked], submission: Submission) -> Finding:
     with pytest.raises(RejectedError) as caught:
-        judge(submission)
+        check(submission)
     return caught.value.finding
 
 
@@ -70,9 +70,9 @@ def test_the_sample_submission_has_both_kinds_of_ending(honest: Submission) -> N
 
 
 def test_honest_claims_pass_and_come_back_with_the_validators_rewards(
-    judge: Callable[[Submission], Checked], honest: Submission
+    check: Callable[[Submission], Checked], honest: Submission
 ) -> None:
-    checked = judge(honest)
+    checked = check(honest)
     assert [reward.total for reward in checked.rewards] == [rollout.reward for rollout in honest.rollouts]
     assert [item.group for item in checked.items] == [0, 0, 0, 0, 1, 1, 1, 1]
 
@@ -85,9 +85,9 @@ def test_bytes_that_are_no_rollout_file_break_the_schema(tiny_run: TinyRun, hone
 
 
 def test_more_rows_than_a_slot_can_hold_break_the_schema(
-    judge: Callable[[Submission], Checked], honest: Submission
+    check: Callable[[Submission], Checked], honest: Submission
 ) -> None:
-    assert reason_of(judge, replace(honest, rollouts=honest.rollouts * 2)).reason is Reason.SCHEMA
+    assert reason_of(check, replace(honest, rollouts=honest.rollouts * 2)).reason is Reason.SCHEMA
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_more_rows_than_a_slot_can_hold_break_the_schema(
     ],
 )
 def test_a_header_that_contradicts_the_lease_is_named(
-    judge: Callable[[Submission], Checked], honest: Submission, field: str, value: object
+    check: Callable[[Submission], Checked], honest: Submission, field: str, value: object
 ) -> None:
-    finding = reason_of(judge, honest.with_header(**{field: value}))
+    finding = reason_of(check, honest.with_header(**{field: value}))
     assert finding.reason is Reason.HEADER
     assert field.split("_")[0] in finding.detail
 
@@ -143,9 +143,9 @@ def swapped(rollouts: list[Rollout]) -> list[Rollout]:
     ],
 )
 def test_work_that_the_slot_did_not_ask_for_is_named(
-    judge: Callable[[Submission], Checked], honest: Submission, lie: Callable[[Submission], Submission]
+    check: Callable[[Submission], Checked], honest: Submission, lie: Callable[[Submission], Submission]
 ) -> None:
-    assert reason_of(judge, lie(honest)).reason is Reason.ASSIGNMENT
+    assert reason_of(check, lie(honest)).reason is Reason.ASSIGNMENT
 
 
 def with_token(row: Rollout, index: int, token: int) -> Rollout:
@@ -180,24 +180,24 @@ def with_token(row: Rollout, index: int, token: int) -> Rollout:
     ],
 )
 def test_values_out_of_range_are_named(
-    judge: Callable[[Submission], Checked], honest: Submission, lie: Callable[[Rollout], Rollout]
+    check: Callable[[Submission], Checked], honest: Submission, lie: Callable[[Rollout], Rollout]
 ) -> None:
-    finding = reason_of(judge, honest.changed(FULL_ROW, lie))
+    finding = reason_of(check, honest.changed(FULL_ROW, lie))
     assert finding.reason is Reason.BOUNDS
     assert finding.detail.startswith("row 0 ")
 
 
-def test_a_token_too_many_is_out_of_bounds(judge: Callable[[Submission], Checked], honest: Submission) -> None:
+def test_a_token_too_many_is_out_of_bounds(check: Callable[[Submission], Checked], honest: Submission) -> None:
     def longer(row: Rollout) -> Rollout:
         return replace(row, output_tokens=[*row.output_tokens, ORDINARY], output_logprobs=[*row.output_logprobs, -1.0])
 
-    assert reason_of(judge, honest.changed(FULL_ROW, longer)).reason is Reason.BOUNDS
+    assert reason_of(check, honest.changed(FULL_ROW, longer)).reason is Reason.BOUNDS
 
 
 def test_a_sure_token_may_round_to_a_hair_above_zero(
-    judge: Callable[[Submission], Checked], honest: Submission
+    check: Callable[[Submission], Checked], honest: Submission
 ) -> None:
-    judge(honest.changed(0, lambda row: replace(row, output_logprobs=[2e-7, *row.output_logprobs[1:]])))
+    check(honest.changed(0, lambda row: replace(row, output_logprobs=[2e-7, *row.output_logprobs[1:]])))
 
 
 def shortened(row: Rollout, length: int) -> Rollout:
@@ -221,13 +221,13 @@ def shortened(row: Rollout, length: int) -> Rollout:
     ids=["goes on after the end", "stops early", "says stop", "says nonsense", "end token at the limit called length"],
 )
 def test_an_ending_that_cannot_be_is_named(
-    judge: Callable[[Submission], Checked], honest: Submission, lie: Callable[[Rollout], Rollout]
+    check: Callable[[Submission], Checked], honest: Submission, lie: Callable[[Rollout], Rollout]
 ) -> None:
-    assert reason_of(judge, honest.changed(FULL_ROW, lie)).reason is Reason.TERMINATION
+    assert reason_of(check, honest.changed(FULL_ROW, lie)).reason is Reason.TERMINATION
 
 
-def test_a_stopped_row_may_not_say_length(judge: Callable[[Submission], Checked], honest: Submission) -> None:
-    assert reason_of(judge, honest.with_row(STOPPED_ROW, finish_reason="length")).reason is Reason.TERMINATION
+def test_a_stopped_row_may_not_say_length(check: Callable[[Submission], Checked], honest: Submission) -> None:
+    assert reason_of(check, honest.with_row(STOPPED_ROW, finish_reason="length")).reason is Reason.TERMINATION
 
 
 @pytest.mark.parametrize(
@@ -236,10 +236,10 @@ def test_a_stopped_row_may_not_say_length(judge: Callable[[Submission], Checked]
     ids=["none", "one missing", "one extra"],
 )
 def test_a_wrong_number_of_proofs_is_named(
-    judge: Callable[[Submission], Checked], honest: Submission, proofs: Callable[[list[bytes]], list[bytes]]
+    check: Callable[[Submission], Checked], honest: Submission, proofs: Callable[[list[bytes]], list[bytes]]
 ) -> None:
     lie = honest.changed(FULL_ROW, lambda row: replace(row, proofs=proofs(row.proofs)))
-    assert reason_of(judge, lie).reason is Reason.PROOF_FORMAT
+    assert reason_of(check, lie).reason is Reason.PROOF_FORMAT
 
 
 @pytest.mark.parametrize(
@@ -252,30 +252,30 @@ def test_a_wrong_number_of_proofs_is_named(
     ids=["claims the answer", "a little more", "no penalty"],
 )
 def test_a_false_reward_of_an_exact_verifier_is_named_with_what_it_is_worth(
-    judge: Callable[[Submission], Checked], honest: Submission, lie: Callable[[Rollout], Rollout]
+    check: Callable[[Submission], Checked], honest: Submission, lie: Callable[[Rollout], Rollout]
 ) -> None:
-    finding = reason_of(judge, honest.changed(4, lie))
+    finding = reason_of(check, honest.changed(4, lie))
     assert finding.reason is Reason.REWARD
     assert "row 4 claims reward" in finding.detail
 
 
 def test_a_false_reward_of_a_tolerant_verifier_is_an_anomaly(
-    judge: Callable[[Submission], Checked], honest: Submission, monkeypatch: pytest.MonkeyPatch
+    check: Callable[[Submission], Checked], honest: Submission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from shoal.tasks.verifiers import registry as verifiers
 
     tolerant = replace(verifiers.VERIFIERS["integer_answer"], exact=False)
     monkeypatch.setitem(verifiers.VERIFIERS, "integer_answer", tolerant)
     one_off = honest.with_row(0, task_reward=0.5)
-    assert judge(one_off).rewards == judge(honest).rewards, "one differing verdict is nobody's fault"
+    assert check(one_off).rewards == check(honest).rewards, "one differing verdict is nobody's fault"
     many_off = one_off
     for number in range(1, len(honest.rollouts)):
         many_off = many_off.with_row(number, task_reward=0.5)
-    assert reason_of(judge, many_off).reason is Reason.REWARD_TOLERANT
+    assert reason_of(check, many_off).reason is Reason.REWARD_TOLERANT
 
 
 def test_a_verdict_that_a_limit_decided_is_held_against_nobody(
-    judge: Callable[[Submission], Checked], honest: Submission, monkeypatch: pytest.MonkeyPatch
+    check: Callable[[Submission], Checked], honest: Submission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from shoal.tasks import Outcome
     from shoal.tasks.verifiers import registry as verifiers
@@ -287,7 +287,7 @@ def test_a_verdict_that_a_limit_decided_is_held_against_nobody(
     claimed = honest
     for number in range(len(honest.rollouts)):
         claimed = claimed.with_row(number, task_reward=1.0, reward=1.0)
-    assert {reward.task_reward for reward in judge(claimed).rewards} == {0.0}
+    assert {reward.task_reward for reward in check(claimed).rewards} == {0.0}
 
 
 def costly(reward: float, cost_s: float) -> Verifier:
@@ -301,42 +301,42 @@ def claiming(submission: Submission, reward: float) -> Submission:
 
 
 def test_claims_that_three_times_the_budget_cannot_pay_for_are_an_anomaly(
-    judge: Callable[[Submission], Checked], honest: Submission, tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
+    check: Callable[[Submission], Checked], honest: Submission, tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers of five seconds each: an honest worker would have stopped after a few, and claimed nothing for the others."""
     monkeypatch.setitem(VERIFIERS, "integer_answer", costly(1.0, tiny_run.workload.descriptor.scoring_s))
-    finding = reason_of(judge, claiming(honest, 1.0))
+    finding = reason_of(check, claiming(honest, 1.0))
     assert finding.reason is Reason.REWARD_TOLERANT
     assert "row 3 claims reward" in finding.detail
     assert "cost too much" in finding.detail
 
 
 def test_a_worker_that_stopped_at_its_own_budget_is_not_penalised(
-    judge: Callable[[Submission], Checked], honest: Submission, tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
+    check: Callable[[Submission], Checked], honest: Submission, tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(VERIFIERS, "integer_answer", costly(1.0, tiny_run.workload.descriptor.scoring_s))
     claimed = claiming(honest, 0.0)
     claimed = claimed.with_row(0, task_reward=1.0, reward=1.0 - honest.rollouts[0].length_penalty)
-    checked = judge(claimed)
+    checked = check(claimed)
     assert [reward.task_reward for reward in checked.rewards[:4]] == [1.0, 1.0, 1.0, 0.0]
     assert not any(group.useful for group in group_verdicts(checked)[1:]), "what was not scored teaches nothing"
 
 
 def test_a_slower_worker_may_claim_less_than_the_validator_finds(
-    judge: Callable[[Submission], Checked], honest: Submission, monkeypatch: pytest.MonkeyPatch
+    check: Callable[[Submission], Checked], honest: Submission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(VERIFIERS, "integer_answer", costly(1.0, 0.0))
-    assert {reward.task_reward for reward in judge(claiming(honest, 0.0)).rewards} == {1.0}
+    assert {reward.task_reward for reward in check(claiming(honest, 0.0)).rewards} == {1.0}
     monkeypatch.setitem(VERIFIERS, "integer_answer", costly(0.0, 0.0))
-    assert reason_of(judge, claiming(honest, 1.0)).reason is Reason.REWARD_TOLERANT
+    assert reason_of(check, claiming(honest, 1.0)).reason is Reason.REWARD_TOLERANT
 
 
 def test_a_validator_that_is_too_slow_holds_nothing_against_the_worker(
-    judge: Callable[[Submission], Checked], honest: Submission, monkeypatch: pytest.MonkeyPatch
+    check: Callable[[Submission], Checked], honest: Submission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(VERIFIERS, "integer_answer", costly(1.0, 0.0))
     monkeypatch.setattr("shoal.tasks.workload.WALL_SLACK", -1.0)
-    checked = judge(claiming(honest, 1.0))
+    checked = check(claiming(honest, 1.0))
     assert {(reward.task_reward, reward.scored) for reward in checked.rewards} == {(0.0, False)}
     assert not any(group.useful for group in group_verdicts(checked))
 

@@ -84,7 +84,7 @@ def test_the_ledger_brings_the_secret_the_verdict_and_the_draw(
     assert verify_file(honest.data, policy, sealed, known.step_secret).accepted
 
 
-def test_a_file_that_the_ledger_does_not_know_or_not_yet_is_told(honest: Submission) -> None:
+def test_a_file_that_the_ledger_does_not_know_or_not_yet_is_reported(honest: Submission) -> None:
     digest = honest.claim().digest
     with pytest.raises(ConfigError, match="no verdict on a file"):
         recorded(ledger_of("0" * 64), digest)

@@ -1,4 +1,4 @@
-"""The validator blames workers for lies and nobody for trouble of its own."""
+"""The validator penalises workers for lies and nobody for trouble of its own."""
 
 from collections.abc import Callable
 
@@ -102,7 +102,7 @@ def test_the_cheaters_of_the_demo_are_proven_guilty(
     assert verdict.groups == []
 
 
-def test_only_the_decisive_findings_are_told(make: Make, coordinator: FakeCoordinator, honest: Submission) -> None:
+def test_only_the_decisive_findings_are_reported(make: Make, coordinator: FakeCoordinator, honest: Submission) -> None:
     edited = honest.with_row(0, output_tokens=[*honest.rollouts[0].output_tokens[:-1], 50])
     verdict = make().check(upload(coordinator, edited))
     assert {Reason.SAMPLING, Reason.LOGPROBS} <= set(verdict.reasons)
@@ -133,7 +133,7 @@ def test_a_numerics_class_without_calibration_is_a_fault(
     assert verdict.reasons == [Reason.NUMERICS_UNKNOWN]
 
 
-def test_a_crash_while_judging_is_a_fault(make: Make, coordinator: FakeCoordinator, honest: Submission) -> None:
+def test_a_crash_while_checking_is_a_fault(make: Make, coordinator: FakeCoordinator, honest: Submission) -> None:
     validator = make()
 
     def explode(*args: object, **options: object) -> None:
@@ -158,7 +158,7 @@ def test_after_a_failed_load_the_next_submission_loads_again(
     assert weights.fetched == [0, 1, 0]
 
 
-def test_it_judges_until_the_run_is_finished_and_says_who_was_rejected(
+def test_it_checks_until_the_run_is_finished_and_says_who_was_rejected(
     make: Make, coordinator: FakeCoordinator, honest: Submission
 ) -> None:
     claim = upload(coordinator, honest.with_row(0, reward=7.0))
@@ -186,7 +186,7 @@ def test_it_outlives_a_coordinator_that_is_away(make: Make, coordinator: FakeCoo
     assert [verdict.accepted for verdict in coordinator.verdicts] == [True]
 
 
-def test_a_class_that_the_coordinator_admitted_and_this_validator_does_not_know_blames_nobody(
+def test_a_class_that_the_coordinator_admitted_and_this_validator_does_not_know_penalises_nobody(
     make: Make, coordinator: FakeCoordinator, honest: Submission
 ) -> None:
     newer = honest.with_header(numerics_class="vllm/bfloat16/cuda")

@@ -44,7 +44,7 @@ def test_a_submission_is_one_line(console: WorkerConsole, reports: Reports) -> N
     ]
 
 
-def test_short_waits_are_silent_and_long_ones_are_told_once(
+def test_short_waits_are_silent_and_long_ones_are_reported_once(
     console: WorkerConsole, reports: Reports, clock: Clock
 ) -> None:
     for now in (0.0, 1.0, 4.9):

@@ -161,7 +161,7 @@ def test_an_interrupt_gives_the_slot_back_and_uploads_what_is_done(contributor: 
     assert contributor.weights.closed
 
 
-def test_a_slot_that_cannot_be_given_back_is_told_and_expires(contributor: Contributor) -> None:
+def test_a_slot_that_cannot_be_given_back_is_reported_and_expires(contributor: Contributor) -> None:
     def interrupt() -> None:
         contributor.coordinator.refusals["/v1/leases/"] = Refuse("unknown_lease", status=404)
         raise KeyboardInterrupt
@@ -248,7 +248,7 @@ def test_a_heartbeat_that_is_refused_or_lost_is_left_to_the_loop(contributor: Co
     assert contributor.reports == ["Not a view."]
 
 
-def test_without_any_relay_it_gives_up_and_names_what_is_missing(
+def test_without_any_relay_it_stops_waiting_and_names_what_is_missing(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.worker.loop.FIRST_WEIGHTS_S", 0.01)
@@ -290,14 +290,14 @@ def test_an_outage_that_heartbeats_meet_too_is_reported_once(contributor: Contri
     assert [report for report in contributor.reports if "refused" in report] == [OUTAGE]
 
 
-def test_a_coordinator_that_stays_away_is_given_up(contributor: Contributor) -> None:
+def test_a_coordinator_that_stays_away_is_waited_for_no_longer(contributor: Contributor) -> None:
     contributor.coordinator.away["/v1/leases"] = 1_000_000
     with pytest.raises(UnavailableError, match="did not answer for 3600 s"):
         contributor.worker.run()
     assert contributor.weights.closed
 
 
-def test_a_coordinator_that_forgot_the_worker_is_told_again(contributor: Contributor) -> None:
+def test_a_coordinator_that_forgot_the_worker_gets_its_registration_again(contributor: Contributor) -> None:
     """As after a restored backup."""
     contributor.coordinator.leases.append(Refuse("unknown_worker", "This key is not registered."))
     contributor.coordinator.grant(make_lease(0))
@@ -327,13 +327,13 @@ def test_an_upload_that_never_arrives_costs_one_submission_and_nothing_else(cont
     assert contributor.reports.some("step 3 slot 0 could not be submitted")
 
 
-def test_the_machine_is_measured_and_told(contributor: Contributor) -> None:
+def test_the_machine_is_measured_and_reported(contributor: Contributor) -> None:
     contributor.coordinator.finish()
     contributor.worker.run()
-    told = contributor.coordinator.registered[0]
-    assert told.tokens_per_s > 0
-    assert told.memory_bytes > 0
-    assert told.link_bytes_per_s > 0
+    reported = contributor.coordinator.registered[0]
+    assert reported.tokens_per_s > 0
+    assert reported.memory_bytes > 0
+    assert reported.link_bytes_per_s > 0
     line = next(line for line in contributor.reports if line.startswith("this machine: "))
     assert "tokens/s" in line
     assert "GB of memory" in line

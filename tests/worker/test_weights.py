@@ -88,7 +88,7 @@ def test_the_path_of_a_held_version_needs_no_fetch_and_another_is_fetched(
     assert follower.held() == [0, 1]
 
 
-def test_a_relay_that_fails_is_told_and_tried_again(
+def test_a_relay_that_fails_is_reported_and_tried_again(
     follow: Callable[..., WeightFollower], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.worker.weights.RETRY_S", 0.001)
@@ -100,7 +100,7 @@ def test_a_relay_that_fails_is_told_and_tried_again(
     assert follower.path(0, version_digest(0), deadline_s=1.0) == tmp_path
 
 
-def test_a_full_disk_is_told_and_survived(
+def test_a_full_disk_is_reported_and_survived(
     follow: Callable[..., WeightFollower], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.worker.weights.RETRY_S", 0.001)

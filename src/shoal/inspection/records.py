@@ -54,15 +54,17 @@ class Record:
 
     @property
     def verified(self) -> bool:
-        return self._judgement is not None
+        return self._group_verdict is not None
 
     @property
     def reward(self) -> float:
-        return self._judgement.rewards[self.rollout.sample] if self._judgement else self.rollout.reward
+        return self._group_verdict.rewards[self.rollout.sample] if self._group_verdict else self.rollout.reward
 
     @property
     def task_reward(self) -> float:
-        return self._judgement.task_rewards[self.rollout.sample] if self._judgement else self.rollout.task_reward
+        return (
+            self._group_verdict.task_rewards[self.rollout.sample] if self._group_verdict else self.rollout.task_reward
+        )
 
     @property
     def length(self) -> int:
@@ -73,7 +75,7 @@ class Record:
         return self.rollout.finish_reason == "length"
 
     @property
-    def _judgement(self) -> api.GroupVerdict | None:
+    def _group_verdict(self) -> api.GroupVerdict | None:
         groups = self.verdict.groups if self.verdict else ()
         found = next((group for group in groups if group.group == self.rollout.group), None)
         return found if found is not None and self.rollout.sample < len(found.rewards) else None

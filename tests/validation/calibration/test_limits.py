@@ -60,7 +60,7 @@ def test_the_finest_classes_are_those_of_the_finest_compute_type_that_was_measur
 
 def test_the_limits_of_the_bundled_calibration_separate_honest_from_forged() -> None:
     classes = load_calibration("bundled").classes
-    # In a coarse class the neighbour of a token may happen to be a near-tie.
+    # In a coarse class the neighbour of a token may happen to be a rounding flip.
     assert classes["torch/float32/cpu"].evidence.forgeries["edited_token"].missed == 0
     for known in classes.values():
         assert known.evidence.honest_rejected == 0
@@ -78,7 +78,7 @@ def limits(**changes: float) -> Limits:
     return known.model_copy(update=changes)
 
 
-def test_evidence_falls_with_honest_tokens_and_rises_with_lost_margins() -> None:
+def test_evidence_falls_with_honest_tokens_and_rises_with_flip_margins() -> None:
     known = limits(flips_per_1000=2.0, flip_margin_mean=0.03)
     assert known.drift_llr(1000, 0.0) < known.drift_llr(1000, 2 * 0.03) < 0
     assert known.drift_llr(1000, 2.0 * 0.03 * COARSER**2) > 0

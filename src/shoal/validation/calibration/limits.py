@@ -59,7 +59,7 @@ class Limits(BaseModel):
         return (1 - 1 / COARSER) * margin_sum / self.flip_margin_mean - (COARSER - 1) * expected
 
     def residual_bits_per_1000(self, tie_density: float) -> float:
-        """What a forger can still choose, in bits per 1,000 tokens: one per near-tie that it may decide the other way for good.
+        """What a forger can still choose, in bits per 1,000 tokens: one per gap that it may decide the other way for good.
 
         The density of gaps at zero is d = E[1 − p(token)] per token. The sequential test lets the sum of flip margins grow by
         r·λ·μ per token; taking the narrowest ties first, that pays for all of a gap below √(2·r·λ·μ/d). Margins below the
@@ -101,7 +101,7 @@ class Evidence(BaseModel):
     honest_mantissa_mean: float
     honest_logprob_error: float
     tie_density: float
-    """Mean of 1 − p(token): how many tokens per unit of margin are near-ties."""
+    """Mean of 1 − p(token): density of gaps at zero, per token and unit of margin."""
     honest_submissions: int
     honest_rejected: int
     honest_false_reject_upper95: float
