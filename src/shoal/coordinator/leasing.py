@@ -59,7 +59,7 @@ LATE_SLOTS = (
     f" ORDER BY due_at LIMIT {PAGE}"
 )
 FAILING = 2
-"""A key with so many failures, one after the other, does not count as working."""
+"""A key with this many failures in a row does not count as working."""
 
 
 def lease(connection: Transaction, run: Run, key: str, body: api.LeaseBody) -> api.LeaseAnswer:

@@ -1,7 +1,7 @@
 """Which key gets a late slot too. Pure.
 
 The same slot, version and numerics class give the same tokens, so a second key can fill a slot whose first key is late. It is
-drawn by a keyed hash, not by who asks first, and it is not told. A key that was drawn but does not ask lets the next one have it.
+drawn by a keyed hash, not by who asks first, and not announced. A key that was drawn but does not ask lets the next one have it.
 """
 
 from collections.abc import Iterable

@@ -15,7 +15,7 @@ from shoal.config import TrainingConfig
 SLACK = 1.25
 """Expected useful groups in flight over those needed: hides the tail of the slowest slot."""
 BLOCKING_ATTEMPTS = 4
-"""A slot that so many reliable keys have dropped or kept for too long holds back none."""
+"""A slot that this many reliable keys have dropped or kept for too long holds back none."""
 PRIOR_GROUPS = 8
 """Weight of the prior useful share of one half, so that the first verdicts do not swing the estimate."""
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 MEMORY = 32
-"""Outcomes that a record remembers: each new one makes the earlier ones count less by one part in so many."""
+"""Outcomes that a record remembers: each new one makes the earlier ones count less by one part in this number."""
 FEWEST_IN_TIME = 2.8
 """Three deliveries in time, the older ones with their faded weight."""
 MISSED_SHARE = 0.1
 """A reliable key misses no more, or twice what the median key misses: where lengths vary much, everybody is late at times."""
 ENFORCED_SHARE = 3
-"""Reliability counts once one key in so many that deliver has it; before, every key counts as reliable."""
+"""Reliability counts once one key in this number of those that deliver has it; before, every key counts as reliable."""
 IN_TIME = 1.5
 """Times the median of the swarm."""
 IN_TIME_SLACK_S = 0.5
