@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,3 +73,12 @@ def test_the_program_that_writes_tasks_writes_tasks_that_load(tmp_path: Path, mo
     exec(blocks("train-your-model.md", "python")[0], {})
     tasks = load_tasks(TasksConfig(source="gsm8k.jsonl", heldout=1)).train
     assert score(tasks[0], f"</think>So {tasks[0].verification_info['answer']}.").reward == 1.0
+
+
+def test_the_multi_node_line_names_a_rendezvous_that_all_nodes_share() -> None:
+    """tests/end_to_end/test_torchrun.py runs it with two launchers."""
+    text = (GUIDE / "gpu-machines.md").read_text().replace("\\\n", " ")
+    (line,) = re.findall(r"^torchrun --nnodes.*$", text, re.MULTILINE)
+    words = shlex.split(line)
+    assert {"--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500", "--rdzv-id=my-run"} <= set(words)
+    assert words[-4:] == ["--no-python", "shoal", "train", "run.toml"]
