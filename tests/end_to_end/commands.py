@@ -21,12 +21,17 @@ ANSWER_DEADLINE_S = 5.0
 
 
 @contextmanager
-def shoal(log: Path, *arguments: object, inside: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
-    """One command with its output in a file; ended with the block. `inside` are words that come before it."""
-    home = log.parent / log.stem
-    home.mkdir()
+def shoal(
+    log: Path, *arguments: object, inside: Sequence[str] = (), here: Path | None = None, **variables: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """One command with its output in a file; ended with the block. `inside` are words that come before it.
+
+    It runs in a new directory of its own unless `here` names one.
+    """
+    home = here or log.parent / log.stem
+    home.mkdir(exist_ok=here is not None)
     command = [*inside, sys.executable, "-m", "shoal", *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "200"} | variables
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=home, env=environment, stdout=out, stderr=subprocess.STDOUT)
     try:
@@ -35,6 +40,25 @@ def shoal(log: Path, *arguments: object, inside: Sequence[str] = ()) -> Iterator
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             process.wait(END_DEADLINE_S)
+
+
+def answer(
+    *arguments: object, here: Path = Path("/"), expect: int = 0, inside: Sequence[str] = (), **variables: str
+) -> str:
+    """What a command prints that ends by itself."""
+    result = subprocess.run(
+        [*inside, sys.executable, "-m", "shoal", *map(str, arguments)],
+        cwd=here,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | variables,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    said = result.stdout + result.stderr
+    assert result.returncode == expect, said
+    assert "Traceback" not in said
+    return said
 
 
 def eventually(look: Callable[[], Found | None], what: Callable[[], str], deadline_s: float = DEADLINE_S) -> Found:

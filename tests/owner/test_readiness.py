@@ -53,6 +53,21 @@ def test_everything_that_an_own_model_lacks_is_named_at_once(bare: Path, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+def test_a_stake_that_lets_cheating_pay_is_named_with_the_rest(bare: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        NotReadyError, match=r"4\. With these settings cheating would pay.*Raise trust\.stake_tokens to \d+"
+    ):
+        initialise(
+            config(
+                bare,
+                tmp_path / "run",
+                rollouts={"max_prompt_tokens": 8},
+                trust={"stake_tokens": 1, "probation_audits": 1},
+            )
+        )
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_commands_cure_it(bare: Path, tmp_path: Path) -> None:
     with pytest.raises(NotReadyError) as refused:
         check_ready(config(bare, tmp_path / "run", rollouts={"max_prompt_tokens": 8}), silent)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.config import ShoalConfig, TasksConfig, ValidationConfig
+from shoal.coordinator.rules.trust import LossRule
 from shoal.errors import ConfigError, ShoalError
 from shoal.files import TOKENIZER_FILE, digest_file
 from shoal.metrics import Report
@@ -85,6 +86,8 @@ def check_ready(config: ShoalConfig, report: Report) -> Ready:
         if tasks is not None:
             with problems.collect():
                 _check_reward_models(tasks.train, config, directory)
+    with problems.collect():
+        LossRule.of(config).require()
     problems.refuse()
     assert directory is not None
     assert tasks is not None
