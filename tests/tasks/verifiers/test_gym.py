@@ -24,6 +24,7 @@ def test_an_answer_is_worth_what_its_scorer_says() -> None:
     wrong = score(task, "hm</think><answer>no</answer>")
     assert wrong.reward < 1.0
     assert not wrong.exact
+    assert wrong.cost_s > 0.0
 
 
 def test_a_scorer_that_evaluates_the_answer_can_do_no_harm() -> None:

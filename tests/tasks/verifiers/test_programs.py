@@ -32,6 +32,7 @@ def scored(info: dict[str, Any], program: str, *, block: str = "python") -> Scor
 def test_a_function_that_passes_every_call_earns_one(program: str) -> None:
     result = scored(DOUBLE, program)
     assert (result.reward, result.why, result.exact) == (1.0, "all 2 tests passed", False)
+    assert result.cost_s > 0.0
 
 
 @needs_sandbox
