@@ -98,7 +98,7 @@ def test_a_stopped_run_is_commanded_through_its_store(stopped: RunDirectory) -> 
     assert run.set_state("running").run_state == "running"
     assert run.ban("ann", "left the key in a bus").state == "banned"
     assert run.unban("abababab", "found it").state == "probation"
-    status, history = run.look()
+    status, history = run.status()
     assert [worker.state for worker in status.workers] == ["probation"]
     assert history.bans == []
     store = Store(stopped.store)

@@ -24,13 +24,13 @@ Reason = Annotated[str, typer.Option("--reason", help="Why; recorded in the publ
 
 @run_app.command("status")
 def status(where: Where = None) -> None:
-    """One look at a run."""
+    """Show a run once."""
     from rich.console import Console
 
     from shoal.observe import render
 
     console = Console()
-    console.print(render(*_find(where, None).look()))
+    console.print(render(*_find(where, None).status()))
 
 
 @run_app.command("pause")

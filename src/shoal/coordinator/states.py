@@ -62,6 +62,7 @@ class TransitionError(ShoalError):
     """A change of state that no machine has: a defect of the coordinator, never a user's mistake."""
 
     code = "transition"
+    permanent = False
 
 
 @dataclass(frozen=True)

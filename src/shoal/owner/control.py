@@ -52,7 +52,7 @@ class OwnedRun:
             lambda connection, run: views.worker_view(connection, run, control.unban(connection, run, body)),
         )
 
-    def look(self) -> tuple[api.StatusView, api.HistoryView]:
+    def status(self) -> tuple[api.StatusView, api.HistoryView]:
         return self._apply(
             lambda client: (client.status(), client.history()),
             lambda connection, run: (views.status(connection, run), views.history(connection, run)),
@@ -65,7 +65,7 @@ class OwnedRun:
 
     def _ban_body(self, worker: str, reason: str) -> api.BanBody:
         try:
-            return api.BanBody(worker=find_worker(worker, self.look()[0].workers), reason=reason)
+            return api.BanBody(worker=find_worker(worker, self.status()[0].workers), reason=reason)
         except ValueError:
             raise ConfigError("The reason must be one line of 1 to 200 letters.") from None
 
