@@ -25,6 +25,7 @@ PACKAGES = (
     "training",
     "validation",
     "worker",
+    "simulation",
     "coordinator",
     "evaluation",
     "joined",

@@ -54,6 +54,9 @@ PUBLIC = {
         RolloutLimits RunDescriptor Severity TaskAssignment assign fetch_descriptor most_severe
         open_descriptor read_rollouts secret_commitment severity slot_seed step_secret write_rollouts
     """,
+    "shoal.simulation": """
+        Behaviour EventClock LocalCoordinator Outcome Scenario Work WorkerPlan simulate
+    """,
     "shoal.tasks": """
         CODEC_FILES THINK_CLOSE THINK_OPEN Info MalformedTaskError Outcome OwnVerifierError PromptStyle SandboxError
         Score Task TaskSet TaskSets TextCodec Verifier check_requirements is_exact is_learned length_penalty load_tasks

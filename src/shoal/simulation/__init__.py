@@ -1,0 +1,18 @@
+"""Swarms on an event clock: the coordinator's own code, with made-up workers, validators and a trainer around it."""
+
+from shoal.simulation.actors import Work
+from shoal.simulation.clock import EventClock
+from shoal.simulation.coordinator import LocalCoordinator
+from shoal.simulation.scenario import Outcome, Scenario, WorkerPlan, simulate
+from shoal.simulation.workers import Behaviour
+
+__all__ = [
+    "Behaviour",
+    "EventClock",
+    "LocalCoordinator",
+    "Outcome",
+    "Scenario",
+    "Work",
+    "WorkerPlan",
+    "simulate",
+]

@@ -1,0 +1,25 @@
+"""An event clock: time jumps from one event to the next. Events of the same time happen in the order in which they were planned."""
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+
+class EventClock:
+    def __init__(self, start: float = 1_000_000.0) -> None:
+        self.now = start
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = itertools.count()
+
+    def __call__(self) -> float:
+        return self.now
+
+    def after(self, seconds: float, event: Callable[[], object]) -> None:
+        heapq.heappush(self._events, (self.now + max(0.0, seconds), next(self._numbers), event))
+
+    def run(self, is_over: Callable[[], bool], longest_s: float) -> None:
+        """Lets events happen until it is over, nothing is planned, or so much time has passed."""
+        end = self.now + longest_s
+        while self._events and not is_over() and self._events[0][0] <= end:
+            self.now, _, event = heapq.heappop(self._events)
+            event()

@@ -1,0 +1,131 @@
+"""The real coordinator without HTTP: its operations on a database in memory and on an event clock.
+
+Every decision is made by the code that a run uses. Requests are not signed, because nobody but the scenario can send one.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from shoal.config import ShoalConfig
+from shoal.coordinator import housekeeping, leasing, steps, submissions, verdicts, workers
+from shoal.coordinator.presence import Presence
+from shoal.coordinator.run import Run
+from shoal.coordinator.server import begin
+from shoal.coordinator.store.database import SQLite, Transaction
+from shoal.coordinator.store.rows import find
+from shoal.coordinator.store.schema import migrate
+from shoal.coordinator.store.tables import GroupRow
+from shoal.coordinator.store.writer import Savepoint
+from shoal.files import digest_bytes
+from shoal.identity import Keypair
+from shoal.protocol import api
+from shoal.protocol.assignment import secret_commitment
+from shoal.protocol.descriptor import FileReference, RunDescriptor
+from shoal.protocol.signing import PROTOCOL_VERSION
+
+Result = TypeVar("Result")
+NUMERICS_CLASS = "torch/float32/cpu"
+NO_DIGEST = "00" * 32
+
+
+def _descriptor(config: ShoalConfig, key: str, secret: bytes) -> RunDescriptor:
+    return RunDescriptor(
+        run_id="simulation",
+        protocol=PROTOCOL_VERSION,
+        run_key=key,
+        coordinator_key=key,
+        coordinator_url="http://simulation",
+        relay_urls=(),
+        model_files={"config.json": FileReference(digest=NO_DIGEST, bytes=1)},
+        tasks=config.tasks,
+        task_set_digest=NO_DIGEST,
+        task_count=1,
+        rollouts=config.rollouts,
+        reward=config.reward,
+        async_level=config.training.async_level,
+        chunk_tokens=32,
+        top_k=128,
+        numerics_classes=(NUMERICS_CLASS,),
+        secret_commitment=secret_commitment(secret),
+    )
+
+
+class LocalCoordinator:
+    def __init__(self, config: ShoalConfig, clock: Callable[[], float], secret: bytes) -> None:
+        keypair = Keypair.from_seed(secret)
+        self.run = Run(
+            config=config,
+            descriptor=_descriptor(config, keypair.public, secret),
+            keypair=keypair,
+            secret=secret,
+            role_keys={},
+            submissions=Path(),
+            presence=Presence(clock, config.coordinator.gone_after_s),
+            clock=clock,
+            free_bytes=lambda _: 1 << 40,
+        )
+        self.database = SQLite(Path(":memory:"))
+        self.connection = self.database.connect()
+        migrate(self.connection, self.database)
+        self._write(lambda connection: begin(connection, self.run))
+
+    def _write(self, work: Callable[[Transaction], Result]) -> Result:
+        """One transaction, as the store makes it."""
+        transaction = Savepoint(self.connection)
+        self.database.begin_write(self.connection)
+        try:
+            result = work(transaction)
+        except BaseException:
+            self.connection.execute("ROLLBACK")
+            raise
+        self.connection.execute("COMMIT")
+        for effect in transaction.effects:
+            effect()
+        return result
+
+    def register(self, key: str, tokens_per_s: float = 1e6) -> None:
+        body = api.RegisterBody(name=key[:8], numerics_class=NUMERICS_CLASS, tokens_per_s=tokens_per_s)
+        self._write(lambda connection: workers.register(connection, self.run, key, body))
+
+    def lease(self, key: str, request_id: str, held_versions: list[int]) -> api.LeaseAnswer:
+        body = api.LeaseBody(request_id=request_id, held_versions=held_versions)
+        return self._write(lambda connection: leasing.lease(connection, self.run, key, body))
+
+    def give_back(self, key: str, lease_id: str) -> None:
+        self._write(lambda connection: leasing.give_back(connection, self.run, key, lease_id))
+
+    def submit(self, key: str, lease_id: str, content: bytes) -> None:
+        name, digest = digest_bytes(lease_id.encode())[:32], digest_bytes(content)
+        file = submissions.ReceivedFile(key, lease_id, name, digest, len(content), "")
+        self._write(lambda connection: submissions.accept_upload(connection, self.run, file))
+
+    def claim(self, validator: str, request_id: str) -> api.Claim | None:
+        body = api.ClaimBody(request_id=request_id, wait_s=0)
+        return self._write(lambda connection: submissions.claim(connection, self.run, validator, body)).claim
+
+    def verdict(self, body: api.VerdictBody) -> bool:
+        return self._write(lambda connection: verdicts.record_verdict(connection, self.run, body))
+
+    def publish(self, version: int) -> None:
+        digest = f"{version:064x}"
+        body = api.VersionBody(version=version, manifest_digest=digest, weights_digest=digest, bytes_total=1)
+        self._write(lambda connection: steps.publish(connection, self.run, body))
+
+    def maintain(self) -> None:
+        self._write(lambda connection: housekeeping.maintain(connection, self.run))
+
+    def step(self) -> int:
+        """The current step: as many batches are formed."""
+        return steps.current_step(self.connection)
+
+    def batch(self, step: int) -> api.BatchRecord | None:
+        return steps.batch_record(self.connection, step)
+
+    def tokens_of(self, group_id: str) -> int:
+        group = find(self.connection, GroupRow, "WHERE group_id=?", (group_id,))
+        assert group is not None, "a batch holds groups of the store"
+        return group.tokens
+
+    def close(self) -> None:
+        self.connection.close()

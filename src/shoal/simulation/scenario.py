@@ -1,0 +1,115 @@
+"""A scenario: who takes part, how fast everything is, and what came of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.config import ShoalConfig
+from shoal.files import digest_bytes
+from shoal.simulation.actors import Trainer, Validator, Work
+from shoal.simulation.clock import EventClock
+from shoal.simulation.coordinator import LocalCoordinator
+from shoal.simulation.workers import Behaviour, Worker
+
+SWEEP_S = 1.0
+HEARTBEAT_S = 5.0
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    name: str
+    speed: float = 1.0
+    pauses: tuple[float, float] | None = None
+    """Every so many seconds, for so long."""
+    behaviour: Behaviour | None = None
+    """Honest if there is none."""
+
+    @property
+    def key(self) -> str:
+        return digest_bytes(self.name.encode())
+
+
+@dataclass(frozen=True)
+class Scenario:
+    config: ShoalConfig
+    workers: Sequence[WorkerPlan]
+    work: Work
+    steps: int
+    train_s: float = 1.0
+    validators: int = 2
+    validate_s: float = 0.2
+    longest_s: float = 20_000.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    seconds: float
+    """From the start until the last batch was formed."""
+    formed_at: Sequence[float]
+    """Since the start, one for each batch."""
+    lengths: Sequence[float]
+    """Tokens per group of each slot that was trained on."""
+    rewards: Sequence[float]
+    """Of the first sample of each trained group."""
+
+    @property
+    def steps_per_minute(self) -> float:
+        return 60 * len(self.formed_at) / self.seconds
+
+
+def simulate(scenario: Scenario) -> Outcome:
+    clock, junk = EventClock(), set[str]()
+    coordinator = LocalCoordinator(scenario.config, clock, digest_secret(scenario.seed))
+    trainer = Trainer(coordinator, clock, scenario.train_s)
+    for number in range(scenario.validators):
+        Validator(coordinator, clock, scenario.work, junk, f"validator-{number}", scenario.validate_s)
+    for plan in scenario.workers:
+        Worker(
+            coordinator,
+            clock,
+            trainer,
+            scenario.work,
+            junk,
+            plan.key,
+            speed=plan.speed,
+            pauses=plan.pauses,
+            behaviour=plan.behaviour,
+        )
+    _keep_house(coordinator, clock, [plan.key for plan in scenario.workers])
+    begun = clock()
+    clock.run(lambda: len(trainer.formed_at) >= scenario.steps, scenario.longest_s)
+    formed_at = [at - begun for at in trainer.formed_at[: scenario.steps]]
+    outcome = _outcome(coordinator, formed_at, clock() - begun)
+    coordinator.close()
+    return outcome
+
+
+def digest_secret(seed: int) -> bytes:
+    """A secret of its own for each seed; a real run takes one that nobody can know."""
+    return bytes.fromhex(digest_bytes(f"simulation {seed}".encode()))
+
+
+def _keep_house(coordinator: LocalCoordinator, clock: EventClock, keys: Sequence[str]) -> None:
+    def sweep() -> None:
+        coordinator.maintain()
+        clock.after(SWEEP_S, sweep)
+
+    def beat() -> None:
+        for key in keys:
+            coordinator.run.presence.seen(key)
+        clock.after(HEARTBEAT_S, beat)
+
+    sweep()
+    beat()
+
+
+def _outcome(coordinator: LocalCoordinator, formed_at: Sequence[float], seconds: float) -> Outcome:
+    records = [record for step in range(len(formed_at)) if (record := coordinator.batch(step)) is not None]
+    groups = [group for record in records for group in record.groups]
+    slots = {group.submission_id: group.group_id for group in groups}
+    return Outcome(
+        seconds=formed_at[-1] if formed_at else seconds,
+        formed_at=formed_at,
+        lengths=[coordinator.tokens_of(group_id) for group_id in slots.values()],
+        rewards=[group.task_rewards[0] for group in groups],
+    )
