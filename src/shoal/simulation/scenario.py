@@ -19,7 +19,7 @@ class WorkerPlan:
     name: str
     speed: float = 1.0
     pauses: tuple[float, float] | None = None
-    """Every so many seconds, for so long."""
+    """Interval and length in seconds."""
     behaviour: Behaviour | None = None
     """Honest if there is none."""
 
