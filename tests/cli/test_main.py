@@ -257,6 +257,15 @@ def test_flags_with_wrong_values_are_refused_before_anything_happens(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_threads_that_are_none_are_refused_before_a_run_is_made(
+    shoal: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for flags in ((), ("--dry-run",)):
+        assert_one_sentence(shoal("up", "--threads", "relay=2", *flags), "--threads relay=2 is no number of threads")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_malformed_keys_and_addresses_are_refused_before_anybody_is_asked(shoal: Run, tmp_path: Path) -> None:
     place = ("--dir", tmp_path / "d")
     assert_one_sentence(shoal("work", NOBODY, "--run-key", "12", *place), "12 is no public key")

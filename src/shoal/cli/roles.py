@@ -187,6 +187,7 @@ def up(
     from shoal.host.swarm import run_swarm
     from shoal.host.threads import parse_threads
 
+    parse_threads(threads or [])  # refused before anything is printed or made
     config = run_config(context, where, dry_run)
     chosen = parse_threads(threads or [], each=config.run.threads)
     directory = run_directory(context, where)
