@@ -66,7 +66,7 @@ def _has_other_primes(number: int) -> bool:
 
 
 def _decimal(value: Fraction) -> str:
-    places = next(places for places in range(20) if (value * 10**places).denominator == 1)
+    places = next(places for places in range(64) if (value * 10**places).denominator == 1)
     digits = f"{abs(int(value * 10**places)):0{places + 1}d}"
     sign = "-" if value < 0 else ""
     return f"{sign}{digits[: len(digits) - places]}.{digits[len(digits) - places :] or '0'}"
