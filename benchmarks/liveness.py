@@ -1,6 +1,6 @@
-"""How much misbehaving keys slow a run down that are not forgers: the coordinator's code on an event clock, and a real swarm.
+"""How much keys that misbehave without forging slow a run down: the coordinator's code on an event clock.
 
-    python benchmarks/liveness.py [--steps 30] [--processes 2] [--no-real]
+    python benchmarks/liveness.py [--steps 30] [--processes 2]
 
 Each attack is run by one key beside 8 honest ones, by 4 beside 8 (a third of the keys) and by 8 beside 4: with every lease, every
 second, every tenth, after 12 honest deliveries, and only with slots that another key had first. A ratio is steps per minute with
