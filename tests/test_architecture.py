@@ -164,7 +164,7 @@ def statements(path: Path) -> list[str]:
 def test_sql_stays_in_the_coordinator() -> None:
     outside = {path: statements(path) for path in modules() if package_of(path) != "coordinator"}
     assert not {str(path.relative_to(ROOT)): found for path, found in outside.items() if found}
-    assert statements(ROOT / "coordinator/records.py"), "the search finds what is there"
+    assert statements(ROOT / "coordinator/store/records.py"), "the search finds what is there"
 
 
 def test_the_database_is_opened_in_the_coordinator_only() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from shoal.config import ShoalConfig
-from shoal.coordinator import app, retention
+from shoal.coordinator import retention
+from shoal.coordinator.http import app
 from shoal.coordinator.server import collect_leftovers
 from shoal.coordinator.store.database import Connection
 from shoal.errors import RefusedError, UnavailableError

@@ -13,9 +13,10 @@ import pytest
 from shoal.broadcast import Origin, OriginSettings
 from shoal.broadcast.manifest import WireTensor, open_head
 from shoal.config import build_config
-from shoal.coordinator import Store, ledger, records
+from shoal.coordinator import Store, ledger
 from shoal.coordinator.server import begin, build_run
 from shoal.coordinator.steps import publish
+from shoal.coordinator.store import records
 from shoal.coordinator.store.rows import insert
 from shoal.coordinator.store.tables import BatchRow, SubmissionRow
 from shoal.errors import ConfigError, IntegrityError, UnavailableError

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from shoal.config import CoordinatorConfig
-from shoal.coordinator.records import KeptRollout
 from shoal.coordinator.store.bucket import Credentials, S3Bucket
+from shoal.coordinator.store.records import KeptRollout
 from shoal.errors import ConfigError, IntegrityError, UnavailableError
 from shoal.files import digest_bytes
 from shoal.owner.bucket import BucketError, BucketRollouts

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from shoal.config import ShoalConfig, build_config
 from shoal.coordinator import housekeeping
-from shoal.coordinator.app import create_app
+from shoal.coordinator.http.app import create_app
 from shoal.coordinator.presence import Presence
 from shoal.coordinator.run import Run
 from shoal.coordinator.server import begin, collect_leftovers

@@ -1,6 +1,6 @@
 """The trusted centre: HTTP API, store, leases, trust, batches, ledger."""
 
-from shoal.coordinator.app import create_app
+from shoal.coordinator.http.app import create_app
 from shoal.coordinator.ledger import LedgerError, balances, check_draws, verify_export
 from shoal.coordinator.run import Run
 from shoal.coordinator.server import run_coordinator

@@ -8,12 +8,12 @@ from types import FrameType
 
 import uvicorn
 
-from shoal.coordinator import ledger, records
-from shoal.coordinator.app import CoordinatorApp, create_app
+from shoal.coordinator import ledger
+from shoal.coordinator.http.app import CoordinatorApp, create_app
 from shoal.coordinator.presence import Presence
 from shoal.coordinator.rules import trust
 from shoal.coordinator.run import Run
-from shoal.coordinator.store import meta
+from shoal.coordinator.store import meta, records
 from shoal.coordinator.store.bucket import open_bucket
 from shoal.coordinator.store.database import Connection, Transaction, is_shared, open_database
 from shoal.coordinator.store.rows import select

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from shoal.coordinator import records
+from shoal.coordinator.store import records
 from shoal.errors import ConfigError, IntegrityError
 from shoal.evaluation.answers import read_answers
 from shoal.files import digest_bytes

@@ -128,7 +128,7 @@ def _codec_of_run(root: Path | None, descriptor: RunDescriptor | None) -> TextCo
 
 def _submissions(directory: RunDirectory) -> list[Submission]:
     """Everything uploaded so far, from the coordinator's store, whether it runs or not."""
-    from shoal.coordinator import records
+    from shoal.coordinator.store import records
     from shoal.coordinator.store.database import Connection
 
     if not records.has_store(directory):

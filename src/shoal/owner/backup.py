@@ -19,8 +19,9 @@ from pydantic import BaseModel, ConfigDict
 
 from shoal.broadcast.manifest import Head, Manifest, open_head, open_manifest
 from shoal.broadcast.store import needed_manifests
-from shoal.coordinator import ledger, records, steps
-from shoal.coordinator.records import KeptRollout
+from shoal.coordinator import ledger, steps
+from shoal.coordinator.store import records
+from shoal.coordinator.store.records import KeptRollout
 from shoal.errors import ShoalError, UnavailableError
 from shoal.files import TEMPORARY_PREFIX, Digest, atomic_file, digest_file, write_atomic
 from shoal.locks import hold

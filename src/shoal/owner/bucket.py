@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 
 from shoal.config import CoordinatorConfig
-from shoal.coordinator.records import KeptRollout
 from shoal.coordinator.store.bucket import S3Bucket, open_bucket
+from shoal.coordinator.store.records import KeptRollout
 from shoal.errors import IntegrityError, ShoalError, UnavailableError
 from shoal.files import digest_bytes, write_atomic
 

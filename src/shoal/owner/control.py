@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from shoal.config import ShoalConfig
-from shoal.coordinator import Run, control, ledger, records, views
+from shoal.coordinator import Run, control, ledger, views
 from shoal.coordinator.server import begin, build_run
+from shoal.coordinator.store import records
 from shoal.coordinator.store.database import Transaction
 from shoal.errors import ConfigError, UnavailableError
 from shoal.identity import Keypair

@@ -141,8 +141,8 @@ def show_memory_plan(config: ShoalConfig, ranks: int, report: Report, *, shapes:
 
 def _recorded(directory: RunDirectory) -> tuple[HistoryView, str]:
     """History and ledger head from the coordinator's store, whether it runs or not."""
-    from shoal.coordinator import records
     from shoal.coordinator.server import build_run
+    from shoal.coordinator.store import records
     from shoal.coordinator.views import history, status
 
     run = build_run(directory)
