@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.errors import ShoalError
 from tools.reference import codes, commands, pages
 
 
@@ -34,6 +35,14 @@ def test_the_command_page_shows_nested_commands_with_their_options() -> None:
     assert "shoal run ban" in names
     assert all(f"\n## {name}\n" in page for name in names)
     assert "- **`--run-key`**" in page
+
+
+def test_an_error_of_an_optional_package_that_is_imported_does_not_change_the_page() -> None:
+    before = codes.page()
+    body = {"__module__": "shoal.policy.vllm.engine", "__doc__": "Late.", "code": "late", "permanent": True}
+    late = type("LateError", (ShoalError,), body)
+    assert late in ShoalError.__subclasses__()
+    assert codes.page() == before
 
 
 def test_every_error_has_a_sentence() -> None:

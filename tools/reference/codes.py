@@ -54,9 +54,15 @@ def errors() -> Iterator[type[ShoalError]]:
 
 def _below(kind: type[ShoalError]) -> Iterator[type[ShoalError]]:
     for child in kind.__subclasses__():
-        if child is not RefusedError and child.__module__.startswith("shoal.") and not child.__name__.startswith("_"):
+        if child is not RefusedError and _is_listed(child):
             yield child
         yield from _below(child)
+
+
+def _is_listed(kind: type[ShoalError]) -> bool:
+    """Whatever this process has imported besides: the page is the same everywhere."""
+    module = kind.__module__
+    return module.startswith("shoal.") and not module.startswith(OPTIONAL) and not kind.__name__.startswith("_")
 
 
 def _described(error: type[ShoalError]) -> str:
