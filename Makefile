@@ -70,14 +70,17 @@ bench: setup  ## every figure of the docs; each script prints one JSON object as
 bundled: setup  ## rebuild the tiny policy inside the package from its recipe
 	$(BIN)/python -m shoal.curation.recipe $(ARGS)
 
-PACKAGES := bubblewrap nginx-light postgresql chromium wrk npm
-PROGRAMS := bwrap nginx chromium psql wrk npm
+# program:package. Only what is missing is installed: an npm of another source conflicts with Debian's package.
+PROGRAMS := bwrap:bubblewrap nginx:nginx-light chromium:chromium psql:postgresql wrk:wrk npm:npm
 
 system:  ## packages of the operating system that some tests use
-	@for program in $(PROGRAMS); do command -v $$program >/dev/null || test -x /usr/sbin/$$program || missing=1; done; \
+	@for pair in $(PROGRAMS); do \
+	  command -v $${pair%%:*} >/dev/null || test -x /usr/sbin/$${pair%%:*} || missing="$$missing $${pair##*:}"; \
+	done; \
+	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$$missing postgresql"; \
 	if [ -n "$$missing" ]; then \
 	  SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); \
-	  $$SUDO apt-get update -q && $$SUDO env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(PACKAGES); \
+	  $$SUDO apt-get update -q && $$SUDO env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing; \
 	fi
 
 clean:
