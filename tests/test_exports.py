@@ -41,8 +41,8 @@ PUBLIC = {
         render_report startup_notice summarise write_picture write_summary
     """,
     "shoal.policy": """
-        ArchitectureError Completion Engine GenerationRequest ModelError NotEnoughMemoryError RequestError
-        ScoreRequest Scored TorchEngine WeightsNotLoadedError build_empty_model build_model bundled_directory
+        ArchitectureError Completion Engine EngineBusyError GenerationRequest ModelError NotEnoughMemoryError
+        RequestError ScoreRequest Scored Stream TorchEngine WeightsNotLoadedError build_empty_model build_model bundled_directory
         load_weights resolve_model wire_tensors
     """,
     "shoal.proofs": """

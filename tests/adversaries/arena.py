@@ -17,7 +17,7 @@ from shoal.config import ShoalConfig
 from shoal.files import WEIGHTS_FILE, write_atomic
 from shoal.policy import TorchEngine, build_model, bundled_directory
 from shoal.policy.directory import weight_files
-from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
+from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest, Stream
 from shoal.policy.weights import unique_tensors
 from shoal.proofs import build_proofs, split_chunks
 from shoal.protocol.api import AuditMetrics
@@ -65,6 +65,9 @@ class RememberingEngine:
         raise AssertionError("the arena's validator holds one version")
 
     def generate(self, *arguments: object, **named: object) -> list[Completion]:
+        raise AssertionError("a validator does not generate")
+
+    def open(self, *arguments: object, **named: object) -> Stream:
         raise AssertionError("a validator does not generate")
 
     def score(self, requests: Sequence[ScoreRequest], *, temperature: float) -> list[Scored]:

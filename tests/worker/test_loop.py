@@ -8,7 +8,7 @@ import pytest
 
 from shoal.errors import IntegrityError, RefusedError, UnavailableError
 from shoal.metrics import EventLog
-from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
+from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest, Stream
 from shoal.protocol import api
 from shoal.protocol.rollouts import read_rollouts
 from shoal.worker import Worker
@@ -39,6 +39,9 @@ class RecordingEngine:
         self.diary.append(f"generate {len(requests)}")
         self.on_generate()
         return self._engine.generate(requests, temperature=temperature, on_progress=on_progress)
+
+    def open(self, *, temperature: float, max_tokens: int, rows: int | None = None) -> Stream:
+        return self._engine.open(temperature=temperature, max_tokens=max_tokens, rows=rows)
 
     def score(self, requests: Sequence[ScoreRequest], *, temperature: float) -> list[Scored]:
         return self._engine.score(requests, temperature=temperature)

@@ -5,10 +5,12 @@ from shoal.policy.embedded.engine import TorchEngine
 from shoal.policy.engine import (
     Completion,
     Engine,
+    EngineBusyError,
     GenerationRequest,
     RequestError,
     Scored,
     ScoreRequest,
+    Stream,
     WeightsNotLoadedError,
 )
 from shoal.policy.memory import NotEnoughMemoryError
@@ -19,12 +21,14 @@ __all__ = [
     "ArchitectureError",
     "Completion",
     "Engine",
+    "EngineBusyError",
     "GenerationRequest",
     "ModelError",
     "NotEnoughMemoryError",
     "RequestError",
     "ScoreRequest",
     "Scored",
+    "Stream",
     "TorchEngine",
     "WeightsNotLoadedError",
     "build_empty_model",

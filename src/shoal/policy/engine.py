@@ -1,13 +1,16 @@
 """What worker and validator ask of an engine, whichever one runs the policy.
 
 In: token requests, each with its own sampling seed. Out: completions with log-probabilities and commitments, or the
-scores of given tokens. Answers keep the order of the requests; the same seed gives the same tokens whatever else is in
-the batch, up to rounding ties. A request that cannot be served is refused before any work starts.
+scores of given tokens. A `Stream` takes requests while others run and gives each completion when it ends; `generate` is a loop
+over one, whose answers keep the order of the requests. The same seed gives the same tokens whatever else is in the batch, up to
+rounding ties. A request that cannot be served is refused before any work starts. Weights change only while no request is
+unfinished, so one completion comes from one version.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -22,6 +25,13 @@ class RequestError(ShoalError):
     """A request that no engine can serve; the message says which one and why."""
 
     code = "engine_request"
+    permanent = False
+
+
+class EngineBusyError(ShoalError):
+    """The engine is asked for something that its open stream does not allow."""
+
+    code = "engine_busy"
     permanent = False
 
 
@@ -64,6 +74,47 @@ class Scored:
     states: Tensor  # [n, D] bf16, the inputs of the LM head
 
 
+class Stream(Protocol):
+    """Requests that enter while others run, all at one temperature. An engine has one open stream at a time."""
+
+    @property
+    def rows(self) -> int:
+        """Requests that are sampled at once; others wait in the order in which they were submitted."""
+        ...
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that run or wait."""
+        ...
+
+    @property
+    def generated(self) -> int:
+        """Tokens sampled so far, those of unfinished and cancelled requests included."""
+        ...
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> list[int]:
+        """Takes all of them or, if one cannot be served, none; returns their numbers, which are never used again."""
+        ...
+
+    def step(self) -> list[tuple[int, Completion]]:
+        """One more token for every running request; returns those that ended, by their numbers."""
+        ...
+
+    def cancel(self, numbers: Collection[int]) -> None:
+        """Drops those of these requests that are unfinished."""
+        ...
+
+    def close(self) -> None:
+        """Drops what is unfinished."""
+        ...
+
+    def __enter__(self) -> "Stream": ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
 class Engine(Protocol):
     numerics_class: str
     """Engine, compute dtype and device class, such as `torch/float32/cpu`: what a calibration is made for."""
@@ -75,6 +126,10 @@ class Engine(Protocol):
 
     def load(self, directory: Path) -> None:
         """Replace the weights in place by those of `directory`/model.safetensors; on refusal the old ones stay."""
+        ...
+
+    def open(self, *, temperature: float, max_tokens: int, rows: int | None = None) -> Stream:
+        """A stream for requests of at most `max_tokens` positions, prompt and output; by default with as many rows as it can."""
         ...
 
     def generate(
@@ -90,6 +145,23 @@ class Engine(Protocol):
     def score(self, requests: Sequence[ScoreRequest], *, temperature: float) -> list[Scored]:
         """Score given tokens with one prefill each."""
         ...
+
+
+def generate_all(
+    stream: Stream, requests: Sequence[GenerationRequest], on_progress: Callable[[int], None] | None
+) -> list[Completion]:
+    """The completions of a stream that has nothing else to do, in the order of the requests."""
+    numbers = stream.submit(requests)
+    ended: dict[int, Completion] = {}
+    while stream.unfinished:
+        ended.update(stream.step())
+        if on_progress is not None:
+            on_progress(stream.generated)
+    return [ended[number] for number in numbers]
+
+
+def positions_needed(requests: Sequence[GenerationRequest]) -> int:
+    return max(len(request.prompt_tokens) + request.max_new_tokens for request in requests)
 
 
 def check_generation(requests: Sequence[GenerationRequest], *, vocab_size: int, max_tokens: int) -> None:

@@ -9,10 +9,12 @@ from transformers import AutoModelForCausalLM
 from shoal.policy import (
     ArchitectureError,
     Completion,
+    EngineBusyError,
     GenerationRequest,
     ModelError,
     RequestError,
     ScoreRequest,
+    Stream,
     TorchEngine,
     WeightsNotLoadedError,
 )
@@ -286,3 +288,113 @@ def test_architectures_that_would_run_wrong_are_refused(model_directory: Directo
 def test_an_end_token_outside_of_the_vocabulary_is_refused(model_directory: Directory) -> None:
     with pytest.raises(ModelError, match="tokenizer does not fit"):
         make_engine(model_directory("llama"), eos=(VOCAB_SIZE,))
+
+
+def drain(stream: Stream, ended: dict[int, Completion]) -> dict[int, Completion]:
+    while stream.unfinished:
+        ended.update(stream.step())
+    return ended
+
+
+def test_requests_enter_while_others_run_and_leave_when_they_end(model_directory: Directory) -> None:
+    engine = make_engine(model_directory("llama"), eos=(), max_batch=2)
+    first, second, third = [GenerationRequest((7, 8), seed, new) for seed, new in ((1, 9), (2, 2), (3, 3))]
+    expected = tokens_of(engine.generate([first, second, third], temperature=1.0))
+    ended: dict[int, Completion] = {}
+    with engine.open(temperature=1.0, max_tokens=64) as stream:
+        one, two = stream.submit([first, second])
+        ended.update(stream.step())
+        assert list(ended) == [two], "the short one leaves, the long one stays"
+        assert stream.unfinished == 1
+        (three,) = stream.submit([third])
+        order = list(drain(stream, ended))
+        assert stream.generated == 14
+    assert order == [two, three, one]
+    assert tokens_of([ended[number] for number in (one, two, three)]) == expected
+
+
+def test_a_stream_made_of_random_arrivals_gives_the_completions_of_single_calls(model_directory: Directory) -> None:
+    engine = make_engine(model_directory("qwen3"), max_batch=5)
+    requests = make_requests(12)
+    expected = engine.generate(requests, temperature=0.8)
+    rng, waiting = random.Random(3), [*range(len(requests))]
+    rng.shuffle(waiting)
+    index_of: dict[int, int] = {}
+    ended: dict[int, Completion] = {}
+    with engine.open(temperature=0.8, max_tokens=128) as stream:
+        while waiting or stream.unfinished:
+            count = rng.randrange(4)
+            part, waiting = waiting[:count], waiting[count:]
+            index_of.update(zip(stream.submit([requests[at] for at in part]), part, strict=True))
+            ended.update(stream.step())
+    found = {index_of[number]: completion for number, completion in ended.items()}
+    assert [found[at].tokens for at in range(len(requests))] == tokens_of(expected)
+    assert [len(found[at].proofs) for at in range(len(requests))] == [len(one.proofs) for one in expected]
+
+
+def test_cancelled_requests_leave_their_rows_and_never_end(model_directory: Directory) -> None:
+    engine = make_engine(model_directory("llama"), eos=(), max_batch=3)
+    requests = [GenerationRequest((7, 8), seed, 40) for seed in range(6)]
+    expected = tokens_of(engine.generate(requests, temperature=1.0))
+    with engine.open(temperature=1.0, max_tokens=64) as stream:
+        numbers = stream.submit(requests)
+        for _ in range(35):  # past the first chunk
+            assert not stream.step()
+        stream.cancel([numbers[0], numbers[4], 1000])
+        assert stream.unfinished == 4
+        ended = drain(stream, {})
+    assert sorted(ended) == [numbers[at] for at in (1, 2, 3, 5)]
+    assert tokens_of([ended[numbers[at]] for at in (1, 2, 3, 5)]) == [expected[at] for at in (1, 2, 3, 5)]
+
+
+def test_weights_are_not_replaced_under_a_running_request(model_directory: Directory) -> None:
+    engine = make_engine(model_directory("llama"), eos=())
+    with engine.open(temperature=1.0, max_tokens=64) as stream:
+        numbers = stream.submit([GenerationRequest((7, 8), 1, 5)])
+        stream.step()
+        with pytest.raises(EngineBusyError, match="1 requests still run"):
+            engine.load(model_directory("llama", seed=1))
+        stream.cancel(numbers)
+        engine.load(model_directory("llama", seed=1))
+
+
+def test_a_prompt_of_the_old_weights_is_not_used_with_new_ones(model_directory: Directory) -> None:
+    """The stream keeps the prefill of its last prompt for requests that follow, but not over a swap."""
+    request = GenerationRequest((7, 8, 9, 10), 1, 12)
+    engine = make_engine(model_directory("llama"))
+    with engine.open(temperature=1.0, max_tokens=64) as stream:
+        stream.submit([request])
+        drain(stream, {})
+        engine.load(model_directory("llama", seed=1))
+        (number,) = stream.submit([request])
+        swapped = drain(stream, {})[number]
+    fresh = make_engine(model_directory("llama", seed=1)).generate([request], temperature=1.0)[0]
+    assert swapped == fresh
+
+
+def test_an_engine_has_one_open_stream(model_directory: Directory) -> None:
+    engine = make_engine(model_directory("llama"))
+    with engine.open(temperature=1.0, max_tokens=64), pytest.raises(EngineBusyError, match="open stream"):
+        engine.generate([GenerationRequest((5,), 0, 4)], temperature=1.0)
+    assert engine.generate([GenerationRequest((5,), 0, 4)], temperature=1.0)
+
+
+def test_a_stream_refuses_what_does_not_fit_and_takes_none_of_it(model_directory: Directory) -> None:
+    engine = make_engine(model_directory("llama"))
+    with engine.open(temperature=1.0, max_tokens=64, rows=2) as stream:
+        assert stream.rows == 2
+        with pytest.raises(RequestError, match="needs 65 positions"):
+            stream.submit([GenerationRequest((5,), 0, 4), GenerationRequest((5,), 0, 64)])
+        assert stream.unfinished == 0
+
+
+def test_the_cache_of_a_stream_does_not_grow_with_what_waits(model_directory: Directory) -> None:
+    engine = make_engine(model_directory("llama"), eos=(), max_batch=4)
+    with engine.open(temperature=1.0, max_tokens=64) as stream:
+        stream.step()
+        cache = engine._cache
+        stream.submit([GenerationRequest((5, seed % 60), seed, 2) for seed in range(200)])
+        assert len(drain(stream, {})) == 200
+        assert engine._cache is cache
+        assert cache is not None
+        assert cache.rows == 4

@@ -15,6 +15,7 @@ import torch
 from shoal.policy import (
     ArchitectureError,
     Completion,
+    EngineBusyError,
     GenerationRequest,
     ModelError,
     NotEnoughMemoryError,
@@ -210,3 +211,27 @@ def test_too_little_memory_is_refused_with_the_plan_before_vllm_starts(
 def test_an_end_token_that_the_model_does_not_know_is_refused(model_directory: Directory) -> None:
     with pytest.raises(ModelError, match="tokenizer does not fit"):
         VllmEngine(model_directory(MODEL), eos_token_ids=(64,))
+
+
+@pytest.mark.slow
+@needs_vllm
+def test_requests_enter_while_others_run_and_leave_when_they_end(
+    engine: VllmEngine, torch_engine: TorchEngine, model_directory: Directory
+) -> None:
+    requests = make_requests(4)[:10]
+    expected = {at: one.tokens for at, one in enumerate(torch_engine.generate(requests, temperature=1.0))}
+    at_of: dict[int, int] = {}
+    ended: dict[int, list[int]] = {}
+    with engine.open(temperature=1.0, max_tokens=128) as stream:
+        for at, request in enumerate(requests):
+            (number,) = stream.submit([request])
+            at_of[number] = at
+            ended.update((at_of[done], completion.tokens) for done, completion in stream.step())
+        with pytest.raises(EngineBusyError):
+            engine.load(model_directory(MODEL, seed=1))
+        dropped = next(number for number, at in at_of.items() if at not in ended)
+        stream.cancel([dropped])
+        while stream.unfinished:
+            ended.update((at_of[done], completion.tokens) for done, completion in stream.step())
+    assert sorted([*ended, at_of[dropped]]) == list(range(10))
+    assert sum(tokens != expected[at] for at, tokens in ended.items()) <= 1, "rounding ties aside"

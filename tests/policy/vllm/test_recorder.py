@@ -15,7 +15,7 @@ def test_requests_of_different_lengths_get_their_own_commitments() -> None:
         rows = [request for request, length in lengths.items() if position < length]
         logprobs = torch.tensor([-float(position)] * len(rows))
         record.record(rows, [position] * len(rows), torch.stack([states[row][position] for row in rows]), logprobs)
-    collected = record.collect()
+    collected = record.collect(list(lengths))
     assert {request: len(entry.logprobs) for request, entry in collected.items()} == lengths
     for request, entry in collected.items():
         assert entry.proofs == build_proofs(split_chunks(states[request]))
@@ -28,16 +28,18 @@ def test_the_last_record_of_a_position_counts() -> None:
     for position in range(34):
         for noise in (1.0, 0.0):  # the first one is a prefill that was repeated
             record.record([0], [position], states[position : position + 1] + noise, torch.tensor([-1.0 - noise]))
-    entry = record.collect()[0]
+    entry = record.collect([0])[0]
     assert entry.proofs == build_proofs(split_chunks(states))
     assert entry.logprobs == [-1.0] * 34
 
 
-def test_collecting_starts_afresh() -> None:
+def test_each_request_is_collected_once_while_others_go_on() -> None:
     record = Recorder()
     record.record([0], [0], torch.randn(1, 16), torch.tensor([-1.0]))
-    assert list(record.collect()) == [0]
-    assert record.collect() == {}
+    record.record([1], [0], torch.randn(1, 16), torch.tensor([-1.0]))
+    assert list(record.collect([0])) == [0]
+    assert list(record.collect([0, 1])) == [1]
+    assert record.collect([0, 1]) == {}
 
 
 def test_a_failure_in_the_background_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,4 +50,4 @@ def test_a_failure_in_the_background_is_raised(monkeypatch: pytest.MonkeyPatch) 
     record.record([0], [0], torch.randn(1, 16), torch.tensor([-1.0]))
     monkeypatch.setattr(recorder, "build_proofs", fail)
     with pytest.raises(ZeroDivisionError):
-        record.collect()
+        record.collect([0])

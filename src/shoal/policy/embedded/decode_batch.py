@@ -1,6 +1,6 @@
-"""Continuous batching of one `generate` call: finished rows leave, waiting requests enter, none waits for the longest.
+"""Continuous batching: finished rows leave, waiting requests enter, none waits for the longest.
 
-Requests with equal prompts wait next to each other and share one prefill. Rows are numbered densely (attention reads the first
+Requests with equal prompts that enter one after the other share one prefill. Rows are numbered densely (attention reads the first
 n); what a row has produced lies in a slot that it keeps until it leaves, so closing a gap moves cache entries and the row's state.
 A step is a few large operations; Python touches only the rows that finish or fill a chunk of states.
 
@@ -8,7 +8,8 @@ Shapes: R live rows, Z slots, N longest output, D hidden size, V vocabulary.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from shoal.policy.embedded.kv_cache import KeyValueCache
 from shoal.policy.embedded.prompts import PrefilledPrompts, prefill_prompts
 from shoal.policy.embedded.runner import ModelRunner
-from shoal.policy.engine import Completion, GenerationRequest, signed_seed
+from shoal.policy.engine import Completion, GenerationRequest, check_generation, signed_seed
 from shoal.proofs.commitments import CHUNK_TOKENS, build_proofs
 from shoal.proofs.sampling import choose_tokens
 
@@ -46,85 +47,138 @@ class Rows:
 
 
 class DecodeBatch:
+    """The open stream of an embedded engine."""
+
     def __init__(
         self,
         runner: ModelRunner,
         cache: KeyValueCache,
-        requests: Sequence[GenerationRequest],
         *,
+        rows: int,
         temperature: float,
         eos_token_ids: Sequence[int],
         prefill_tokens: int,
+        on_close: Callable[[], None],
     ) -> None:
         self.runner, self.cache, self.temperature = runner, cache, temperature
+        self.rows = min(rows, cache.rows)
         self.prefill_tokens = prefill_tokens
-        self.requests = requests
-        self.completions = [Completion() for _ in requests]
         self.generated = 0
-        by_prompt = sorted(
-            range(len(requests)), key=lambda i: (len(requests[i].prompt_tokens), requests[i].prompt_tokens)
-        )
-        self._waiting = deque(reversed(by_prompt))  # long prompts first: neighbours pad little, and the tail is short
-        self._shared: PrefilledPrompts | None = None
+        self._on_close = on_close
+        self._requests: dict[int, GenerationRequest] = {}
+        self._completions: dict[int, Completion] = {}
+        self._ended: list[int] = []
+        self._submitted = 0
+        self._waiting: deque[int] = deque()
+        self._last_prompt: PrefilledPrompts | None = None
         self._live = 0
-        device, rows = runner.device, cache.rows
+        device, rows = runner.device, self.rows
         self._rows = Rows(rows, device)
         self._free_slots = list(range(rows))
-        self._request_of_slot = [-1] * rows
+        self._number_of_slot = [-1] * rows
         self._eos = torch.tensor(list(eos_token_ids), dtype=torch.int64, device=device)
-        longest_output = max(request.max_new_tokens for request in requests)
-        self._tokens_ZN = torch.zeros(rows, longest_output, dtype=torch.int64, device=device)
-        self._logprobs_ZN = torch.zeros(rows, longest_output, dtype=torch.float32, device=device)
+        self._tokens_ZN = torch.zeros(rows, cache.capacity, dtype=torch.int64, device=device)
+        self._logprobs_ZN = torch.zeros(rows, cache.capacity, dtype=torch.float32, device=device)
         self._chunks = torch.zeros(rows, CHUNK_TOKENS, runner.hidden_size, dtype=torch.bfloat16, device=device)
-        self._unproven: list[tuple[int, Tensor]] = []
+        self._unproven: list[tuple[Completion, Tensor]] = []
 
-    def run(self, on_progress: Callable[[int], None] | None) -> list[Completion]:
-        while self._waiting or self._live:
-            self._admit()
-            if self._live:
-                self._decode()
-            if on_progress is not None:
-                on_progress(self.generated)
-        self._prove()
-        return self.completions
+    @property
+    def unfinished(self) -> int:
+        return len(self._requests)
+
+    def __enter__(self) -> "DecodeBatch":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._requests.clear()
+        self._waiting.clear()
+        self._live = 0
+        self._on_close()
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> list[int]:
+        longest = min(self.runner.max_tokens, self.cache.capacity)
+        check_generation(requests, vocab_size=self.runner.vocab_size, max_tokens=longest)
+        numbers = [*range(self._submitted, self._submitted + len(requests))]
+        self._submitted += len(requests)
+        self._requests.update(zip(numbers, requests, strict=True))
+        self._completions.update((number, Completion()) for number in numbers)
+        self._waiting += numbers
+        return numbers
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[int, Completion]]:
+        self._admit()
+        if self._live:
+            self._decode()
+        if self._ended:
+            self._prove()
+        ended, self._ended = self._ended, []
+        return [(number, self._completions.pop(number)) for number in ended]
+
+    @torch.inference_mode()
+    def cancel(self, numbers: Collection[int]) -> None:
+        dropped = {number for number in numbers if self._requests.pop(number, None) is not None}
+        self._waiting = deque(number for number in self._waiting if number not in dropped)
+        for number in dropped:
+            del self._completions[number]
+        slots = self._rows.slot[: self._live].tolist()
+        gone = [row for row, slot in enumerate(slots) if self._number_of_slot[slot] in dropped]
+        self._free_slots += [slots[row] for row in gone]
+        if gone:
+            self._close_gaps(gone)
+
+    def weights_changed(self) -> None:
+        """Keys and values of the old weights are of no use to the new ones."""
+        self._last_prompt = None
+
+    def _prompt(self, number: int) -> tuple[int, ...]:
+        return self._requests[number].prompt_tokens
 
     def _admit(self) -> None:
-        """Fill free rows; the prefill of a prompt that still has requests waiting is kept for them."""
-        if (self.cache.rows - self._live) * _ADMISSION_SHARE < self.cache.rows:
+        """Fill free rows."""
+        free = self.rows - self._live
+        if free * _ADMISSION_SHARE < self.rows:
             return
-        taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), self.cache.rows - self._live))]
+        taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), free))]
         while taken:
             prompts = self._next_prompts(taken)
-            entering = [index for index in taken if self.requests[index].prompt_tokens in prompts.index]
-            taken = taken[len(entering) :]
-            last = self.requests[entering[-1]].prompt_tokens
-            more = taken[0] if taken else self._waiting[0] if self._waiting else None
-            self._shared = (
-                prompts.only(last) if more is not None and self.requests[more].prompt_tokens == last else None
-            )
+            entering = [number for number in taken if self._prompt(number) in prompts.index]
+            taken = [number for number in taken if self._prompt(number) not in prompts.index]
+            if prompts is not self._last_prompt:
+                self._last_prompt = prompts.only(self._prompt(entering[-1]))
             self._enter(prompts, entering)
 
     def _next_prompts(self, taken: Sequence[int]) -> PrefilledPrompts:
-        first = self.requests[taken[0]].prompt_tokens
-        if self._shared is not None and first in self._shared.index:
-            return self._shared
-        distinct = dict.fromkeys(self.requests[index].prompt_tokens for index in taken)
-        fitting = max(1, self.prefill_tokens // len(first))  # the first is the longest
-        return prefill_prompts(self.runner, list(distinct)[:fitting])
+        """The prompt that entered last serves those that have it too; others share a pass as far as they fit."""
+        if self._last_prompt is not None and self._prompt(taken[0]) in self._last_prompt.index:
+            return self._last_prompt
+        chosen: list[tuple[int, ...]] = []
+        longest = 0
+        for prompt in dict.fromkeys(self._prompt(number) for number in taken):
+            longest = max(longest, len(prompt))
+            if chosen and longest * (len(chosen) + 1) > self.prefill_tokens:
+                break
+            chosen.append(prompt)
+        return prefill_prompts(self.runner, chosen)
 
     def _enter(self, prompts: PrefilledPrompts, entering: Sequence[int]) -> None:
-        source_R = prompts.sources([self.requests[index].prompt_tokens for index in entering])
+        source_R = prompts.sources([self._prompt(number) for number in entering])
         for plane, entries in enumerate(prompts.entries):
             self.cache.write_prompts(plane, self._live, source_R, entries)
         rows = slice(self._live, self._live + len(entering))
-        slots = [self._take_slot(index) for index in entering]
-        self._rows.enter(rows, [self.requests[index] for index in entering], slots)
+        slots = [self._take_slot(number) for number in entering]
+        self._rows.enter(rows, [self._requests[number] for number in entering], slots)
         self._live += len(entering)
         self._sample(rows, prompts.states_PD[source_R])
 
-    def _take_slot(self, index: int) -> int:
+    def _take_slot(self, number: int) -> int:
         slot = self._free_slots.pop()
-        self._request_of_slot[slot] = index
+        self._number_of_slot[slot] = number
         return slot
 
     def _decode(self) -> None:
@@ -163,9 +217,8 @@ class DecodeBatch:
         ]
         gone: list[int] = []
         for ended, stopped, row, count, slot in torch.stack(columns).T.tolist():
-            self._unproven.append(
-                (self._request_of_slot[slot], self._chunks[slot, : (count - 1) % CHUNK_TOKENS + 1].clone())
-            )
+            completion = self._completions[self._number_of_slot[slot]]
+            self._unproven.append((completion, self._chunks[slot, : (count - 1) % CHUNK_TOKENS + 1].clone()))
             if ended:
                 self._finish(slot, count, bool(stopped))
                 gone.append(row)
@@ -175,11 +228,14 @@ class DecodeBatch:
             self._close_gaps(gone)
 
     def _finish(self, slot: int, count: int, stopped: bool) -> None:
-        completion = self.completions[self._request_of_slot[slot]]
+        number = self._number_of_slot[slot]
+        completion = self._completions[number]
         completion.tokens = self._tokens_ZN[slot, :count].tolist()
         completion.logprobs = self._logprobs_ZN[slot, :count].tolist()
         completion.finish_reason = "stop" if stopped else "length"
         self._free_slots.append(slot)
+        del self._requests[number]
+        self._ended.append(number)
 
     def _close_gaps(self, gone: Sequence[int]) -> None:
         remaining = self._live - len(gone)
@@ -195,6 +251,6 @@ class DecodeBatch:
 
     def _prove(self) -> None:
         proofs = build_proofs([chunk for _, chunk in self._unproven])
-        for (index, _), proof in zip(self._unproven, proofs, strict=True):
-            self.completions[index].proofs.append(proof)
+        for (completion, _), proof in zip(self._unproven, proofs, strict=True):
+            completion.proofs.append(proof)
         self._unproven.clear()

@@ -1,6 +1,6 @@
 """The embedded engine: any causal LM that Transformers builds, in this process, on CPU or one GPU.
 
-Weights exist once and are replaced in place. `generate` batches continuously over a preallocated cache that later calls use
+Weights exist once and are replaced in place. A stream batches continuously over a preallocated cache that later streams use
 again; `score` is a prefill in batches of bounded size. Neither holds the logits or states of everything at once.
 """
 
@@ -15,12 +15,15 @@ from shoal.policy.embedded.kv_cache import KeyValueCache, bytes_per_position
 from shoal.policy.embedded.runner import ModelRunner
 from shoal.policy.engine import (
     Completion,
+    EngineBusyError,
     GenerationRequest,
     Scored,
     ScoreRequest,
     check_generation,
     check_ready,
     check_scoring,
+    generate_all,
+    positions_needed,
 )
 from shoal.policy.exactness import use_exact_products
 from shoal.policy.memory import CachePlan, available_bytes, cache_rows
@@ -51,6 +54,7 @@ class TorchEngine:
         build = build_model if self._loaded else build_empty_model
         self._runner = ModelRunner(build(model_files, dtype, device))
         self._cache: KeyValueCache | None = None
+        self._stream: DecodeBatch | None = None
         check_vocabulary(self._eos_token_ids, self.vocab_size)
         if self._loaded:
             self._runner.prepare()
@@ -60,14 +64,36 @@ class TorchEngine:
         return self._runner.vocab_size
 
     def load(self, directory: Path) -> None:
+        if self._stream is not None and self._stream.unfinished:
+            raise EngineBusyError(f"{self._stream.unfinished} requests still run with the old weights.")
         load_weights(self._runner.model, directory)
+        if self._stream is not None:
+            self._stream.weights_changed()
         if self._loaded:
             self._runner.weights_changed()
         else:
             self._runner.prepare()
             self._loaded = True
 
-    @torch.inference_mode()
+    def open(self, *, temperature: float, max_tokens: int, rows: int | None = None) -> DecodeBatch:
+        check_ready(self._loaded, temperature)
+        if self._stream is not None:
+            raise EngineBusyError("The engine has an open stream.")
+        rows = min(rows or self.max_batch, self.max_batch)
+        self._stream = DecodeBatch(
+            self._runner,
+            self._cache_for(rows, min(max_tokens, self._runner.max_tokens)),
+            rows=rows,
+            temperature=temperature,
+            eos_token_ids=self._eos_token_ids,
+            prefill_tokens=self.prefill_tokens,
+            on_close=self._closed,
+        )
+        return self._stream
+
+    def _closed(self) -> None:
+        self._stream = None
+
     def generate(
         self,
         requests: Sequence[GenerationRequest],
@@ -79,15 +105,13 @@ class TorchEngine:
         check_generation(requests, vocab_size=self._runner.vocab_size, max_tokens=self._runner.max_tokens)
         if not requests:
             return []
-        batch = DecodeBatch(
-            self._runner,
-            self._cache_for(requests),
-            requests,
-            temperature=temperature,
-            eos_token_ids=self._eos_token_ids,
-            prefill_tokens=self.prefill_tokens,
-        )
-        return batch.run(on_progress)
+        # Long prompts first: neighbours pad little, equal ones share a prefill, and the tail is short.
+        order = sorted(
+            range(len(requests)), key=lambda at: (len(requests[at].prompt_tokens), requests[at].prompt_tokens)
+        )[::-1]
+        with self.open(temperature=temperature, max_tokens=positions_needed(requests), rows=len(requests)) as stream:
+            made = generate_all(stream, [requests[at] for at in order], on_progress)
+        return [completion for _, completion in sorted(zip(order, made, strict=True), key=lambda pair: pair[0])]
 
     @torch.inference_mode()
     def score(self, requests: Sequence[ScoreRequest], *, temperature: float) -> list[Scored]:
@@ -95,11 +119,9 @@ class TorchEngine:
         check_scoring(requests, vocab_size=self._runner.vocab_size, max_tokens=self._runner.max_tokens)
         return score_requests(self._runner, requests, temperature=temperature, token_limit=self.prefill_tokens)
 
-    def _cache_for(self, requests: Sequence[GenerationRequest]) -> KeyValueCache:
-        """The cache of the last call if it is large enough, else a new one; as many rows as memory allows."""
-        longest = max(len(request.prompt_tokens) + request.max_new_tokens for request in requests)
-        capacity = -(-longest // _CAPACITY_STEP) * _CAPACITY_STEP
-        rows = min(self.max_batch, len(requests))
+    def _cache_for(self, rows: int, positions: int) -> KeyValueCache:
+        """The cache of the last stream if it is large enough, else a new one; as many rows as memory allows."""
+        capacity = -(-positions // _CAPACITY_STEP) * _CAPACITY_STEP
         if self._cache is None or self._cache.rows < rows or self._cache.capacity < capacity:
             self._cache = None  # freed before the new one is made
             self._cache = self._new_cache(rows, capacity)

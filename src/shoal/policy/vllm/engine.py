@@ -7,7 +7,7 @@ vLLM that this was not tested with are refused by name.
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,20 @@ from shoal.errors import ShoalError
 from shoal.policy.directory import check_vocabulary, has_weights, read_config
 from shoal.policy.engine import (
     Completion,
+    EngineBusyError,
     GenerationRequest,
     Scored,
     ScoreRequest,
     check_generation,
     check_ready,
     check_scoring,
+    generate_all,
+    positions_needed,
     signed_seed,
 )
 from shoal.policy.models import check_memory
-from shoal.policy.vllm.recorder import Collected, ScoredBytes
+from shoal.policy.vllm.recorder import ScoredBytes
+from shoal.policy.vllm.stream import VllmRequests, VllmStream
 from shoal.policy.weights import check_fit
 
 SUPPORTED = "0.32"
@@ -69,6 +73,8 @@ class VllmEngine:
         check_vocabulary(eos_token_ids, self.vocab_size)
         self._model_tokens: int = config.max_position_embeddings
         self.max_tokens = min(max_tokens or self._model_tokens, self._model_tokens)
+        self.max_batch = max_batch
+        self._stream: VllmStream | None = None
         self._loaded = has_weights(model_files)
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
@@ -76,14 +82,38 @@ class VllmEngine:
         with self._refusals():
             self._llm = self._start(dtype, max_batch, tensor_parallel, vllm_options)
             self._llm.collective_rpc("shoal_install")
+            self._requests = VllmRequests(self._llm)
             self._try_out()
         self.numerics_class = f"vllm/{dtype}/{self._llm.llm_engine.vllm_config.device_config.device_type}"
 
     def load(self, directory: Path) -> None:
+        if self._requests.unfinished:
+            raise EngineBusyError(f"{len(self._requests.unfinished)} requests still run with the old weights.")
         check_fit(self._directory, directory)
         self._llm.collective_rpc("shoal_load", args=(str(directory),))
         self._llm.reset_prefix_cache()
         self._loaded = True
+
+    def open(self, *, temperature: float, max_tokens: int, rows: int | None = None) -> VllmStream:
+        check_ready(self._loaded, temperature)
+        return self._open(temperature, max_tokens, rows)
+
+    def _open(self, temperature: float, max_tokens: int, rows: int | None = None) -> VllmStream:
+        if self._stream is not None:
+            raise EngineBusyError("The engine has an open stream.")
+        self._stream = VllmStream(
+            self._requests,
+            rows=min(rows or self.max_batch, self.max_batch),
+            temperature=temperature,
+            eos_token_ids=self._eos_token_ids,
+            vocab_size=self.vocab_size,
+            max_tokens=min(max_tokens, self.max_tokens),
+            on_close=self._closed,
+        )
+        return self._stream
+
+    def _closed(self) -> None:
+        self._stream = None
 
     def generate(
         self,
@@ -94,25 +124,35 @@ class VllmEngine:
     ) -> list[Completion]:
         check_ready(self._loaded, temperature)
         check_generation(requests, vocab_size=self.vocab_size, max_tokens=self.max_tokens)
-        completions = [Completion() for _ in requests]
-        generated = 0
-        for index, output in self._run(self._generation_work(requests, temperature)):
-            completions[index].tokens = list(output.token_ids)
-            completions[index].finish_reason = output.finish_reason
-            generated += len(output.token_ids)
-            if on_progress is not None:
-                on_progress(generated)
-        for index, recorded in self._collect().recorded.items():
-            completions[index].logprobs, completions[index].proofs = recorded.logprobs, recorded.proofs
-        return completions
+        if not requests:
+            return []
+        with self.open(temperature=temperature, max_tokens=positions_needed(requests)) as stream:
+            return generate_all(stream, requests, on_progress)
 
     def score(self, requests: Sequence[ScoreRequest], *, temperature: float) -> list[Scored]:
         check_ready(self._loaded, temperature)
         check_scoring(requests, vocab_size=self.vocab_size, max_tokens=self.max_tokens)
-        for _ in self._run(self._scoring_work(requests, temperature)):
-            pass
-        scored = self._collect().scored
-        return [_scored(scored[index], len(request.output_tokens)) for index, request in enumerate(requests)]
+        if self._stream is not None:
+            raise EngineBusyError("The engine has an open stream.")
+        with self._requests.dropping_the_rest():
+            numbers = [self._add_scoring(request, temperature) for request in requests]
+            while self._requests.unfinished:
+                for _ in self._requests.step():
+                    pass
+        scored = self._requests.collect(numbers).scored
+        return [
+            _scored(scored[number], len(request.output_tokens))
+            for number, request in zip(numbers, requests, strict=True)
+        ]
+
+    def _add_scoring(self, request: ScoreRequest, temperature: float) -> int:
+        ours = {
+            "seed": signed_seed(request.seed),
+            "temperature": temperature,
+            "position": len(request.prompt_tokens) - 1,
+        }
+        options = {"max_tokens": 1, "prompt_logprobs": 0}
+        return self._requests.add((*request.prompt_tokens, *request.output_tokens), options, ours)
 
     def _check_memory(self, config: Any, dtype: str, tensor_parallel: int) -> None:
         """On a GPU the cache takes what vLLM's own share leaves over; on the CPU it is reserved ahead."""
@@ -148,9 +188,8 @@ class VllmEngine:
 
     def _try_out(self) -> None:
         """Two tokens, so that a model whose kernels vLLM lacks is refused now and not in the middle of a run."""
-        for _ in self._run(self._generation_work([GenerationRequest((0,), 0, 2)], 1.0)):
-            pass
-        self._collect()
+        with self._open(1.0, self.max_tokens) as stream:
+            generate_all(stream, [GenerationRequest((0,), 0, 2)], None)
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
@@ -159,70 +198,6 @@ class VllmEngine:
         except (ValueError, RuntimeError, NotImplementedError) as error:
             reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
             raise VllmError(f"vLLM cannot run the model in {self._directory}: {reason}") from error
-
-    def _generation_work(self, requests: Sequence[GenerationRequest], temperature: float) -> Iterable[tuple[Any, Any]]:
-        from vllm import SamplingParams
-
-        for index, request in enumerate(requests):
-            ours = {"index": index, "seed": signed_seed(request.seed), "temperature": temperature}
-            yield (
-                request.prompt_tokens,
-                SamplingParams(
-                    temperature=0.0,
-                    max_tokens=request.max_new_tokens,
-                    stop_token_ids=self._eos_token_ids,
-                    ignore_eos=True,
-                    detokenize=False,
-                    extra_args={"shoal": ours},
-                ),
-            )
-
-    def _scoring_work(self, requests: Sequence[ScoreRequest], temperature: float) -> Iterable[tuple[Any, Any]]:
-        from vllm import SamplingParams
-
-        for index, request in enumerate(requests):
-            ours = {
-                "index": index,
-                "seed": signed_seed(request.seed),
-                "temperature": temperature,
-                "position": len(request.prompt_tokens) - 1,
-            }
-            yield (
-                (*request.prompt_tokens, *request.output_tokens),
-                SamplingParams(
-                    temperature=0.0,
-                    max_tokens=1,
-                    prompt_logprobs=0,
-                    ignore_eos=True,
-                    detokenize=False,
-                    extra_args={"shoal": ours},
-                ),
-            )
-
-    def _run(self, work: Iterable[tuple[Any, Any]]) -> Iterable[tuple[int, Any]]:
-        """Yield (index, output) as requests finish; whatever is left when the caller stops is aborted."""
-        from vllm.inputs.engine import tokens_input
-        from vllm.sampling_params import RequestOutputKind
-
-        engine = self._llm.llm_engine
-        unfinished: set[str] = set()
-        try:
-            for index, (tokens, params) in enumerate(work):
-                params.output_kind = RequestOutputKind.FINAL_ONLY
-                engine.add_request(str(index), tokens_input(list(tokens)), params)
-                unfinished.add(str(index))
-            while engine.has_unfinished_requests():
-                for output in engine.step():
-                    unfinished.discard(output.request_id)
-                    yield int(output.request_id), output.outputs[0]
-        finally:
-            if unfinished:
-                engine.abort_request(sorted(unfinished))
-                self._collect()
-
-    def _collect(self) -> Collected:
-        collected: Collected = self._llm.collective_rpc("shoal_collect")[0]
-        return collected
 
 
 def _scored(parts: ScoredBytes, count: int) -> Scored:

@@ -1,8 +1,8 @@
 """What an engine that samples elsewhere has to remember per request: log-probabilities and commitments to states.
 
-Steps are handed over as they happen and worked off by one background thread, so that proofs never delay the next token. A
-position may be recorded again (a prefill in parts samples more than once); the last record counts. Only states of unfinished
-chunks are kept. A failure in the thread is raised by the next call.
+Requests are collected by number when they have ended or were cancelled. Steps are handed over as they happen and worked off by one
+background thread, so that proofs never delay the next token. A position may be recorded again (a prefill in parts samples more
+than once); the last record counts. Only states of unfinished chunks are kept. A failure in the thread is raised by the next call.
 
 Shapes: R rows of one step, D hidden size.
 """
@@ -40,7 +40,7 @@ class ScoredBytes:
 
 @dataclass(frozen=True)
 class Collected:
-    """What a worker process hands back after a call, by the index of the request."""
+    """What a worker process hands back of requests that ended, by their numbers."""
 
     recorded: dict[int, Recorded]
     scored: dict[int, ScoredBytes]
@@ -68,17 +68,15 @@ class Recorder:
         while len(self._waiting) > _WAITING_STEPS or (self._waiting and self._waiting[0].done()):
             self._waiting.popleft().result()
 
-    def collect(self, *, deadline_s: float = 120.0) -> dict[int, Recorded]:
-        """Everything since the last call, by request, with all chunks closed."""
-        self._waiting.append(self._thread.submit(self._close))
+    def collect(self, requests: Sequence[int], *, deadline_s: float = 120.0) -> dict[int, Recorded]:
+        """These requests, of which nothing more will come, with all chunks closed."""
+        self._waiting.append(self._thread.submit(self._close, requests))
         try:
             while self._waiting:
                 self._waiting.popleft().result(timeout=deadline_s)
         except TimeoutError:
             raise UnavailableError(f"The commitment thread did not finish within {deadline_s:.0f} s.") from None
-        collected = {request: entry.recorded for request, entry in self._open.items()}
-        self._open.clear()
-        return collected
+        return {request: self._open.pop(request).recorded for request in requests if request in self._open}
 
     def _take(self, requests: Sequence[int], positions: Sequence[int], states_RD: Tensor, logprobs_R: Tensor) -> None:
         for row, (request, position, logprob) in enumerate(zip(requests, positions, logprobs_R.tolist(), strict=True)):
@@ -99,9 +97,10 @@ class Recorder:
         if len(self._unproven) >= _PROOF_BATCH:
             self._prove()
 
-    def _close(self) -> None:
-        for entry in self._open.values():
-            self._close_chunk(entry)
+    def _close(self, requests: Sequence[int]) -> None:
+        for request in requests:
+            if request in self._open:
+                self._close_chunk(self._open[request])
         self._prove()
 
     def _prove(self) -> None:

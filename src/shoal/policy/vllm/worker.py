@@ -8,7 +8,7 @@ vLLM is replaced. With tensor parallelism the logits exist on rank 0 only, so ra
 Shapes: R rows of one step, N prompt positions, D hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ class SeededSampling(LogitsProcessor):  # type: ignore[misc]  # vLLM is not inst
         tokens_R, logprobs_R = choose_tokens(logits[rows_R], seeds_R, positions_R, ours[0]["temperature"])
         assert _step.sampled_states is not None, "the hook runs before the sampler"
         states_RD = _step.sampled_states[rows_R]
-        _step.recorder.record([entry["index"] for entry in ours], positions, states_RD, logprobs_R)
+        _step.recorder.record([entry["number"] for entry in ours], positions, states_RD, logprobs_R)
         logits[rows_R] = float("-inf")
         logits[rows_R, tokens_R] = 0.0
         return logits
@@ -107,11 +107,11 @@ class WorkerExtension:
                 # A tied head shares the reloaded tensor, but not what was derived from it, such as a reordered copy.
                 module.quant_method.process_weights_after_loading(module)
 
-    def shoal_collect(self) -> Collected | None:
+    def shoal_collect(self, numbers: Sequence[int]) -> Collected | None:
         if _step.recorder is None:
             return None
-        scored, _step.scored = _step.scored, {}
-        return Collected(_step.recorder.collect(), scored)
+        scored = {number: _step.scored.pop(number) for number in numbers if number in _step.scored}
+        return Collected(_step.recorder.collect(numbers), scored)
 
     def _shoal_hook(self, _layer: nn.Module, inputs: tuple[Any, ...], logits: Tensor) -> None:
         states = inputs[1]
@@ -137,7 +137,7 @@ class WorkerExtension:
         margins, logprobs = token_margins(logits_NV[first:].float(), seeds, positions, tokens, ours["temperature"])
         states = states_ND[first:].to(torch.bfloat16).contiguous().view(torch.int16)
         parts = [part.cpu().numpy().tobytes() for part in (margins, logprobs, states)]
-        _step.scored[ours["index"]] = ScoredBytes(*parts)
+        _step.scored[ours["number"]] = ScoredBytes(*parts)
 
 
 def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
