@@ -30,6 +30,7 @@ PACKAGES = (
     "evaluation",
     "joined",
     "policy",
+    "frames",
     "proofs",
     "tasks",
     "broadcast",
@@ -44,7 +45,7 @@ PACKAGES = (
     "tether",
 )
 """From the top down."""
-TORCH_PACKAGES = {"curation", "training", "validation", "worker", "evaluation", "joined", "policy", "proofs"}
+TORCH_PACKAGES = {"curation", "training", "validation", "worker", "evaluation", "joined", "policy", "frames", "proofs"}
 HEAVY = ("torch", "transformers", "numba", "vllm")
 
 

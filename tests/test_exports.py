@@ -32,6 +32,11 @@ PUBLIC = {
         comparison_json comparison_table estimate make_executor mean_error metrics_by_category metrics_json
         metrics_table pass_at_k read_answers write_answers
     """,
+    "shoal.frames": """
+        ActionTable Change CorpusError Dataset Editor FrameModel FrameShape FrameShapeError Habits Recording
+        TextError backward_window build_dataset build_table committed damaged library_files lines_of
+        parameter_count record session_keys standard_library
+    """,
     "shoal.inspection": """
         Filter InspectionError Margins Record Recording add_margins as_json explain open_recording render_record
         render_summary sort_records

@@ -1,0 +1,57 @@
+"""Power laws and crossing times from the runs of `length_scaling`: least squares in log–log, intervals by a bootstrap over
+sessions.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+SAMPLES = 2_000
+
+
+def power_law(lengths: Sequence[int], losses: Floats) -> tuple[float, float, float]:
+    """α, A and R² of loss = A · length^−α in log–log."""
+    x, y = np.log(np.asarray(lengths, float)), np.log(losses)
+    slope, intercept = np.polyfit(x, y, 1)
+    left = y - (slope * x + intercept)
+    return float(-slope), float(np.exp(intercept)), float(1 - left.var() / y.var()) if y.var() > 0 else 0.0
+
+
+def power_law_with_floor(lengths: Sequence[int], losses: Floats) -> tuple[float, float, float, float]:
+    """E, α, A and R² (of the losses) for loss = E + A · length^−α; E by a search below the smallest loss."""
+    best = (-np.inf, 0.0, 0.0, 0.0)
+    for floor in np.linspace(0.0, 0.999 * float(losses.min()), 400):
+        alpha, scale, _ = power_law(lengths, losses - floor)
+        left = losses - floor - scale * np.asarray(lengths, float) ** -alpha
+        best = max(best, (float(1 - left.var() / losses.var()), float(floor), alpha, scale))
+    return best[1], best[2], best[3], best[0]
+
+
+def alpha_interval(lengths: Sequence[int], by_session: Floats, seed: int = 0) -> tuple[float, float]:
+    """95 % of α over resampled sessions; `by_session` is [lengths, sessions]."""
+    rng = np.random.default_rng(seed)
+    sessions = by_session.shape[1]
+    alphas = [
+        power_law(lengths, by_session[:, rng.integers(0, sessions, sessions)].mean(axis=1))[0] for _ in range(SAMPLES)
+    ]
+    return float(np.percentile(alphas, 2.5)), float(np.percentile(alphas, 97.5))
+
+
+def crossing_s(short: Sequence[Mapping[str, float]], long: Sequence[Mapping[str, float]]) -> float | None:
+    """CPU seconds after which the longer run's loss stays below the shorter one's while both ran; none if it does not."""
+    times, gap = _gap(short, long)
+    above = np.flatnonzero(gap >= 0)
+    if not len(times) or (len(above) and above[-1] == len(times) - 1):
+        return None
+    return float(times[above[-1] + 1]) if len(above) else float(times[0])
+
+
+def _gap(short: Sequence[Mapping[str, float]], long: Sequence[Mapping[str, float]]) -> tuple[Floats, Floats]:
+    a_times, a_losses = (np.array([point[name] for point in short]) for name in ("cpu_s", "loss"))
+    b_times, b_losses = (np.array([point[name] for point in long]) for name in ("cpu_s", "loss"))
+    end = min(a_times[-1], b_times[-1])
+    times = np.unique(np.concatenate([a_times, b_times]))
+    times = times[(times >= max(a_times[0], b_times[0])) & (times <= end)]
+    return times, np.interp(times, b_times, b_losses) - np.interp(times, a_times, a_losses)

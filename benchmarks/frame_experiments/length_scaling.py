@@ -1,0 +1,188 @@
+"""Loss against trained length: one run per length with the same first weights, batch and data, measured on the same held-out
+sessions.
+
+Four quantities. (1) Loss at the run's own length from the first state, the paper's quantity. (2) Loss on long streams with
+the state carried on: the same targets for every run. (3) Loss by position of the longest run. (4) Loss over CPU seconds of
+one thread, off the clock while it is measured. A run is one piece that is stored when it ends.
+"""
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from shoal.frames import (
+    ActionTable,
+    Dataset,
+    FrameModel,
+    FrameShape,
+    backward_window,
+    build_dataset,
+    build_table,
+    committed,
+    damaged,
+    library_files,
+    standard_library,
+)
+from shoal.frames.corpus import Change, Split
+
+LEARNING_RATE, CLIP = 2e-3, 1.0
+KEPT = 8
+"""Own frames that remain when the history before them is another session's."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    batch: int = 8
+    steps: int = 600
+    least_s: float = 150.0
+    """CPU seconds: a run goes on until it has both, so that runs of different lengths can be compared over time."""
+    evaluate_every_s: float = 30.0
+    streams: int = 32
+    stream_length: int = 384
+    train_actions: int = 1_000_000
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Data:
+    train: Dataset
+    frames_LB: Tensor
+    targets_LB: Tensor
+    """Held-out streams."""
+    table: ActionTable
+    skipped: dict[str, int]
+
+
+def make_data(plan: Plan, shape: FrameShape, repository: Path | None = None) -> Data:
+    """Sessions that repair damaged files of the standard library, or the commits of a repository."""
+    skipped: Counter[str] = Counter()
+
+    def sessions(split: Split, seed: int, actions: int, least: int) -> Dataset:
+        changes = _changes(split, seed, repository, skipped)
+        most = plan.stream_length if split == "heldout" else 768
+        return build_dataset(
+            changes, table, shape.rows, shape.columns, actions=actions, least=least, most=most, seed=seed
+        )
+
+    texts = (
+        ("\n".join(lines) for _, lines in library_files(standard_library(), "train", Counter())[::4])
+        if repository is None
+        else ("\n".join(change.after) for change in itertools.islice(_changes("train", 0, repository, Counter()), 400))
+    )
+    table = build_table(texts, shape.actions)
+    train = sessions("train", plan.seed, plan.train_actions, 128)
+    heldout = sessions("heldout", 10**6 + plan.seed, plan.streams * plan.stream_length, plan.stream_length)
+    frames, targets = heldout.streams(plan.stream_length, plan.streams)
+    return Data(train, frames, targets, table, dict(skipped))
+
+
+def _changes(split: Split, seed: int, repository: Path | None, skipped: Counter[str]) -> Iterator[Change]:
+    if repository is not None:
+        return committed(repository, split, skipped)
+    return damaged(library_files(standard_library(), split, skipped), seed)
+
+
+def run(
+    length: int, batch: int, data: Data, shape: FrameShape, plan: Plan, *, own_length: bool = True
+) -> dict[str, object]:
+    """Trains one model and measures it on the way; `own_length` false stops at the number of steps."""
+    torch.set_num_threads(1)
+    torch.manual_seed(plan.seed)
+    model = FrameModel(shape)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+    windows = data.train.windows(length, batch, plan.seed)
+    curve: list[dict[str, float]] = []
+    milestones: dict[str, object] = {}
+    wanted = {plan.steps // 4, plan.steps // 2, plan.steps}
+    spent, measured_at = 0.0, 0.0
+    for step in itertools.count(1):
+        started = time.process_time()
+        optimiser.zero_grad()
+        backward_window(model, *next(windows))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimiser.step()
+        spent += time.process_time() - started
+        is_over = step >= plan.steps and (spent >= plan.least_s or not own_length)
+        if step in wanted:
+            milestones[str(step)] = evaluate(model, data, length)
+        if spent - measured_at >= plan.evaluate_every_s or is_over:
+            curve.append(
+                {"cpu_s": round(spent, 1), "step": step, "loss": _mean(evaluate(model, data, length)["carried"])}
+            )
+            measured_at = spent
+        if is_over:
+            break
+    result: dict[str, object] = {
+        "length": length, "batch": batch, "steps": step, "cpu_s": round(spent, 1), "milestones": milestones,
+        "curve": curve, "final": evaluate(model, data, length), "plan": asdict(plan),
+        "frames_per_s": round(step * length * batch / spent, 1),
+    }  # fmt: skip
+    if length > KEPT:
+        result["history"] = history_control(model, data)
+    return result
+
+
+def _mean(values: object) -> float:
+    assert isinstance(values, list)
+    return float(sum(values) / len(values))
+
+
+@torch.no_grad()
+def evaluate(model: FrameModel, data: Data, length: int) -> dict[str, list[float]]:
+    """Per session: loss at the own length from the first state, and with the state carried on; and loss by position."""
+    x_LBC = embed(model, data.frames_LB)
+    carried = token_losses(model, x_LBC, data.targets_LB)
+    whole = len(x_LBC) // length * length
+    own = token_losses(model, *(_cut(part[:whole], length) for part in (x_LBC, data.targets_LB)))
+    sessions = data.targets_LB.shape[1]
+    per_session = own.mean(dim=0).reshape(-1, sessions).mean(dim=0)
+    return {
+        "own": [round(value, 5) for value in per_session.tolist()],
+        "carried": [round(value, 5) for value in carried.mean(dim=0).tolist()],
+        "by_position": [round(value, 5) for value in own.mean(dim=1).tolist()],
+    }
+
+
+def _cut(stream: Tensor, length: int) -> Tensor:
+    """[K·L, B, …] as [L, K·B, …]: every window by itself."""
+    windows = stream.reshape(-1, length, *stream.shape[1:])
+    return windows.transpose(0, 1).flatten(1, 2)
+
+
+@torch.no_grad()
+def embed(model: FrameModel, frames_LB: Tensor) -> Tensor:
+    parts = [model.frame_head(part.flatten(0, 1)).unflatten(0, part.shape[:2]) for part in torch.split(frames_LB, 32)]
+    return torch.cat(parts)
+
+
+def token_losses(model: FrameModel, x_LBC: Tensor, targets_LB: Tensor) -> Tensor:
+    """Cross-entropy of every target, [L, B], from the first state on."""
+    states, _ = model.integrator(x_LBC, model.integrator.first_state(x_LBC.shape[1]))
+    logits = model.action_head(states).flatten(0, 1)
+    return F.cross_entropy(logits, targets_LB.flatten(), reduction="none").reshape(targets_LB.shape)
+
+
+@torch.no_grad()
+def history_control(model: FrameModel, data: Data) -> dict[str, float]:
+    """Loss of a window's last action: with its own history, with another session's before the last frames, with those alone."""
+    x_LBC = embed(model, data.frames_LB)
+    length = min(128, len(x_LBC))
+    own, other = x_LBC[:length], x_LBC[:length].roll(1, dims=1)
+    target = data.targets_LB[length - 1]
+    mixed = torch.cat([other[: length - KEPT], own[length - KEPT :]])
+    return {
+        name: round(float(_last_loss(model, history, target)), 4)
+        for name, history in (("own", own), ("swapped", mixed), ("last_frames", own[length - KEPT :]))
+    }
+
+
+def _last_loss(model: FrameModel, x_LBC: Tensor, target_B: Tensor) -> Tensor:
+    states, _ = model.integrator(x_LBC, model.integrator.first_state(x_LBC.shape[1]))
+    return F.cross_entropy(model.action_head(states[-1]), target_B)

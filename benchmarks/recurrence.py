@@ -1,0 +1,169 @@
+"""Models that integrate frames over time: up to which length each family tracks a state, and what a longer trained window is worth.
+
+    python benchmarks/recurrence.py critical [--steps 1500]          # part 2: shell game and forward jumps
+    python benchmarks/recurrence.py length [--steps 600] [--repo P]  # part 4: loss against trained length, and over time
+    python benchmarks/recurrence.py                                  # both
+
+Every model is one piece, trained in a process of its own on one thread and stored below --pieces, so an interrupted run
+continues. Times are CPU seconds of that thread: other work on the machine does not change them. `length` needs about 25 CPU
+minutes, `critical` about 20.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.files import write_atomic
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
+CONTROL = (8, 128)
+"""Length and batch of the run with as many frames per step as length 128 with batch 8."""
+Piece = dict[str, Any]
+
+
+def critical_piece(task: str, model: str, options: dict[str, Any]) -> Piece:
+    from benchmarks.frame_experiments.critical_length import Plan, measure
+
+    return measure(model, task, Plan(steps=options["steps"], seed=options["seed"]))
+
+
+def length_piece(length: int, batch: int, options: dict[str, Any]) -> Piece:
+    from benchmarks.frame_experiments.length_scaling import Plan, make_data, run
+    from shoal.frames import FrameShape
+
+    plan = Plan(steps=options["steps"], least_s=options["least_s"], seed=options["seed"])
+    shape = FrameShape.small()
+    data = make_data(plan, shape, options["repo"])
+    result = run(length, batch, data, shape, plan, own_length=batch == plan.batch)
+    return {**result, "skipped_files": data.skipped, "train_actions": len(data.train)}
+
+
+def stored(path: Path, make: Callable[..., Piece], *words: Any) -> Piece:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(make(*words)).encode())
+        print(f"{path.stem} is done", flush=True)
+    piece: Piece = json.loads(path.read_text())
+    return piece
+
+
+def critical(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
+    from benchmarks.frame_experiments.sequence_models import MODELS
+    from benchmarks.frame_experiments.tracking import TASKS
+
+    folder = options["pieces"] / f"critical-{options['steps']}-{options['seed']}"
+    jobs = {
+        (task, model): pool.submit(stored, folder / f"{task}-{model}.json", critical_piece, task, model, options)
+        for task in TASKS
+        for model in MODELS
+    }
+    found = {key: job.result() for key, job in jobs.items()}
+    tasks: dict[str, Piece] = {}
+    for task, rule in TASKS.items():
+        rows = {model: found[task, model] for model in MODELS}
+        tasks[task] = {
+            "floor": round(rule.floor(), 4),
+            "accuracy_64": {model: row["accuracy"][-1] for model, row in rows.items()},
+            "accuracy_256": {model: row["accuracy_unseen"][-1] for model, row in rows.items()},
+            "critical_length": {model: row["critical_length"] for model, row in rows.items()},
+            "parameters": {model: row["parameters"] for model, row in rows.items()},
+            "by_position": {model: row["accuracy_unseen"] for model, row in rows.items()},
+        }
+    shell = tasks["shell"]
+    return {
+        "lstm_accuracy_64": shell["accuracy_64"]["lstm"],
+        "lstm_accuracy_256": shell["accuracy_256"]["lstm"],
+        "critical_length": {model: length for model, length in shell["critical_length"].items() if model != "lstm"},
+        "tasks": tasks,
+        "steps": options["steps"],
+    }
+
+
+def length(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
+    from benchmarks.frame_experiments.fits import alpha_interval, crossing_s, power_law, power_law_with_floor
+
+    source = "commits" if options["repo"] else "repairs"
+    folder = options["pieces"] / f"length-{source}-{options['steps']}-{options['seed']}"
+    runs = [(length, 8) for length in LENGTHS[::-1]] + [CONTROL]  # the longest first, so that no core waits for it
+    jobs = [pool.submit(stored, folder / f"L{a}-B{b}.json", length_piece, a, b, options) for a, b in runs]
+    pieces = {run: job.result() for run, job in zip(runs, jobs, strict=True)}
+    rows = [pieces[length, 8] for length in LENGTHS]
+    fitted = [row for row in rows if row["length"] >= 2]
+    lengths = [row["length"] for row in fitted]
+    last = str(options["steps"])
+    own = np.array([row["milestones"][last]["own"] for row in fitted])
+    carried = np.array([row["milestones"][last]["carried"] for row in fitted])
+    alpha, _, r2 = power_law(lengths, own.mean(axis=1))
+    floor, floor_alpha, _, floor_r2 = power_law_with_floor(lengths, own.mean(axis=1))
+    carried_alpha, _, carried_r2 = power_law(lengths, carried.mean(axis=1))
+    overtaken = {
+        str(short["length"]): crossing_s(short["curve"], double["curve"]) for short, double in itertools.pairwise(rows)
+    }
+    control = pieces[CONTROL]["milestones"][last]["carried"]
+    longest = rows[-1]
+    running = np.cumsum(longest["milestones"][last]["by_position"]) / np.arange(1, LENGTHS[-1] + 1)
+    return {
+        "alpha": round(alpha, 4),
+        "alpha_interval": [round(value, 4) for value in alpha_interval(lengths, own)],
+        "r2": round(r2, 4),
+        "with_floor": {"floor": round(floor, 3), "alpha": round(floor_alpha, 4), "r2": round(floor_r2, 4)},
+        "alpha_same_targets": round(carried_alpha, 4),
+        "r2_same_targets": round(carried_r2, 4),
+        "overtaken_by_double": overtaken,
+        "equal_frames_gap": round(float(np.mean(control) - carried[-1].mean()), 4),
+        "own_length_loss": {str(row["length"]): _mean(row["milestones"][last]["own"]) for row in rows},
+        "same_targets_loss": {str(row["length"]): _mean(row["milestones"][last]["carried"]) for row in rows},
+        "own_loss_by_step": {
+            step: {str(row["length"]): _mean(row["milestones"][step]["own"]) for row in rows}
+            for step in longest["milestones"]
+        },
+        "running_mean_of_longest": {str(at): round(float(running[at - 1]), 4) for at in LENGTHS},
+        "history": longest["history"],
+        "curves": {str(row["length"]): row["curve"] for row in rows},
+        "frames_per_s": {str(row["length"]): row["frames_per_s"] for row in rows},
+        "steps": options["steps"],
+        "source": source,
+    }
+
+
+def _mean(values: list[float]) -> float:
+    return round(float(np.mean(values)), 4)
+
+
+PARTS = {"critical": critical, "length": length}
+DEFAULT_STEPS = {"critical": 1500, "length": 600}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=PARTS, help="one part; without it, all")
+    parser.add_argument("--steps", type=int, help="training steps per model")
+    parser.add_argument(
+        "--least-s", type=float, default=150.0, help="CPU seconds that every run of `length` has at least"
+    )
+    parser.add_argument("--repo", type=Path, help="a git repository whose commits are the sessions")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--pieces", type=Path, default=ROOT / "runs" / "recurrence")
+    options = vars(parser.parse_args())
+    results: Piece = {"benchmark": "recurrence", "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    for part in [options["part"]] if options["part"] else PARTS:
+        steps = options["steps"] or DEFAULT_STEPS[part]
+        with ProcessPoolExecutor(options["processes"]) as pool:
+            results[part] = PARTS[part]({**options, "steps": steps}, pool)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
