@@ -1,12 +1,20 @@
-"""How much of a slow broadcast does asynchrony hide? Real roles, each its own process, behind one capped link.
+"""How much of a slow broadcast does asynchrony hide, and how long does training stand still for its weights?
 
-    python benchmarks/overlap.py [--steps 15] [--groups 16]
+    python benchmarks/overlap.py [--steps 15] [--groups 16] [--versions 6] [--model DIR] [--standstill-only]
+
+Real roles, each its own process, behind one capped link:
 
 origin → relay → capped link → worker, with coordinator, trainer and validator beside them, the bundled policy and the demo task.
 First a run without a cap gives the duration of a step; then the link is capped so that a broadcast takes that long, and the same
 run is made at async 0 and at async 2. A broadcast lasts from the moment the trainer has announced a version until the worker has
 it, verified. `hidden_fraction` is 1 − (time in which the worker had no work because it lacked weights) ÷ (time of the
 broadcasts), at async 2; `speedup` is step time at async 0 ÷ step time at async 2. The first steps of each run do not count.
+
+`trainer_standstill` is measured with SmolLM2-135M in a process of its own: trainer, publisher and origin are the real ones, steps
+are trained on the batch of trainer_vs_trl.py, and versions are recorded with nobody (one short request in a run). It is the median
+time that training stands still for a version (waiting for the one before, and the copy) ÷ the median time to stage one. Versions
+staged beside a step and versions staged alone take turns; the latter are the divisor, since sharing cores makes staging longer.
+`step_slowdown` is the time of a step with a version being staged beside it ÷ without.
 """
 
 import argparse
@@ -27,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config import ShoalConfig, build_config, to_toml
+from shoal.protocol import api
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP_STEPS = 3
@@ -162,7 +171,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--groups", type=int, default=16, help="Useful groups in a batch; sets the length of a step.")
+    parser.add_argument("--versions", type=int, default=6, help="Versions of each kind that trainer_standstill counts.")
+    parser.add_argument(
+        "--model", type=Path, default=None, help="Model of trainer_standstill; SmolLM2-135M by default."
+    )
+    parser.add_argument("--standstill-only", action="store_true")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(standstill(arguments.child, arguments.versions, os.cpu_count() or 1)))
+        return
+    stood_still = measure_standstill(arguments)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    if arguments.standstill_only:
+        print(json.dumps({"benchmark": "overlap", **stood_still, "machine": machine}))
+        return
     free = run(2, arguments.steps, arguments.groups, WITHOUT_CAP_BYTES_S)
     _say("async 2, no cap", free)
     # What a broadcast takes without a cap (polls, two hops, verification) comes on top of the link.
@@ -187,9 +210,91 @@ def main() -> None:
         "version_bytes": free.bytes_total,
         "steps": arguments.steps - WARM_UP_STEPS,
         "groups_per_step": arguments.groups,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        **stood_still,
+        "machine": machine,
     }
     print(json.dumps(result))
+
+
+class Unrecorded:
+    """In place of the coordinator's client: a version is taken as recorded."""
+
+    def publish(self, body: api.VersionBody) -> api.VersionAnswer:
+        return api.VersionAnswer(ledger_head="00" * 32)
+
+
+def standstill(model: Path, versions: int, threads: int) -> dict[str, Any]:
+    """In the child: trains and publishes `versions` times beside a step and as often alone, in turns."""
+    import torch
+
+    from shoal.broadcast import Origin, OriginSettings
+    from shoal.identity import Keypair
+    from shoal.metrics import EventLog
+    from shoal.training import Group, Sample, Trainer
+    from shoal.training.service import TrainerService
+
+    torch.set_num_threads(threads)
+    batch = importlib.import_module("trainer_vs_trl")
+    samples = [Sample(prompt, output, reward, reward) for prompt, output, reward in batch.make_batch(model)]
+    starts = range(0, len(samples), batch.GROUP_SIZE)
+    groups = [Group(str(start), samples[start : start + batch.GROUP_SIZE]) for start in starts]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        training = {"learning_rate": 1e-6, "kl_beta": 0.0, "minibatches": 1, "micro_batch_tokens": 1024}
+        config = build_config({"run": {"dir": folder, "steps": 10_000}, "training": training})
+        trainer = Trainer(config.training, model, work_dir=root / "trainer", temperature=1.0, seed=0)
+        origin = Origin(root / "origin", Keypair.generate(), OriginSettings(run_id="standstill", keyframe_every=100))
+        stand_ins: Any = (None, Unrecorded())
+        service = TrainerService(
+            config, stand_ins[0], trainer, stand_ins[1], origin, metrics=EventLog(root / "events.jsonl")
+        )
+        step_s: dict[str, list[float]] = {"beside": [], "alone": []}
+        assert service.publisher is not None
+        service.publish()
+        for number in range(2 * versions + 2):
+            kind = "alone" if number % 2 else "beside"
+            if kind == "alone":
+                service.publisher.wait()
+            begun = time.perf_counter()
+            trainer.train_step(groups)
+            step_s[kind].append(time.perf_counter() - begun)
+            service.publish()
+        service.publisher.wait()
+        return _standstill_metrics(events(root / "events.jsonl", "published")[3:], step_s)
+
+
+def _standstill_metrics(published: list[dict[str, Any]], step_s: dict[str, list[float]]) -> dict[str, Any]:
+    """An even version was made by a step that ran alone, and is staged beside the next one; the first two are a warm-up."""
+
+    def median(name: str, parity: int) -> float:
+        return statistics.median(float(event[name]) for event in published if event["version"] % 2 == parity)
+
+    copy_s, alone_s, beside_s = (
+        statistics.median(event["time_standstill_s"] for event in published),
+        median("time_stage_s", 1),
+        median("time_stage_s", 0),
+    )
+    steps = {kind: statistics.median(seconds[1:]) for kind, seconds in step_s.items()}
+    return {
+        "trainer_standstill": round(copy_s / alone_s, 4),
+        "standstill_s": round(copy_s, 4),
+        "stage_s": {"alone": round(alone_s, 3), "beside": round(beside_s, 3)},
+        "train_step_s": {kind: round(seconds, 3) for kind, seconds in steps.items()},
+        "step_slowdown": round(steps["beside"] / steps["alone"], 3),
+        "standstill_versions": len(published),
+        "weights_bytes": published[-1]["weights_bytes"],
+        "delta_bytes": published[-1]["bytes_total"],
+    }
+
+
+def measure_standstill(arguments: argparse.Namespace) -> dict[str, Any]:
+    trl = importlib.import_module("trainer_vs_trl")
+    model = arguments.model or trl.smollm2(Path(sys.executable))
+    command = [sys.executable, __file__, "--child", str(model), "--versions", str(arguments.versions)]
+    environment = os.environ | {"OMP_NUM_THREADS": str(os.cpu_count())}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def _say(name: str, measured: Measured) -> None:

@@ -47,8 +47,8 @@ PUBLIC = {
     """,
     "shoal.policy": """
         ArchitectureError Completion Engine EngineBusyError GenerationRequest ModelError NotEnoughMemoryError
-        RequestError ScoreRequest Scored Stream TorchEngine WeightsNotLoadedError build_empty_model build_model bundled_directory
-        load_weights resolve_model wire_tensors
+        RequestError ScoreRequest Scored Stream TorchEngine WeightsNotLoadedError WireCopy build_empty_model
+        build_model bundled_directory load_weights resolve_model
     """,
     "shoal.proofs": """
         CHUNK_TOKENS MODULUS NOISE_BITS TOP_K ChunkDifference ParsedProof ProofError build_proofs choose_tokens

@@ -12,12 +12,12 @@ from shoal.policy import (
     ArchitectureError,
     ModelError,
     NotEnoughMemoryError,
+    WireCopy,
     build_empty_model,
     build_model,
     load_weights,
     models,
     resolve_model,
-    wire_tensors,
 )
 
 Directory = Callable[..., Path]
@@ -31,7 +31,7 @@ def copied(model_directory: Directory, tmp_path: Path) -> Path:
 def wire_as_file(model: nn.Module, path: Path) -> None:
     tensors = {
         wire.name: torch.frombuffer(bytearray(wire.data), dtype=torch.bfloat16).reshape(wire.shape)
-        for wire in wire_tensors(model)
+        for wire in WireCopy(model).take()
     }
     save_file(tensors, path)
 
@@ -120,7 +120,7 @@ def test_published_weights_rebuild_the_policy(model_directory: Directory, tmp_pa
 
 def test_tied_weights_travel_once_and_stay_tied(model_directory: Directory, tmp_path: Path) -> None:
     model = build_model(model_directory("llama"))
-    names = [wire.name for wire in wire_tensors(model)]
+    names = [wire.name for wire in WireCopy(model).take()]
     assert "model.embed_tokens.weight" in names
     assert "lm_head.weight" not in names
     wire_as_file(model, tmp_path / "model.safetensors")
@@ -131,7 +131,9 @@ def test_tied_weights_travel_once_and_stay_tied(model_directory: Directory, tmp_
 
 def test_published_names_are_those_of_the_checkpoint(model_directory: Directory) -> None:
     model = build_model(model_directory("qwen2"))
-    assert {wire.name for wire in wire_tensors(model)} == set(load_file(model_directory("qwen2") / "model.safetensors"))
+    assert {wire.name for wire in WireCopy(model).take()} == set(
+        load_file(model_directory("qwen2") / "model.safetensors")
+    )
 
 
 @pytest.mark.parametrize("fault", ["missing", "extra", "shape"])

@@ -18,7 +18,8 @@ from shoal.protocol import api
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
 from shoal.training import DivergedError, Group, Trackers, Trainer, World
 from shoal.training.checkpoints import CheckpointError
-from shoal.training.service import RepeatedStepError, TrainerService
+from shoal.training.publisher import RepeatedStepError
+from shoal.training.service import StepRecord, TrainerService
 from support.fake_coordinator import FakeCoordinator, Refuse
 from support.held_writer import HeldWriter
 from support.samples import NUMERICS_CLASS, descriptor, keypair
@@ -132,6 +133,19 @@ def lose_last_checkpoint(trainer: Trainer) -> None:
     shutil.rmtree(trainer.save())
 
 
+def origin_of(service: TrainerService) -> Origin:
+    assert service.publisher is not None
+    return service.publisher.origin
+
+
+def publish(service: TrainerService, record: StepRecord | None = None) -> None:
+    """Publish the current weights and wait until they are announced."""
+    publishing = service.publish(record)
+    if publishing is not None:
+        publishing.release()
+        publishing.ended.result()
+
+
 def published(coordinator: FakeCoordinator) -> list[tuple[int, str]]:
     return [(body.version, body.weights_digest) for body in coordinator.versions]
 
@@ -163,8 +177,7 @@ def test_every_version_is_staged_recorded_and_then_shown(
     service.run()
     assert [version for version, _ in published(coordinator)] == [0, 1, 2, 3]
     assert len({digest for _, digest in published(coordinator)}) == 4
-    assert service.origin is not None
-    head = service.origin.head
+    head = origin_of(service).head
     assert head is not None
     assert [entry.version for entry in head.versions] == [0, 1, 2, 3]
     assert head.ledger_head == "ab" * 32
@@ -176,7 +189,7 @@ def test_every_version_is_staged_recorded_and_then_shown(
 def test_the_report_of_a_step_travels_with_its_version(start: Start, coordinator: FakeCoordinator) -> None:
     record_batch(coordinator, 0)
     service = start()
-    service.publish(service.step())
+    publish(service, service.step())
     report = coordinator.versions[0].report
     assert report["task_reward_mean"] == pytest.approx(0.25)
     assert report["generated_groups"] == 5
@@ -228,7 +241,7 @@ def test_a_run_that_diverges_stops_with_the_reason_and_keeps_the_last_good_check
     assert kept == ["step-00000001", "step-00000002"]
     again = start(config)
     assert again.trainer.resume()
-    again.publish()
+    publish(again)
     assert published(coordinator)[-1] == published(coordinator)[-2]  # the weights of version 2, bit for bit
 
 
@@ -263,8 +276,8 @@ def test_a_group_with_fewer_rows_than_rewards_is_refused(start: Start, coordinat
 def test_a_batch_without_groups_publishes_the_same_weights_again(start: Start, coordinator: FakeCoordinator) -> None:
     record_batch(coordinator, 0, groups=0)
     service = start()
-    service.publish()
-    service.publish(service.step())
+    publish(service)
+    publish(service, service.step())
     (_, before), (version, after) = published(coordinator)
     assert (version, after) == (1, before)
 
@@ -336,9 +349,9 @@ def test_a_killed_trainer_repeats_its_steps_bit_for_bit(start: Start, coordinato
     resumed.run()
     assert said.some("resumed at step 2")
     assert published(coordinator) == first[2:]  # the last checkpoint is that of step 2
-    assert resumed.origin is not None
-    assert resumed.origin.head is not None
-    assert [entry.version for entry in resumed.origin.head.versions] == [0, 1, 2, 3]
+    head = origin_of(resumed).head
+    assert head is not None
+    assert [entry.version for entry in head.versions] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
@@ -361,14 +374,13 @@ def test_the_last_version_is_announced_after_its_checkpoint_is_on_disk(
     for step in range(3):
         record_batch(coordinator, step)
     service, written = start(), []
-    assert service.origin is not None
-    announce = service.origin.announce
+    announce = origin_of(service).announce
 
     def look(ledger_head: str) -> object:
-        written.append((tmp_path / "trainer" / "checkpoints" / f"step-{service.trainer.step:08d}").exists())
+        written.append((tmp_path / "trainer" / "checkpoints" / "step-00000003").exists())
         return announce(ledger_head=ledger_head)
 
-    monkeypatch.setattr(service.origin, "announce", look)
+    monkeypatch.setattr(origin_of(service), "announce", look)
     assert service.run()
     assert written == [False, False, False, True]
 
@@ -383,7 +395,7 @@ def test_weights_that_the_swarm_does_not_have_never_become_the_last_checkpoint(
     while service.trainer.step < 3:
         service.step()
     with pytest.raises(RepeatedStepError):
-        service.publish()
+        publish(service)
     service.trainer.close()
     assert service.trainer.checkpoint_steps() == []
 
@@ -401,7 +413,7 @@ def test_a_full_disk_stops_the_trainer_with_a_sentence_and_costs_no_step(
         start(root=tiny_disk.root).run()
     tiny_disk.make_room()
     service = start(root=tiny_disk.root)
-    service.publish()
+    publish(service)
     service.step()
     tiny_disk.fill()
     with contextlib.suppress(OSError):
@@ -433,21 +445,20 @@ def test_versions_that_nobody_can_fetch_any_more_are_not_published_again(
 def test_other_bytes_under_a_published_number_are_refused(start: Start, coordinator: FakeCoordinator) -> None:
     record_batch(coordinator, 0)
     service = start()
-    service.publish()
+    publish(service)
     whole = service.trainer.wire_tensors
 
-    def changed() -> Iterator[WireTensor]:
-        for tensor in whole():
-            yield replace(tensor, data=bytes(memoryview(tensor.data).nbytes))
+    def changed() -> list[WireTensor]:
+        return [replace(tensor, data=bytes(memoryview(tensor.data).nbytes)) for tensor in whole()]
 
     service.trainer.wire_tensors = changed  # type: ignore[method-assign]
     with pytest.raises(RepeatedStepError, match=r"Version 0 is already published.*\[training\]") as refused:
-        service.publish()
+        publish(service)
     assert refused.value.code == "repeated_step"
 
 
 def test_a_rank_without_an_origin_only_takes_part_in_gathering(start: Start, coordinator: FakeCoordinator) -> None:
     service = start()
-    service.origin = None
-    service.publish()
+    service.publisher = None
+    assert service.publish() is None
     assert coordinator.versions == []

@@ -15,7 +15,7 @@ from shoal.policy.engine import (
 )
 from shoal.policy.memory import NotEnoughMemoryError
 from shoal.policy.models import build_empty_model, build_model
-from shoal.policy.weights import load_weights, wire_tensors
+from shoal.policy.weights import WireCopy, load_weights
 
 __all__ = [
     "ArchitectureError",
@@ -31,10 +31,10 @@ __all__ = [
     "Stream",
     "TorchEngine",
     "WeightsNotLoadedError",
+    "WireCopy",
     "build_empty_model",
     "build_model",
     "bundled_directory",
     "load_weights",
     "resolve_model",
-    "wire_tensors",
 ]

@@ -4,7 +4,6 @@ Weights exist once: `load_weights` checks every name and shape first and then co
 changes nothing. On the wire a policy is bf16, each tensor once, tied ones under the name that comes first.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -18,16 +17,47 @@ from shoal.policy.architecture import meta_model
 from shoal.policy.directory import ArchitectureError, ModelError, read_config, some_names, weight_files
 
 
-def wire_tensors(model: nn.Module) -> Iterator[WireTensor]:
-    """Every tensor of the policy once, as bf16, in the order of the module; one at a time, so memory stays small.
+class WireCopy:
+    """One bf16 copy of a policy in host memory, each tensor once, in the order of the module; every `take` overwrites it.
 
-    Sharded tensors are gathered: every rank must iterate to the end.
+    Memory is allocated once. On a GPU it is page-locked, so that all copies are queued and waited for together.
     """
-    for name, tensor in unique_tensors(model).items():
-        bf16 = tensor.detach().to(torch.bfloat16)
-        whole = (bf16.full_tensor() if isinstance(bf16, DTensor) else bf16).cpu().contiguous()
-        data = whole.view(torch.uint8).numpy().reshape(-1).data
-        yield WireTensor(name=name, dtype="bfloat16", shape=tuple(tensor.shape), data=data)
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._memory: Tensor | None = None
+
+    @torch.no_grad()
+    def take(self, *, here: bool = True) -> list[WireTensor]:
+        """The tensors as they are now. Sharded ones are gathered one at a time: every rank calls this, one with `here`."""
+        tensors = unique_tensors(self._model)
+        free = self._allocated_for(tensors) if here else None
+        taken = []
+        for name, tensor in tensors.items():
+            whole = _gathered(tensor.detach())
+            if free is not None:
+                copy, free = free[: whole.numel()], free[whole.numel() :]
+                copy.view(whole.shape).copy_(whole, non_blocking=True)
+                data = copy.view(torch.uint8).numpy().data
+                taken.append(WireTensor(name=name, dtype="bfloat16", shape=tuple(tensor.shape), data=data))
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return taken
+
+    def _allocated_for(self, tensors: dict[str, Tensor]) -> Tensor:
+        if self._memory is None:
+            on_gpu = any(tensor.is_cuda for tensor in tensors.values())
+            count = sum(tensor.numel() for tensor in tensors.values())
+            self._memory = torch.empty(count, dtype=torch.bfloat16, pin_memory=on_gpu)
+        return self._memory
+
+
+def _gathered(tensor: Tensor) -> Tensor:
+    if not isinstance(tensor, DTensor):
+        return tensor
+    bf16 = tensor.to(torch.bfloat16)  # halves what travels between ranks
+    assert isinstance(bf16, DTensor)
+    return bf16.full_tensor()
 
 
 def load_weights(model: nn.Module, directory: Path) -> None:

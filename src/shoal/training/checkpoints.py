@@ -2,8 +2,9 @@
 
 A checkpoint is a directory `step-00000012` in torch's distributed format with fully qualified names, so that another number
 of ranks can read it, plus `trainer.json`. It is written under a temporary name and renamed when every byte is synced; what
-a killed process left behind under a temporary name is never read, and removed by the next load or save. Leaving the context,
-also by an exception, waits for the writer: nothing writes into the directory afterwards.
+a killed process left behind under a temporary name is never read, and removed by the next load or save. The rename waits for the
+caller's confirmation, so that no checkpoint appears before the version that it holds is settled. Leaving the context, also by
+an exception, waits for the writer: nothing writes into the directory afterwards.
 """
 
 import json
@@ -36,6 +37,11 @@ class CheckpointError(ShoalError):
 
     code = "checkpoint"
     permanent = False
+
+
+def always() -> bool:
+    """The confirmation of a checkpoint that depends on nothing else."""
+    return True
 
 
 def accept_one_process() -> None:
@@ -79,10 +85,18 @@ class Checkpoints:
         """Steps that can be resumed, oldest first."""
         return checkpoint_steps(self.directory)
 
-    def save(self, step: int, model: nn.Module, optimiser: Optimizer, facts: dict[str, Any]) -> Path:
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimiser: Optimizer,
+        facts: dict[str, Any],
+        confirm: Callable[[], bool] = always,
+    ) -> Path:
         """Copy step's state aside and return; it is written while training goes on. `finish` waits for it.
 
-        A step that is already there is left alone: training is deterministic.
+        A step that is already there is left alone: training is deterministic. The main rank calls `confirm`, which may block,
+        when all bytes are on disk; if it says no, the checkpoint never appears.
         """
         self.finish()
         final = self.path(step)
@@ -102,7 +116,7 @@ class Checkpoints:
             no_dist=self._world.size == 1,
         )
         assert isinstance(staged, Future)
-        self._pending = _then(staged, lambda: self._complete(temporary, final))
+        self._pending = _then(staged, lambda: self._complete(temporary, final, confirm))
         return final
 
     def finish(self) -> None:
@@ -123,9 +137,9 @@ class Checkpoints:
                 self._pending = None
         return True
 
-    def _complete(self, temporary: Path, final: Path) -> None:
+    def _complete(self, temporary: Path, final: Path, confirm: Callable[[], bool]) -> None:
         """Every rank's bytes are synced when rank 0 gets here."""
-        if self._world.is_main:
+        if self._world.is_main and confirm():
             os.replace(temporary, final)
             _sync_directory(self.directory)
             self._prune()

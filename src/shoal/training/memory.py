@@ -36,18 +36,27 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """Bytes on the training device of one rank, by purpose, and bytes of host memory for the checkpoint copy."""
+    """Bytes on the training device of one rank, by purpose, and bytes of host memory.
+
+    Every rank copies its share for a checkpoint; the main rank alone also holds the version that is being published.
+    """
 
     ranks: int
     parts: dict[str, int]
     host_bytes: int
+    published_bytes: int
 
     @property
     def total_bytes(self) -> int:
         return sum(self.parts.values())
 
     def as_text(self) -> str:
-        rows = [*self.parts.items(), ("total per rank", self.total_bytes), ("host memory per rank", self.host_bytes)]
+        rows = [
+            *self.parts.items(),
+            ("total per rank", self.total_bytes),
+            ("host memory per rank", self.host_bytes),
+            ("more on the main rank", self.published_bytes),
+        ]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {size / 2**30:8.2f} GiB" for name, size in rows)
 
@@ -94,7 +103,7 @@ def plan_memory(shape: ModelShape, config: TrainingConfig, *, ranks: int, on_gpu
         "logits of one chunk": 3 * 4 * max(CHUNK_ELEMENTS, shape.vocabulary),
         "tensor being published": 2 * 2 * shape.largest_tensor,
     }
-    return TrainerMemory(ranks, parts, host_bytes=12 * share)
+    return TrainerMemory(ranks, parts, host_bytes=12 * share, published_bytes=2 * shape.parameters)
 
 
 def _working_copies(shape: ModelShape, ranks: int, compute_bytes: int, bf16: bool) -> int:

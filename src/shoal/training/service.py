@@ -2,22 +2,27 @@
 
 The coordinator's batch records are the authority. A trainer that died resumes at its last checkpoint and repeats the recorded
 batches bit for bit, so that it never publishes other bytes under a published number; origin and coordinator would refuse them.
+Versions leave beside the training: while the publisher works on version s the trainer trains step s, and no checkpoint of step s
+appears before version s is recorded.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.broadcast import Origin, Publication
 from shoal.config import ShoalConfig
-from shoal.errors import IntegrityError, RefusedError, ShoalError
+from shoal.errors import IntegrityError, ShoalError
 from shoal.metrics import EventLog, Report, silent
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.rollouts import Rollout, RolloutLimits, read_rollouts
+from shoal.training.checkpoints import always
 from shoal.training.packing.samples import Group, Sample
+from shoal.training.publisher import Published, Publisher, Publishing, Version
 from shoal.training.reports import StepReport
 from shoal.training.trackers import Trackers
 from shoal.training.trainer import DivergedError, Trainer
@@ -30,22 +35,6 @@ class DrainedError(ShoalError):
 
     code = "drained"
     permanent = False
-
-
-class RepeatedStepError(ShoalError):
-    """A step that was trained again gave other weights than those that the swarm already has."""
-
-    code = "repeated_step"
-    permanent = True
-
-
-def _other_weights(version: int, error: ShoalError) -> RepeatedStepError:
-    return RepeatedStepError(
-        f"Version {version} is already published, and repeating its step gave other weights ({error.message})",
-        hint="A trainer that resumes repeats the steps since its last checkpoint, bit for bit. Undo what has changed "
-        "since (settings in [training], torch, threads, device) until it has passed the newest published version, "
-        "and change it then.",
-    )
 
 
 @dataclass(frozen=True)
@@ -71,15 +60,6 @@ class StepRecord:
         }
 
 
-@dataclass(frozen=True)
-class PublishTimes:
-    """How long training stood still for its weights, and how large they are."""
-
-    time_stage_s: float
-    time_announce_s: float
-    weights_bytes: int
-
-
 class TrainerService:
     def __init__(
         self,
@@ -96,7 +76,15 @@ class TrainerService:
     ) -> None:
         """`origin` is given on the main rank only."""
         self.config, self.descriptor, self.trainer, self.client = config, descriptor, trainer, client
-        self.origin = origin
+        self.publisher: Publisher | None = None
+        if origin is not None:
+            self.publisher = Publisher(
+                origin,
+                client,
+                oldest_checkpoint=lambda: min(trainer.checkpoint_steps(), default=0),
+                on_published=self._log,
+                clock=clock,
+            )
         self.metrics = metrics or EventLog()
         self.trackers = trackers
         self.report = report
@@ -108,7 +96,7 @@ class TrainerService:
         True if the run is finished.
         """
         try:
-            with self.trainer:
+            with self.trainer, self.publisher or nullcontext():
                 return self._train()
         except DivergedError as error:  # reported after the last good checkpoint is whole on disk
             self.metrics.event("diverged", step=self.trainer.step, reason=error.message)
@@ -119,16 +107,30 @@ class TrainerService:
         self.report(f"resumed at step {self.trainer.step}" if resumed else "found no checkpoint, starting at step 0")
         record: StepRecord | None = None
         while True:
-            self._log(record, self.publish(record))
+            publishing = self.publish(record)
             if self.finished:
+                self._finish(publishing)
                 return True
             if self.trainer.step % self.config.training.checkpoint_every == 0:
-                self.trainer.save()
+                self._save(publishing)
             try:
                 record = self.step()
             except DrainedError:
-                self.trainer.save()
+                self._save(publishing)
                 return False
+
+    def _save(self, publishing: Publishing | None) -> None:
+        """The checkpoint appears once the version of the same number is recorded."""
+        self.trainer.save(publishing.is_recorded if publishing is not None else always)
+
+    def _finish(self, publishing: Publishing | None) -> None:
+        """The last version is on disk before it is announced, because the end of a run is when its processes are stopped."""
+        self._save(publishing)
+        self.trainer.close()
+        if publishing is not None:
+            publishing.release()
+        if self.publisher is not None:
+            self.publisher.wait()
 
     def step(self) -> StepRecord:
         """One training step, not yet published."""
@@ -141,10 +143,6 @@ class TrainerService:
         report = self.trainer.train_step(groups) if groups else self.trainer.skip_step()
         self.metrics.count("step")
         return StepRecord(report, batch, wait_batch_s=waited - started, fetch_s=fetched - waited)
-
-    def _log(self, record: StepRecord | None, times: PublishTimes | None) -> None:
-        if record is not None and self.trackers is not None:
-            self.trackers.log(record.report.step, record.metrics() | (asdict(times) if times else {}))
 
     def wait_for_batch(self, step: int) -> api.BatchRecord:
         """The durable batch of a step. Waits as long as the run lives; says every few seconds what is missing.
@@ -161,6 +159,8 @@ class TrainerService:
     def _ask_for_batch(self, step: int) -> api.BatchRecord | None:
         """The batch, or None if the run is drained."""
         while True:
+            if self.publisher is not None:
+                self.publisher.check()  # without the last version there may never be a batch
             answer = self.client.batch(step, BATCH_WAIT_S)
             if answer.batch is not None or answer.run_state == "drained":
                 return answer.batch
@@ -181,75 +181,58 @@ class TrainerService:
                 )
             yield Group(record.group_id, [_sample(row, record, index) for index, row in enumerate(rows)])
 
-    def publish(self, record: StepRecord | None = None) -> PublishTimes | None:
-        """Stages the current weights, records the version with the coordinator, then announces it to the swarm.
+    def publish(self, record: StepRecord | None = None) -> Publishing | None:
+        """Hands a copy of the current weights to the publisher, which had to finish the version before.
 
         `record` is of the step that made the version. None where this rank publishes nothing.
         """
-        started = self._clock()
-        if self.origin is None or _is_history(self.origin, self.trainer.step):
-            for _ in self.trainer.wire_tensors():
-                pass  # every rank takes part in gathering
-            self._keep_last_version()
+        started, version = self._clock(), self.trainer.step
+        if self.publisher is not None:
+            self.publisher.wait()
+        is_wanted = self.publisher is not None and not self.publisher.has_passed(version)
+        if not self.trainer.world.any(is_wanted):
             return None
-        publication = self._stage(self.origin)
-        staged = self._clock()
+        tensors = self.trainer.wire_tensors()  # every rank takes part in gathering
+        if self.publisher is None:
+            return None
         metrics = record.metrics() if record else {}
-        metrics |= {"time_stage_s": staged - started, "weights_bytes": publication.weights_bytes}
-        ledger_head = self._record_version(publication, metrics)
-        self._keep_last_version()
-        self.origin.announce(ledger_head=ledger_head)
-        self._report_version(publication, record, self.origin.files_collected)
-        return PublishTimes(staged - started, self._clock() - staged, publication.weights_bytes)
+        handed_over = Version(version, tensors, metrics, self._clock() - started)
+        return self.publisher.start(handed_over, held=self.finished)
 
     @property
     def finished(self) -> bool:
         """Whether the weights are those of the last version."""
         return self.trainer.step >= self.config.run.steps
 
-    def _keep_last_version(self) -> None:
-        """On disk before it is announced, because the end of a run is when its processes are stopped."""
-        if self.finished:
-            self.trainer.save()
-            self.trainer.close()
-
-    def _stage(self, origin: Origin) -> Publication:
-        try:
-            return origin.stage(self.trainer.step, self.trainer.wire_tensors())
-        except IntegrityError as error:
-            raise _other_weights(self.trainer.step, error) from error
-
-    def _record_version(self, publication: Publication, metrics: Mapping[str, Any]) -> str:
-        """Returns the head of the ledger."""
-        body = api.VersionBody(
-            version=publication.version,
-            manifest_digest=publication.manifest_digest,
-            weights_digest=publication.weights_digest,
-            bytes_total=publication.follow_bytes,
-            report={name: value for name, value in metrics.items() if isinstance(value, (int, float, str))},
-            oldest_checkpoint=min(self.trainer.checkpoint_steps(), default=0),
-        )
-        try:
-            return self.client.publish(body).ledger_head
-        except RefusedError as error:
-            if error.code != "version_conflict":
-                raise
-            raise _other_weights(publication.version, error) from error
-
-    def _report_version(self, publication: Publication, record: StepRecord | None, files_collected: int) -> None:
+    def _log(self, published: Published) -> None:
+        """To trackers, event log and operator; called by the publisher's thread."""
+        publication, version = published.publication, published.version
+        times = {
+            "time_standstill_s": version.standstill_s,
+            "time_stage_s": published.stage_s,
+            "time_announce_s": published.announce_s,
+        }
+        if version.metrics and self.trackers is not None:
+            sizes = {"weights_bytes": publication.weights_bytes}
+            self.trackers.log(version.number - 1, {**version.metrics, **times, **sizes})
         self.metrics.event(
             "published",
             version=publication.version,
             kind=publication.kind,
             bytes_total=publication.follow_bytes,
             weights_bytes=publication.weights_bytes,
-            files_collected=files_collected,
+            files_collected=published.files_collected,
+            **{name: round(seconds, 4) for name, seconds in times.items()},
         )
-        detail = f", task reward {record.report.task_reward_mean:.3f}" if record else ""
-        size = f"{publication.follow_bytes / 1e6:.1f} MB"
-        if publication.follow_bytes < publication.weights_bytes:
-            size += f" instead of {publication.weights_bytes / 1e6:.1f}, {publication.ratio:.0f}x less"
-        self.report(f"published version {publication.version} ({size}){detail}")
+        self.report(_published_sentence(publication, version.metrics))
+
+
+def _published_sentence(publication: Publication, metrics: Mapping[str, Any]) -> str:
+    detail = f", task reward {metrics['task_reward_mean']:.3f}" if metrics else ""
+    size = f"{publication.follow_bytes / 1e6:.1f} MB"
+    if publication.follow_bytes < publication.weights_bytes:
+        size += f" instead of {publication.weights_bytes / 1e6:.1f}, {publication.ratio:.0f}x less"
+    return f"published version {publication.version} ({size}){detail}"
 
 
 def _sample(row: Rollout, record: api.BatchGroup, index: int) -> Sample:
@@ -262,9 +245,3 @@ def _sample(row: Rollout, record: api.BatchGroup, index: int) -> Sample:
         policy_version=record.policy_version,
         truncated=row.finish_reason == "length",
     )
-
-
-def _is_history(origin: Origin, version: int) -> bool:
-    """Whether a trainer that repeats steps from an old checkpoint is at a version that the origin no longer serves."""
-    versions = origin.head.versions if origin.head is not None else ()
-    return bool(versions) and version < versions[0].version

@@ -8,7 +8,7 @@ weights are bit-identical, across kills and resumes; after an error the object m
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,9 +19,9 @@ from torch import Tensor
 from shoal.broadcast import WireTensor
 from shoal.config import TrainingConfig
 from shoal.errors import ConfigError, ShoalError
-from shoal.policy.weights import unique_tensors, wire_tensors
+from shoal.policy.weights import WireCopy, unique_tensors
 from shoal.rundir import checkpoints_of
-from shoal.training.checkpoints import Checkpoints
+from shoal.training.checkpoints import Checkpoints, always
 from shoal.training.model.distributed import World, clip_gradients
 from shoal.training.model.dithering import dither_masters
 from shoal.training.model.model import PolicyModel, load_policy
@@ -89,6 +89,7 @@ class Trainer:
             weight_decay=config.weight_decay,
             fused=True,
         )
+        self._wire_copy = WireCopy(self.policy.model)
         self._checkpoints = Checkpoints(checkpoints_of(work_dir), self.world, keep=config.keep_checkpoints)
 
     def train_step(self, groups: Sequence[Group]) -> StepReport:
@@ -120,9 +121,10 @@ class Trainer:
         self.step += 1
         return StepReport(self.step - 1, self.step)
 
-    def save(self) -> Path:
-        """Start writing a checkpoint of the current step; the directory appears when it is whole."""
-        return self._checkpoints.save(self.step, self.policy.model, self._optimiser, {"updates": self.updates})
+    def save(self, confirm: Callable[[], bool] = always) -> Path:
+        """Start writing a checkpoint of the current step; the directory appears when it is whole and `confirm` says yes."""
+        facts = {"updates": self.updates}
+        return self._checkpoints.save(self.step, self.policy.model, self._optimiser, facts, confirm)
 
     def checkpoint_steps(self) -> list[int]:
         """Steps that can be resumed, oldest first."""
@@ -150,9 +152,12 @@ class Trainer:
     ) -> None:
         self._checkpoints.__exit__(kind, error, trace)
 
-    def wire_tensors(self) -> Iterator[WireTensor]:
-        """The weights in bf16, gathered tensor by tensor; every rank must iterate to the end."""
-        return wire_tensors(self.policy.model)
+    def wire_tensors(self) -> list[WireTensor]:
+        """A bf16 copy of the weights in host memory, which the next call overwrites; empty but on the main rank.
+
+        Sharded weights are gathered tensor by tensor: every rank must call this.
+        """
+        return self._wire_copy.take(here=self.world.is_main)
 
     def _load(self, model_dir: Path, temperature: float, *, trained: bool) -> PolicyModel:
         return load_policy(
