@@ -40,8 +40,8 @@ def test_every_right_answer_of_the_labelled_pairs_is_paid_but_for_the_listed_one
 
 def test_the_labelled_pairs_are_many_and_few_right_ones_are_refused() -> None:
     right = [pair for pair in PAIRS if pair["right"]]
-    assert len(PAIRS) >= 1000
-    assert len(KINDS) == 16
+    assert len(PAIRS) >= 2400
+    assert len(KINDS) == 17
     assert len({(pair["truth"], pair["answer"]) for pair in PAIRS}) == len(PAIRS)
     assert sum(bool(pair.get("refused")) for pair in PAIRS) <= 0.02 * len(right)
 

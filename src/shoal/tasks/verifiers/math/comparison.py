@@ -9,9 +9,20 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+from shoal.tasks.verifiers.math.everyday import is_time_of_day
 from shoal.tasks.verifiers.math.expressions import Evaluator, Node, NoValueError, number
+from shoal.tasks.verifiers.math.forms import (
+    is_clock,
+    is_literal,
+    is_rounded,
+    is_spelled,
+    is_unevaluated,
+    is_unsolved,
+    names_a_value,
+)
 from shoal.tasks.verifiers.math.kinds import (
     Based,
+    Clock,
     Expression,
     Items,
     Labelled,
@@ -25,10 +36,9 @@ from shoal.tasks.verifiers.math.kinds import (
 )
 from shoal.tasks.verifiers.math.sets import is_set_notation, same_set, to_set
 
-_FUNCTION_LABEL = re.compile(r"[A-Za-z]\w*'*\([a-z](?:,[a-z])*\)|\([a-z](?:,[a-z])+\)")
+_FINEST = Fraction(1, 10**60)
+_SUBSCRIPT = re.compile(r"_\{?[1-9]\}?\Z")
 _DEGREE = (("degree", 1),)
-_LITERAL_OPS = frozenset({"number", "negate", "divide"})
-_RATIONAL_OPS = _LITERAL_OPS | {"add", "multiply", "power"}
 
 
 class Comparison:
@@ -41,6 +51,10 @@ class Comparison:
         self._evaluator.spend(1)
         if truth == answer:
             return True
+        if isinstance(answer, Labelled) and answer.approximate and not is_rounded(truth):
+            return False
+        if is_unsolved(answer) and not is_unsolved(truth):
+            return False
         truth, answer = _spread(truth, answer), _spread(answer, truth)
         if isinstance(truth, Labelled):
             return self._labelled(truth, answer)
@@ -73,12 +87,14 @@ class Comparison:
         return self.same(truth, sides[-1]) and all(self._equal_sides(sides[-1], side) for side in sides[:-1])
 
     def _rounds(self, exact: Any, rounded: Any) -> bool:
-        """Whether a decimal number is the other one up to one unit of its last place."""
+        """Whether a decimal number is the other one rounded, or cut off, at its last place."""
         if not isinstance(exact, Expression) or not isinstance(rounded, Expression) or rounded.node.op != "number":
             return False
-        value, places = rounded.node.value, len(str(rounded.node.value.denominator)) - 1
-        unit = number(Fraction(1, 10**places))
-        low, high = (Node("add", (number(value), Node("multiply", (number(sign), unit)))) for sign in (-1, 1))
+        value, unit = rounded.node.value, Fraction(1)
+        while (value / unit).denominator > 1 and unit > _FINEST:
+            unit /= 10
+        towards, away = (unit / 2, unit) if value >= 0 else (unit, unit / 2)
+        low, high = number(value - towards), number(value + away)
         try:
             below, middle, above = (self._evaluator.value(node, real=True) for node in (low, exact.node, high))
             return self._evaluator.less(below, middle) and self._evaluator.less(middle, above)
@@ -93,7 +109,7 @@ class Comparison:
             return self.same(truth.answer, answer.answer)
         if isinstance(answer, Labelled | Relation):
             return self._equation(truth, answer)
-        return _is_name(truth) and self.same(truth.answer, answer)
+        return names_a_value(truth) and self.same(truth.answer, answer)
 
     def _equation(self, truth: Labelled | Relation, answer: Any) -> bool:
         """Two equations are equal if one is the other times a constant."""
@@ -129,15 +145,15 @@ class Comparison:
 
     def _expression(self, truth: Expression, answer: Any) -> bool:
         if isinstance(answer, Expression):
-            return not (_is_literal(truth.node) and _is_unevaluated(answer.node)) and self._equal(
-                truth.node, answer.node
-            )
+            return not (is_literal(truth.node) and is_unevaluated(answer.node)) and self._equal(truth.node, answer.node)
         if isinstance(answer, Quantity):
             return self._measured(truth, answer)
         if isinstance(answer, Percent):
             return self._equal(truth.node, _hundredth(answer.node))
         if isinstance(answer, Ratio):
-            return len(answer.parts) == 2 and self._equal(truth.node, Node("divide", answer.parts))
+            return (
+                len(answer.parts) == 2 and not answer.is_time and self._equal(truth.node, Node("divide", answer.parts))
+            )
         return (
             isinstance(answer, Items)
             and answer.shape == "set"
@@ -173,29 +189,36 @@ class Comparison:
         return written or self._equal(_hundredth(truth.node), answer.node)
 
     def _ratio(self, truth: Ratio, answer: Any) -> bool:
+        if isinstance(answer, Clock):
+            return is_time_of_day(truth, answer)
         if isinstance(answer, Expression):
             return (
-                len(truth.parts) == 2 and not _is_clock(truth) and self._equal(Node("divide", truth.parts), answer.node)
+                len(truth.parts) == 2 and not is_clock(truth) and self._equal(Node("divide", truth.parts), answer.node)
             )
         if not isinstance(answer, Ratio) or len(answer.parts) != len(truth.parts):
             return False
-        if _is_clock(truth):
-            return truth.parts == answer.parts
+        if is_clock(truth) or answer.is_time:
+            return truth.is_time == answer.is_time and truth.parts == answer.parts
         pairs = zip(truth.parts, answer.parts, strict=True)
         return all(
             self._equal(Node("multiply", (one, answer.parts[0])), Node("multiply", (other, truth.parts[0])))
             for one, other in pairs
         )
 
+    def _clock(self, truth: Clock, answer: Any) -> bool:
+        return isinstance(answer, Ratio) and is_time_of_day(answer, truth)
+
     def _items(self, truth: Items, answer: Any) -> bool:
         if isinstance(answer, Words):
             return truth.shape == "set" and not truth.items and answer.text == "no solution"
         if not isinstance(answer, Items) or len(answer.items) != len(truth.items):
             return len(getattr(truth, "items", ())) == 1 and truth.shape == "set" and self.same(truth.items[0], answer)
+        if answer.connective == "or" and truth.connective != "or" and any(map(is_spelled, truth.items)):
+            return False
         if {truth.shape, answer.shape} <= {"list", "set"}:
-            (name, truths), (other, answers) = _unnamed(truth.items), _unnamed(answer.items)
+            (name, truths), (other, answers) = _unnamed(truth.items, answer.items), _unnamed(answer.items, truth.items)
             return (not name or not other or name == other) and self._unordered(truths, list(answers))
-        return _brackets(truth) == _brackets(answer) and all(map(self.same, truth.items, answer.items))
+        return _brackets(truth) == _brackets(answer) and all(map(self._same_part, truth.items, answer.items))
 
     def _unordered(self, truths: Sequence[Any], answers: list[Any]) -> bool:
         for truth in truths:
@@ -207,7 +230,11 @@ class Comparison:
 
     def _same_item(self, truth: Any, answer: Any) -> bool:
         """Names of items matter: x = 1, y = 2 is not 1, 2."""
-        return isinstance(truth, Labelled) == isinstance(answer, Labelled) and self.same(truth, answer)
+        return isinstance(truth, Labelled) == isinstance(answer, Labelled) and self._same_part(truth, answer)
+
+    def _same_part(self, truth: Any, answer: Any) -> bool:
+        """Inside of something a set of one item is not the item: {1},{2} is not {1,2}."""
+        return isinstance(truth, Items) == isinstance(answer, Items) and self.same(truth, answer)
 
     def _matrix(self, truth: Matrix, answer: Any) -> bool:
         rows = answer.rows if isinstance(answer, Matrix) else _nested_rows(answer)
@@ -236,6 +263,7 @@ _RULES: dict[type, Any] = {
     Quantity: Comparison._quantity,
     Percent: Comparison._percent,
     Ratio: Comparison._ratio,
+    Clock: Comparison._clock,
     Items: Comparison._items,
     Matrix: Comparison._matrix,
     Words: Comparison._words,
@@ -251,39 +279,6 @@ def _in_base_units(quantity: Quantity) -> tuple[object, Node]:
     if quantity.unit.bases == _DEGREE:
         return (("radian", 1),), Node("degree", (quantity.node,))
     return quantity.unit.bases, Node("multiply", (quantity.node, number(quantity.unit.factor)))
-
-
-def _is_literal(node: Node) -> bool:
-    """A number as it is written down: 5, -0.25, 1/3, 1½, 2·10³."""
-    return not node.symbols and (node.ops <= _LITERAL_OPS or _is_mixed(node) or _is_scientific(node))
-
-
-def _is_mixed(node: Node) -> bool:
-    return node.name == "mixed" or (node.op == "negate" and node.args[0].name == "mixed")
-
-
-def _is_scientific(node: Node) -> bool:
-    if node.op == "negate":
-        return _is_scientific(node.args[0])
-    power = node.args[-1] if node.op == "multiply" and len(node.args) == 2 else None
-    return node.name == "scaled" or (
-        power is not None and power.op == "power" and power.args[0] == number(10) and node.args[0].op == "number"
-    )
-
-
-def _is_unevaluated(node: Node) -> bool:
-    """A sum or product of plain numbers: it may be the question itself."""
-    if _is_mixed(node) or _is_scientific(node):
-        return False
-    own = node.op in ("add", "multiply") and not node.symbols and node.ops <= _RATIONAL_OPS
-    return own or any(_is_unevaluated(arg) for arg in node.args)
-
-
-def _is_name(truth: Labelled) -> bool:
-    """Whether x = 5 may be answered by 5: the left side is a name and not a product of variables."""
-    if truth.symbol is None or truth.symbol.op == "symbol":
-        return True
-    return truth.label.isupper() or _FUNCTION_LABEL.fullmatch(truth.label) is not None
 
 
 def _difference(kind: Any) -> Node | None:
@@ -309,16 +304,20 @@ def _ascending(kind: Relation) -> tuple[str, Node] | None:
     return operator, Node("add", (left.node, Node("negate", (right.node,))))
 
 
-def _unnamed(items: Sequence[Any]) -> tuple[str, Sequence[Any]]:
-    """x = 4, x = 5 and x = 4, 5 are values of one variable; x = 4, y = 5 are not."""
+def _unnamed(items: Sequence[Any], others: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+    """x = 4, x = 5 and x = 4, 5 are values of one variable, and x_1 = 4, x_2 = 5 beside 4, 5; x = 4, y = 5 are not."""
     labels = {item.label for item in items if isinstance(item, Labelled)}
+    if len(labels) == len(items) and not any(isinstance(other, Labelled) for other in others):
+        labels = {_SUBSCRIPT.sub("", label) for label in labels}
     if len(labels) != 1 or not isinstance(items[0], Labelled):
         return "", items
     return labels.pop(), [item.answer if isinstance(item, Labelled) else item for item in items]
 
 
 def _spread(kind: Any, other: Any) -> Any:
-    """(x,y) = (1,2) as x = 1, y = 2, where the other answer is written like that."""
+    """As the other answer is written: (x,y) = (1,2) as x = 1, y = 2, and a vector ⟨1,2⟩ as a column."""
+    if isinstance(kind, Items) and kind.shape == "\\langle\\rangle" and isinstance(other, Matrix):
+        return Matrix(tuple((item,) for item in kind.items))
     if (
         not isinstance(kind, Labelled)
         or not isinstance(kind.answer, Items)
@@ -347,8 +346,3 @@ def _nested_rows(answer: Any) -> tuple[tuple[Any, ...], ...]:
     ):
         return tuple(item.items for item in answer.items)
     return ()
-
-
-def _is_clock(ratio: Ratio) -> bool:
-    last = ratio.parts[-1]
-    return last.op == "number" and (10 <= last.value <= 59 or not last.value)

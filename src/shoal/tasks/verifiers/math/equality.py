@@ -17,6 +17,7 @@ from shoal.tasks.verifiers.math.units import UNIT_WORDS
 
 _CHOICE = re.compile(r"\(\s*([A-Za-z])\s*\)[.:]?|([A-Z])[.:)]?")
 _CHOICE_AND_CONTENT = re.compile(r"(?:\(([A-J])\)|([A-J])[).:])\s*(\S.*)", re.DOTALL)
+_OPTION = re.compile(r"(?:option|choice)\s+(?=\(?[A-J]\b)", re.IGNORECASE)
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _HEDGE = re.compile(r"\b(?:or|and|not|maybe|either)\b|\([A-J]\)|\b[A-J]\)", re.IGNORECASE)
 _LEADING_ZERO = re.compile(r"0[0-9]+")
@@ -64,12 +65,12 @@ def _is_sentence(meaning: Any) -> bool:
 
 
 def _choice(text: str) -> tuple[str, str]:
-    flat = _TEXT.sub(r"\1", text).strip()
+    flat = _OPTION.sub("", _TEXT.sub(r"\1", text).strip())
     alone = _CHOICE.fullmatch(flat)
     if alone:
         return alone[1] or alone[2], ""
     found = _CHOICE_AND_CONTENT.fullmatch(flat)
-    if found is None or found[3].startswith("="):
+    if found is None or found[3].startswith(("=", ",")):
         return "", ""
     return found[1] or found[2], tidy(found[3])
 

@@ -34,6 +34,15 @@ class Based:
 @dataclass(frozen=True)
 class Ratio:
     parts: tuple[Node, ...]
+    is_time: bool = False
+    """Written as only a time is: 10:05."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A time of the day with its half: 2:30 pm."""
+
+    minutes: int
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,8 @@ class Labelled:
     answer: Any
     symbol: Node | None
     """The name as an expression, where it is one."""
+    approximate: bool = False
+    """Written with ≈."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from shoal.tasks.verifiers.math.expressions import Node
+from shoal.tasks.verifiers.math.everyday import clock, in_several_units, spelled_number
+from shoal.tasks.verifiers.math.expressions import Node, number
 from shoal.tasks.verifiers.math.kinds import (
     Based,
     Expression,
@@ -86,6 +87,7 @@ class _Reader:
             self._joined,
             self._bracketed,
             self._matrix,
+            clock,
             self._words,
             self._based,
         ):
@@ -106,9 +108,12 @@ class _Reader:
         if len(operators) > 4:
             raise UnreadableError
         signs_found = tuple(_RELATIONS[found] for found in operators)
+        if signs_found == ("=",) and _is_label(parts[1]) and not _is_label(parts[0]):
+            parts.reverse()
         if set(signs_found) <= {"=", "~"} and (not parts[0] or _is_label(parts[0])):
             label = "".join(token.text for token in parts[0])
-            return Labelled(label, self._equal_sides(parts[1:], signs_found[1:]), _as_node(parts[0]))
+            answer = self._equal_sides(parts[1:], signs_found[1:])
+            return Labelled(label, answer, _as_node(parts[0]), approximate=signs_found[0] == "~")
         return Relation(tuple(self._single(part) for part in parts), signs_found)
 
     def _equal_sides(self, parts: list[list[Token]], operators: tuple[str, ...]) -> Any:
@@ -162,7 +167,7 @@ class _Reader:
             raise UnreadableError
         return Matrix(made)
 
-    def _words(self, tokens: list[Token]) -> Words | None:
+    def _words(self, tokens: list[Token]) -> Words | Reals | Expression | None:
         if tokens[0].text == "\\emptyset" and len(tokens) == 1:
             return Words("no solution")
         wordy = (
@@ -171,7 +176,11 @@ class _Reader:
         )
         if not wordy or any(token.kind not in ("word", "letter") and token.text not in "-'." for token in tokens):
             return None
-        return words("".join(f" {token.text}" if token.spaced else token.text for token in tokens))
+        found = words("".join(f" {token.text}" if token.spaced else token.text for token in tokens))
+        if found.text in _ALL_REALS:
+            return Reals()
+        value = spelled_number(found.text)
+        return found if value is None else Expression(number(value))
 
     def _based(self, tokens: list[Token]) -> Based | None:
         place = next((place for place, token in enumerate(tokens) if token.text == "_"), 0)
@@ -186,13 +195,16 @@ class _Reader:
 
     def _ratio(self, tokens: list[Token]) -> Ratio | None:
         parts, operators = _split(tokens, (":",))
-        return Ratio(tuple(parse_expression(part) for part in parts)) if operators else None
+        if not operators:
+            return None
+        is_time = any(len(part) == 1 and part[0].text[:1] == "0" and len(part[0].text) == 2 for part in parts[1:])
+        return Ratio(tuple(parse_expression(part) for part in parts), is_time)
 
     def _quantity(self, tokens: list[Token]) -> Any:
         """A sign of currency before, or a unit or percent sign after, an expression."""
         negative = tokens[0].text == "-" and len(tokens) > 2
         front = tokens[1:] if negative else tokens
-        if front[0].text in ("$", "\\euro", "\\pound", "\\yen"):
+        if front[0].text in ("$", "\\euro", "\\pound", "\\yen", "\\rupee"):
             unit = read_unit(front[:1])
             rest = front[1:]
             scale = _first_unit(rest, self._own_words)
@@ -204,7 +216,7 @@ class _Reader:
             return Percent(self._plain(tokens[:-1]))
         if [token.text.lower() for token in tokens[-2:]] == ["per", "cent"]:
             return Percent(self._plain(tokens[:-2]))
-        return self._with_unit(tokens)
+        return in_several_units(tokens) or self._with_unit(tokens)
 
     def _with_unit(self, tokens: list[Token]) -> Any:
         start = _first_unit(tokens, self._own_words)
@@ -248,6 +260,7 @@ def words(text: str) -> Words:
     return Words(_SYNONYMS.get(plain, plain))
 
 
+_ALL_REALS = frozenset({"all real numbers", "all reals", "the real numbers", "any real number"})
 _SYNONYMS = dict.fromkeys(
     ("no solutions", "none", "no real solution", "no real solutions", "empty set", "the empty set", "no such values"),
     "no solution",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from shoal.tasks.verifiers.math.expressions import Evaluator, Node, NoValueError, Value
+from shoal.tasks.verifiers.math.expressions import Evaluator, Node, NoValueError, Value, number
 from shoal.tasks.verifiers.math.kinds import Expression, Items, Joined, Labelled, Member, Reals, Relation
 
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
@@ -164,7 +164,7 @@ class _Sets:
         return self._evaluator.value(item.node, real=True)
 
     def _relation(self, kind: Relation) -> RealSet | None:
-        """A condition on one variable, linear in it."""
+        """A condition on one variable: linear in it, or on the absolute value or the square of such an expression."""
         if not all(isinstance(side, Expression) for side in kind.sides):
             return None
         symbols = frozenset[str]().union(*(side.node.symbols for side in kind.sides))
@@ -176,8 +176,13 @@ class _Sets:
         return RealSet(Combined("\\cap", parts), symbol)
 
     def _condition(self, left: Node, operator: str, right: Node, symbol: str) -> Interval | Combined:
-        if _infinite(Expression(left)) or _infinite(Expression(right)):
-            return Interval(None, None)
+        if symbol not in left.symbols:
+            left, operator, right = right, _FLIPPED[operator], left
+        infinite = _infinite(Expression(right))
+        if infinite:
+            return self._unbounded(operator, infinite)
+        if left.op in ("abs", "power") and symbol not in right.symbols:
+            return self._magnitude(left, operator, right, symbol)
         start, slope = self._line(Node("add", (left, Node("negate", (right,)))), symbol)
         bound = self._quotient(start, slope)
         if self._evaluator.less(slope, Fraction(0)):
@@ -188,6 +193,24 @@ class _Sets:
         if operator == "=":
             return Interval(bound, bound, True, True)
         return Interval(None, bound, False, closed) if "<" in operator else Interval(bound, None, closed, False)
+
+    def _unbounded(self, operator: str, infinite: int) -> Interval:
+        """x < ∞ holds for every number; x > ∞ for none, and is no answer."""
+        if operator in (("<", "!=") if infinite > 0 else (">", "!=")):
+            return Interval(None, None)
+        raise NoValueError
+
+    def _magnitude(self, left: Node, operator: str, bound: Node, symbol: str) -> Combined:
+        """|u| < c is u < c and u > -c, |u| > c is u > c or u < -c, and u² is compared with the root."""
+        if left.op == "power":
+            if left.args[1] != number(2) or self._evaluator.less(self._number(Expression(bound)), Fraction(0)):
+                raise NoValueError
+            bound = Node("root", (bound, number(2)))
+        if operator == "=":
+            raise NoValueError
+        above = self._condition(left.args[0], operator, bound, symbol)
+        below = self._condition(left.args[0], _FLIPPED[operator], Node("negate", (bound,)), symbol)
+        return Combined("\\cup" if ">" in operator else "\\cap", (above, below))
 
     def _line(self, difference: Node, symbol: str) -> tuple[Value, Value]:
         """Start and slope of a linear expression; refuses every other one."""

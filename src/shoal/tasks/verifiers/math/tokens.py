@@ -43,7 +43,9 @@ class Token:
     def key(self) -> tuple[str, object]:
         if self.kind == "number":
             return "number", self.text if self.text[:1] == "0" and self.text.isdigit() else self.value
-        return ("word", self.text.casefold()) if self.kind == "word" else ("mark", self.text)
+        # In words of one or two letters the case counts: 5 Mm are no 5 mm.
+        folds = self.kind == "word" and (len(self.text) > 2 or self.text.lower() in WORDS)
+        return ("word" if self.kind == "word" else "mark"), (self.text.casefold() if folds else self.text)
 
 
 _DIGITS = r"[0-9](?:[0-9]|(?<=[0-9])[ ](?=[0-9]{3}(?![0-9/])))*"

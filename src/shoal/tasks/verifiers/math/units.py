@@ -44,7 +44,7 @@ dollar 1/100 \\cent cent cents
 euro 1 \\euro euro euros eur
 sterling 1 \\pound gbp
 yen 1 \\yen yen jpy
-rupee 1 rs rupee rupees
+rupee 1 \\rupee rs rupee rupees
 degree 1 \\degree deg degree degrees
 radian 1 rad radian radians
 newton 1 N newton newtons
@@ -102,6 +102,8 @@ UNIT_WORDS = frozenset(name for name in UNITS if name.isalpha()) | _POWERS.keys(
 
 def read_unit(tokens: Sequence[Token], own_words: frozenset[str] = frozenset()) -> Unit | None:
     """A product of units with whole powers; None for anything else. `own_words` are further nouns that may be counted."""
+    if tokens and tokens[0].text == "\\frac":
+        return _fraction(tokens, own_words)
     powers: dict[str, int] = {}
     factor, sign, prefix, position, complete = Fraction(1), 1, 1, 0, False
     while position < len(tokens):
@@ -122,13 +124,29 @@ def read_unit(tokens: Sequence[Token], own_words: frozenset[str] = frozenset()) 
     return _made(powers, factor) if complete else None
 
 
+def _fraction(tokens: Sequence[Token], own_words: frozenset[str]) -> Unit | None:
+    """\\frac{m}{s^2}."""
+    texts = [token.text for token in tokens]
+    between = next((place for place in range(len(texts)) if texts[place : place + 2] == ["}", "{"]), 0)
+    if not between or texts[1] != "{" or texts[-1] != "}":
+        return None
+    above, below = (read_unit(part, own_words) for part in (tokens[2:between], tokens[between + 2 : -1]))
+    if above is None or below is None:
+        return None
+    powers = dict(above.bases)
+    for base, power in below.bases:
+        powers[base] = powers.get(base, 0) - power
+    return _made(powers, above.factor / below.factor)
+
+
 def _lookup(token: Token, own_words: frozenset[str]) -> tuple[str, Fraction] | None:
     if token.text in UNITS:
         return UNITS[token.text]
     lowered = token.text.lower()
     if token.kind != "word":
         return None
-    if lowered in UNITS and len(lowered) > 1:
+    # Mm are no mm: a capital M is another prefix.
+    if lowered in UNITS and len(lowered) > 1 and not (token.text[0] == "M" and len(lowered) == 2):
         return UNITS[lowered]
     return (f"#{lowered.removesuffix('s')}", Fraction(1)) if lowered in own_words else None
 
