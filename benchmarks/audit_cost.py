@@ -91,7 +91,7 @@ def measure(arena: Arena, submissions: int, temperature: float) -> dict[str, Any
         claim = submission.claim()
         checked, claims = timed(check_claims, data, claim, arena.workload, arena.validator.vocab_size)
         _, rewards = timed(score_again, arena, checked)
-        _, audited = timed(audit, checked, arena.validator, limits, temperature)
+        _, audited = timed(audit, checked, arena.validator, limits, temperature, checked.rows_by_group())
         shares.append(distinct_share(checked))
         for name, value in zip(seconds, (made, claims, rewards, audited), strict=True):
             seconds[name].append(value)

@@ -127,7 +127,7 @@ def swarm_metrics(run_dir: Path) -> dict[str, Any]:
         "steps_planned": summary["steps_planned"],
         "run_seconds": round(summary["evaluations"][-1]["at_s"]),
         "submissions": len(verdicts),
-        "submissions_audited": sum(verdict["audit_drawn"] for verdict in verdicts),
+        "submissions_audited": sum(len(verdict["audit_drawn"]) == verdict["groups"] for verdict in verdicts),
         "submissions_rejected": sum(not verdict["accepted"] for verdict in verdicts),
         "ledger_ok": summary["ledger_ok"],
         "max_staleness": summary["max_staleness"],

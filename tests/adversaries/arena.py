@@ -188,7 +188,7 @@ class Arena:
     def _audit(self, checked: Checked, numerics_class: str) -> tuple[tuple[Reason, ...], AuditMetrics]:
         limits = self.calibration.limits(numerics_class)
         assert limits is not None
-        findings, metrics = audit(checked, self.validator, limits, self.temperature)
+        findings, metrics = audit(checked, self.validator, limits, self.temperature, checked.rows_by_group())
         return tuple(finding.reason for finding in findings), metrics
 
 

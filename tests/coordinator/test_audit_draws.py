@@ -43,7 +43,7 @@ def test_an_audit_that_the_draw_does_not_explain_is_located(swarm: Swarm) -> Non
     audited_late(swarm)
     entries, _ = verify_export(swarm.client("x").ledger_export().splitlines(), keypair("coordinator").public)
     number = next(number for number, entry in enumerate(entries) if entry.kind == "verdict")
-    lie = json.loads(entries[number].body) | {"audit_drawn": False}
+    lie = json.loads(entries[number].body) | {"audit_drawn": [0]}
     entries[number] = replace(entries[number], body=json.dumps(lie))
     with pytest.raises(LedgerError, match=f"Line {number + 1}: the draw of step 0"):
         check_draws(entries)

@@ -195,22 +195,22 @@ def test_files_that_differ_are_audited_both(busy: Swarm) -> None:
     lease = take(busy, eve)
     worker, again = backup_of(busy, lease, honest)
     drain(busy)
-    busy.write(lambda connection: connection.execute("UPDATE submissions SET audit=0"))
+    busy.write(lambda connection: connection.execute("UPDATE submissions SET audit_groups='[]'"))
     first = eve.submit(lease.lease_id, b"first").submission_id
-    busy.write(lambda connection: connection.execute("UPDATE submissions SET audit=0"))
+    busy.write(lambda connection: connection.execute("UPDATE submissions SET audit_groups='[]'"))
     busy.accept(useful=2)
     second = worker.submit(again.lease_id, b"second").submission_id
-    busy.write(lambda connection: connection.execute("UPDATE submissions SET audit=0"))
+    busy.write(lambda connection: connection.execute("UPDATE submissions SET audit_groups='[]'"))
     claim = busy.claim()
     other = [group.model_copy(update={"tokens": 7}) for group in verdict_of(claim).groups]
     busy.accept(claim, groups=other)
     queued = [busy.claim(), busy.claim()]
     assert {one.submission_id for one in queued} == {first, second}
-    assert all(one.audit for one in queued)
+    assert all(one.audit_groups == [0, 1] for one in queued)
     groups = "SELECT COUNT(*) AS n FROM groups WHERE step=? AND slot=?"
     for one in queued:
         if one.submission_id == first:
-            busy.accept(one, audited=True)
+            busy.accept(one)
         else:
             busy.reject(Reason.SAMPLING, claim=one)
     assert busy.one(groups, lease.step, lease.slot) == {"n": 2}

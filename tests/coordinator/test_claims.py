@@ -26,7 +26,7 @@ def test_a_claim_names_everything_that_a_validator_needs(swarm: Swarm) -> None:
     lease, submission_id = swarm.work(ann)
     claim = swarm.claim()
     assert (claim.submission_id, claim.worker_key, claim.lease) == (submission_id, keypair("ann").public, lease)
-    assert claim.audit
+    assert claim.audit_groups == [0, 1]
     data = swarm.client("validator").submission_file(claim.submission_id, claim.digest)
     assert data == f"rollouts of {lease.lease_id}".encode()
 

@@ -87,11 +87,21 @@ def test_clean_audits_make_a_key_active(swarm: Swarm) -> None:
     assert swarm.state_of("ann") == "active"
 
 
+def test_groups_that_were_audited_have_verified_logprobs_and_earn_a_part_of_the_trust(swarm: Swarm) -> None:
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    swarm.work(ann)
+    swarm.accept(audited_groups=[1])
+    assert swarm.one("SELECT clean_audits FROM workers") == {"clean_audits": 0.5}
+    verified = swarm.all("SELECT number, logprobs_verified FROM groups ORDER BY number")
+    assert [(row["number"], row["logprobs_verified"]) for row in verified] == [(0, 0), (1, 1)]
+
+
 def test_work_that_was_not_audited_earns_credit_but_no_trust(swarm: Swarm) -> None:
     swarm.publish(0)
     (ann,) = swarm.join("ann")
     swarm.work(ann)
-    swarm.accept(audited=False)
+    swarm.accept(audited_groups=[])
     assert swarm.one("SELECT clean_audits, credit_held FROM workers") == {"clean_audits": 0, "credit_held": 20}
 
 

@@ -70,11 +70,12 @@ def _record(connection: Connection, directory: RunDirectory, honest: list[Rollou
     ]
     metrics = api.AuditMetrics(tokens=20, margin_max=0.125, rounding_flips=1)
     accepted = api.VerdictBody(
-        claim_id="claim-honest", submission_id="honest-file", accepted=True, reasons=[], audited=True, groups=groups,
+        claim_id="claim-honest", submission_id="honest-file", accepted=True, reasons=[], audited_groups=[0, 1, 2, 3],
+        groups=groups,
         metrics=metrics,
     )  # fmt: skip
     refused = api.VerdictBody(
-        claim_id="claim-cheat", submission_id="cheat-file", accepted=False, reasons=[Reason.REWARD], audited=False,
+        claim_id="claim-cheat", submission_id="cheat-file", accepted=False, reasons=[Reason.REWARD],
         detail="row 0 claims reward 1",
     )  # fmt: skip
     _add(connection, directory, HONEST, 0, honest, accepted)
@@ -131,7 +132,7 @@ def _add(
         size_bytes=len(data),
         signature="",
         received_at=float(slot),
-        audit=True,
+        audit_groups="[0, 1, 2, 3]",
         audit_step=0,
         audit_rate=1.0,
         numerics_class=header.numerics_class,

@@ -60,7 +60,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     run = build_run(directory)
     store = Store(directory.store)
     store.write(lambda connection: begin(connection, run))
-    rollout = SubmissionRow(ROLLOUT, "l", "w", "d", 1, "s", 0.0, False, 0, 1.0, "")
+    rollout = SubmissionRow(ROLLOUT, "l", "w", "d", 1, "s", 0.0, "[]", 0, 1.0, "")
     store.write(lambda connection: insert(connection, rollout))
     store.close()
     (directory.submissions / f"{ROLLOUT}.parquet").write_bytes(b"rollouts")

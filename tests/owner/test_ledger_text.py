@@ -19,8 +19,8 @@ def entry(kind: str, seq: int = 0, **body: Any) -> Entry:
     return Entry(seq, 1_700_000_000.0, kind, json.dumps(body), "", "", "")
 
 
-def verdict(accepted: bool, audited: bool) -> dict[str, Any]:
-    return {"worker": ANN, "step": 3, "slot": 5, "accepted": accepted, "audit_drawn": audited}
+def verdict(accepted: bool, audited: list[int]) -> dict[str, Any]:
+    return {"worker": ANN, "step": 3, "slot": 5, "accepted": accepted, "groups": 4, "audit_drawn": audited}
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,8 @@ def verdict(accepted: bool, audited: bool) -> dict[str, Any]:
     [
         ("run", {"run_id": "demo-1", "run_key": "k", "secret_commitment": "c"}, "run demo-1 begins"),
         ("registered", {"worker": ANN, "name": "ann", "numerics_class": "torch/bf16/cpu"}, "joins with torch/bf16/cpu"),
-        ("verdict", verdict(True, True), "ann (abababababab…) step 3 slot 5 is accepted, audited"),
-        ("verdict", verdict(False, False), "step 3 slot 5 is rejected (see its verdict), not audited"),
+        ("verdict", verdict(True, [0, 3]), "ann (abababababab…) step 3 slot 5 is accepted, 2 of 4 groups audited"),
+        ("verdict", verdict(False, []), "step 3 slot 5 is rejected (see its verdict), not audited"),
         ("credit", {"worker": ANN, "held": 20, "released": 30}, "credit for 50 tokens (20 held as stake, 30 released)"),
         ("slash", {"worker": ANN, "held": -20, "slashed": 20}, "loses its stake of 20 tokens"),
         ("ban", {"worker": ANN, "reason": "reward"}, "ann (abababababab…) is banned: reward"),

@@ -1,6 +1,6 @@
 """An honest submission of the tiny run, and ways to tell one lie in it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -30,14 +30,14 @@ class Submission:
     def data(self) -> bytes:
         return write_rollouts(self.header, self.rollouts)
 
-    def claim(self, *, audit: bool = True, numerics_class: str = "") -> api.Claim:
+    def claim(self, *, audit_groups: Sequence[int] = (0, 1), numerics_class: str = "") -> api.Claim:
         return api.Claim(
             claim_id="claim-00000001",
             submission_id="submission-00000001",
             worker_key=WORKER.public,
             digest=digest_bytes(self.data),
             lease=self.lease,
-            audit=audit,
+            audit_groups=list(audit_groups),
             numerics_class=numerics_class,
         )
 

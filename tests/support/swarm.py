@@ -283,7 +283,7 @@ def verdict_of(claim: api.Claim, *, useful: int = 2, **changes: object) -> api.V
         "submission_id": claim.submission_id,
         "accepted": True,
         "reasons": [],
-        "audited": claim.audit,
+        "audited_groups": claim.audit_groups,
         "groups": groups,
     }
     return api.VerdictBody.model_validate(fields | changes)

@@ -50,7 +50,7 @@ def examine(tiny_run: TinyRun, limits: Limits) -> Callable[[Submission], tuple[s
     def reasons(submission: Submission) -> tuple[set[Reason], AuditMetrics]:
         items = tiny_run.workload.items(bytes.fromhex(submission.lease.slot_seed))
         checked = Checked(submission.header, submission.rollouts, items, [])
-        findings, metrics = audit(checked, tiny_run.engine(0), limits, 1.0)
+        findings, metrics = audit(checked, tiny_run.engine(0), limits, 1.0, checked.rows_by_group())
         return {finding.reason for finding in findings}, metrics
 
     return reasons
@@ -451,7 +451,7 @@ def test_states_that_are_no_numbers_are_the_validators_trouble(
 
     items = tiny_run.workload.items(bytes.fromhex(honest.lease.slot_seed))
     with pytest.raises(ProofError):
-        audit(Checked(honest.header, honest.rollouts, items, []), Broken(), limits, 1.0)  # type: ignore[arg-type]
+        audit(Checked(honest.header, honest.rollouts, items, []), Broken(), limits, 1.0, [0])  # type: ignore[arg-type]
 
 
 def margins(*lost: float, tokens: int = 1000) -> Scored:

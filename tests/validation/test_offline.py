@@ -70,7 +70,15 @@ def entry(kind: str, **body: object) -> Entry:
 
 
 def ledger_of(digest: str, *, batch: bool = True) -> list[Entry]:
-    verdict = {"step": 3, "file": digest, "accepted": True, "audit_drawn": True, "audit_rate": 1.0, "audit_step": 3}
+    verdict = {
+        "step": 3,
+        "file": digest,
+        "accepted": True,
+        "groups": 2,
+        "audit_drawn": [0, 1],
+        "audit_rate": 1.0,
+        "audit_step": 3,
+    }
     published = [entry("batch", step=3, step_secret=step_secret(RUN_SECRET, 3).hex())] if batch else []
     return [entry("verdict", **verdict), *published]
 
@@ -79,7 +87,7 @@ def test_the_ledger_brings_the_secret_the_verdict_and_the_draw(
     honest: Submission, policy: Path, tiny_run: TinyRun
 ) -> None:
     known = recorded(ledger_of(honest.claim().digest), honest.claim().digest)
-    assert str(known) == "the ledger says accepted, drawn for an audit at rate 1"
+    assert str(known) == "the ledger says accepted, groups 0, 1 drawn for an audit at rate 1"
     sealed = tiny_run.workload.descriptor.seal(keypair("run")).to_bytes()
     assert verify_file(honest.data, policy, sealed, known.step_secret).accepted
 

@@ -1,6 +1,6 @@
 """The validator penalises workers for lies and nobody for trouble of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -48,8 +48,8 @@ def make(tiny_run: TinyRun, coordinator: FakeCoordinator) -> Make:
     return validator
 
 
-def upload(coordinator: FakeCoordinator, submission: Submission, *, audit: bool = True) -> api.Claim:
-    claim = submission.claim(audit=audit)
+def upload(coordinator: FakeCoordinator, submission: Submission, groups: Sequence[int] = (0, 1)) -> api.Claim:
+    claim = submission.claim(audit_groups=groups)
     coordinator.files[claim.submission_id] = submission.data
     return claim
 
@@ -58,7 +58,7 @@ def test_honest_work_is_accepted_with_verified_logprobs(
     make: Make, coordinator: FakeCoordinator, honest: Submission
 ) -> None:
     verdict = make().check(upload(coordinator, honest))
-    assert (verdict.accepted, verdict.audited, verdict.logprobs_verified) == (True, True, True)
+    assert (verdict.accepted, verdict.audited_groups) == (True, [0, 1])
     assert [group.group for group in verdict.groups] == [0, 1]
     assert verdict.metrics.tokens == sum(group.tokens for group in verdict.groups)
 
@@ -67,9 +67,18 @@ def test_without_the_audit_draw_claims_are_checked_and_the_policy_is_not_loaded(
     make: Make, coordinator: FakeCoordinator, honest: Submission, tiny_run: TinyRun
 ) -> None:
     weights = tiny_run.weights(0)
-    verdict = make(weights).check(upload(coordinator, honest, audit=False))
-    assert (verdict.accepted, verdict.audited, verdict.logprobs_verified) == (True, False, False)
+    verdict = make(weights).check(upload(coordinator, honest, []))
+    assert (verdict.accepted, verdict.audited_groups) == (True, [])
     assert weights.fetched == []
+
+
+def test_only_the_drawn_groups_are_computed_again(make: Make, coordinator: FakeCoordinator, honest: Submission) -> None:
+    lie = honest.with_row(0, output_logprobs=[-9.0] * len(honest.rollouts[0].output_logprobs))
+    verdict = make().check(upload(coordinator, lie, [1]))
+    assert (verdict.accepted, verdict.audited_groups) == (True, [1])
+    assert verdict.metrics.tokens == verdict.groups[1].tokens
+    caught = make().check(upload(coordinator, lie, [0]))
+    assert (caught.accepted, caught.reasons) == (False, [Reason.LOGPROBS])
 
 
 def test_versions_are_loaded_once_and_swapped_when_the_lease_names_another(
@@ -95,7 +104,7 @@ def test_the_cheaters_of_the_demo_are_proven_guilty(
             return super().policy_path(lease)
 
     lie = submit(tiny_run, kind=Cheater if name == "stale" else CHEATERS[name])
-    verdict = make().check(upload(coordinator, lie, audit=audit))
+    verdict = make().check(upload(coordinator, lie, [0, 1] if audit else []))
     assert not verdict.accepted
     assert reason in verdict.reasons
     assert most_severe(list(verdict.reasons)) is Severity.PROOF

@@ -75,7 +75,7 @@ def test_a_change_of_the_trust_state_is_reported_with_what_it_means(console: Wor
     console.update_account(account(state="active"))
     console.update_account(account(state="suspect", submissions_rejected=1))
     assert reports == [
-        "now active: only a sample of the submissions is audited from now on",
+        "now active: only a sample of the groups is audited from now on",
         "now suspect: an audit found something odd; clean work repairs it",
         "1 submission rejected, see the run",
     ]

@@ -231,9 +231,9 @@ class CoordinatorConfig(ListenConfig):
 
 class TrustConfig(Section):
     probation_audits: Positive = 6
-    """Clean audited submissions before a key is active."""
+    """Clean audits of whole submissions before a key is active."""
     audit_floor: Fraction = 0.1
-    """Share of submissions of a proven key that is still audited."""
+    """Share of the groups of a proven key that is still audited, each drawn by itself."""
     stake_tokens: Positive = 50_000
     """Verified tokens whose credit is held back as stake; what exceeds them is released."""
     key_share: Fraction = 0.5

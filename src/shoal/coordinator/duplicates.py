@@ -9,8 +9,9 @@ from shoal.coordinator.deliveries import observe
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import SlotState, SubmissionState
 from shoal.coordinator.store.database import Connection
-from shoal.coordinator.store.rows import select, update
+from shoal.coordinator.store.rows import select
 from shoal.coordinator.store.tables import LeaseRow, SubmissionRow
+from shoal.coordinator.submissions import audit_in_full
 from shoal.coordinator.workers import known_worker
 from shoal.protocol import api
 
@@ -36,13 +37,12 @@ def _content(body: api.VerdictBody) -> list[tuple[int, int, list[float]]]:
     return [(group.group, group.tokens, group.task_rewards) for group in body.groups]
 
 
-def audit_both(connection: Connection, row: SubmissionRow) -> bool:
-    """Sends the file, and the one that counts, to an audit unless they had one; true if the file itself waits for it now."""
-    unaudited = [one for one in [row, *_others(connection, row, COUNTING)] if not one.audit]
-    for one in unaudited:
-        waiting = {"state": SubmissionState.PENDING, "claim_id": None, "retry_at": 0.0}
-        update(connection, one, **waiting, audit=True, audit_rate=1.0)
-    return row in unaudited
+def audit_both(connection: Connection, run: Run, row: SubmissionRow) -> bool:
+    """Sends the file, and the one that counts, to a full audit unless they had one; true if the file itself waits for it now."""
+    waits = audit_in_full(connection, run, row)
+    for one in _others(connection, row, COUNTING):
+        audit_in_full(connection, run, one)
+    return waits
 
 
 def split_credit(connection: Connection, run: Run, row: SubmissionRow, lease: LeaseRow) -> None:

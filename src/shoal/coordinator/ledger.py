@@ -107,8 +107,8 @@ def check_draws(entries: Sequence[Entry]) -> int:
         body = json.loads(entry.body) if entry.kind == "verdict" else {}
         if body.get("audit_step") not in secrets:
             continue
-        drawn = trust.is_audited(secrets[body["audit_step"]], body["file"], body["audit_rate"])
-        if drawn != body["audit_drawn"]:
+        drawn = trust.audited_groups(secrets[body["audit_step"]], body["file"], body["audit_rate"], body["groups"])
+        if list(drawn) != body["audit_drawn"]:
             raise LedgerError(
                 f"Line {entry.seq + 1}: the draw of step {body['audit_step']} says otherwise about an audit."
             )

@@ -76,7 +76,7 @@ def accept_upload(connection: Transaction, run: Run, file: ReceivedFile) -> api.
 
 def _new_submission(connection: Connection, run: Run, file: ReceivedFile) -> SubmissionRow:
     worker, step = require_worker(connection, file.worker), current_step(connection)
-    rate = trust.audit_rate(trust_record(worker), run.config.trust)
+    rate, groups = trust.audit_rate(trust_record(worker), run.config.trust), run.descriptor.rollouts.tasks_per_slot
     return SubmissionRow(
         submission_id=file.submission_id,
         lease_id=file.lease_id,
@@ -85,7 +85,7 @@ def _new_submission(connection: Connection, run: Run, file: ReceivedFile) -> Sub
         size_bytes=file.size_bytes,
         signature=file.signature,
         received_at=run.clock(),
-        audit=trust.is_audited(step_secret(run.secret, step), file.digest, rate),
+        audit_groups=json.dumps(trust.audited_groups(step_secret(run.secret, step), file.digest, rate, groups)),
         audit_step=step,
         audit_rate=rate,
         numerics_class=worker.numerics_class,
@@ -132,9 +132,19 @@ def _claim_of(connection: Connection, run: Run, row: SubmissionRow) -> api.Claim
         worker_key=row.worker,
         digest=row.digest,
         lease=lease_of(run, lease_of_submission(connection, row)),
-        audit=row.audit,
+        audit_groups=row.groups_to_audit,
         numerics_class=row.numerics_class,
     )
+
+
+def audit_in_full(connection: Connection, run: Run, row: SubmissionRow) -> bool:
+    """Sends a file to an audit of all its groups; false if it had one, or is waiting for one already."""
+    everything = list(range(run.descriptor.rollouts.tasks_per_slot))
+    if row.groups_to_audit == everything:
+        return False
+    waiting = {"state": SubmissionState.PENDING, "claim_id": None, "retry_at": 0.0}
+    update(connection, row, **waiting, audit_groups=json.dumps(everything), audit_rate=1.0)
+    return True
 
 
 def lease_of_submission(connection: Connection, row: SubmissionRow) -> LeaseRow:

@@ -46,18 +46,18 @@ def record_verdict(connection: Transaction, run: Run, body: api.VerdictBody) -> 
 
 
 def _apply(connection: Transaction, run: Run, row: SubmissionRow, body: api.VerdictBody) -> None:
-    event = trust.event_of(body.accepted, body.audited, body.reasons)
+    event = trust.event_of(body.accepted, bool(body.audited_groups), body.reasons)
     if event is None:
         try_again(connection, run, row, body.reasons, body.detail or ", ".join(body.reasons))
     elif not body.accepted:
         _reject(connection, run, row, body, event)
     elif row.decided_at is not None:
         _confirm(connection, run, row, body, event)
-    elif duplicates.differs(connection, row, body) and duplicates.audit_both(connection, row):
+    elif duplicates.differs(connection, row, body) and duplicates.audit_both(connection, run, row):
         return
     else:
         _accept(connection, run, row, body, event)
-    if body.audited:
+    if body.audited_groups:
         _add_drift(connection, run, row.worker, body)
 
 
@@ -76,7 +76,8 @@ def _close(connection: Connection, run: Run, row: SubmissionRow, body: api.Verdi
         slot=lease.slot,
         file=row.digest,
         accepted=body.accepted,
-        audit_drawn=row.audit,
+        groups=run.descriptor.rollouts.tasks_per_slot,
+        audit_drawn=row.groups_to_audit,
         audit_rate=row.audit_rate,
         audit_step=row.audit_step,
         verdict=digest_bytes(verdict.encode()),
@@ -101,7 +102,7 @@ def _accept(
         slots.add_groups(connection, groups)
         for group in body.groups:
             task_stats.count_group(connection, group)
-    worker = save_trust(connection, worker, trust.after(trust_record(worker), event, run.config.trust))
+    worker = _save_event(connection, run, worker, body, event)
     tokens = sum(group.tokens for group in body.groups)
     earns = usable and not _is_expired_choice(connection, run, lease)
     add_credit(connection, run, worker, row, tokens if earns else 0)
@@ -112,8 +113,14 @@ def _confirm(
 ) -> None:
     """A file that counts, or counted, has passed the audit that another file of its slot caused."""
     _close(connection, run, row, body)
-    worker = known_worker(connection, row.worker)
-    save_trust(connection, worker, trust.after(trust_record(worker), event, run.config.trust))
+    _save_event(connection, run, known_worker(connection, row.worker), body, event)
+
+
+def _save_event(
+    connection: Connection, run: Run, worker: WorkerRow, body: api.VerdictBody, event: trust.TrustEvent
+) -> WorkerRow:
+    share = len(body.audited_groups) / run.descriptor.rollouts.tasks_per_slot
+    return save_trust(connection, worker, trust.after(trust_record(worker), event, run.config.trust, share))
 
 
 def _is_expired_choice(connection: Connection, run: Run, lease: LeaseRow) -> bool:
@@ -139,7 +146,7 @@ def _group_row(
         tokens=group.tokens,
         rewards=json.dumps(group.rewards),
         task_rewards=json.dumps(group.task_rewards),
-        logprobs_verified=body.logprobs_verified,
+        logprobs_verified=group.group in body.audited_groups,
         state=GroupState.ACCEPTED if group.useful else GroupState.NO_SIGNAL,
         deferred=deferred,
     )

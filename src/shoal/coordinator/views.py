@@ -188,7 +188,7 @@ def _verdict_view(row: _Verdict, clock: RunClock) -> api.VerdictView:
         step=row.step,
         slot=row.slot,
         accepted=verdict["accepted"],
-        audited=verdict["audited"],
+        audited=bool(verdict["audited_groups"]),
         reasons=verdict["reasons"],
         detail=verdict["detail"],
     )

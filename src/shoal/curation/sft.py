@@ -67,7 +67,7 @@ class WarmStart:
         minibatch = self._build(examples)
         total = torch.zeros((), device=self.world.device)
         for micro_batch in minibatch.micro_batches:
-            logprobs_N, _ = self.policy(micro_batch.bin)
+            logprobs_N, _, _ = self.policy(micro_batch.bin)
             loss: Tensor = -logprobs_N.sum()
             # FSDP averages gradients over ranks, the loss is a sum over them.
             torch.autograd.backward(loss * (self.world.size / minibatch.total_weight))

@@ -95,7 +95,7 @@ def explain(record: Record, workload: Workload) -> Record:
 def as_json(record: Record) -> dict[str, Any]:
     """A flat record for other programs; what is not known is null."""
     header, rollout, verdict = record.header, record.rollout, record.verdict
-    metrics = verdict.metrics if verdict and verdict.audited else None
+    metrics = verdict.metrics if verdict and verdict.audited_groups else None
     return {
         "run_id": header.run_id,
         "group_id": record.group_id,

@@ -78,7 +78,7 @@ def _verdict(record: Record) -> Text:
     reasons = ", ".join(str(reason) for reason in verdict.reasons)
     parts = [
         "accepted" if verdict.accepted else f"rejected: {reasons}",
-        "audited" if verdict.audited else "not audited",
+        "audited" if record.rollout.group in verdict.audited_groups else "not audited",
     ]
     parts += [_clean(verdict.detail)] if verdict.detail else []
     return Text(", ".join(parts), style="" if verdict.accepted else "red")
@@ -89,7 +89,7 @@ def _margins(record: Record) -> str:
     if record.margins is not None:
         margins = record.margins
         parts.append(f"{margins.differing} of {margins.tokens} tokens differ here, worst {margins.worst:.3g}")
-    if record.verdict is not None and record.verdict.audited:
+    if record.verdict is not None and record.verdict.audited_groups:
         metrics = record.verdict.metrics
         parts.append(
             f"{metrics.rounding_flips} of {metrics.tokens} flipped in its submission's audit, worst {metrics.margin_max:.3g}"

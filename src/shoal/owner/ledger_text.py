@@ -63,7 +63,8 @@ def _decision(body: Body) -> str:
     decision = (
         "accepted" if body["accepted"] else f"rejected ({', '.join(body.get('reasons', [])) or 'see its verdict'})"
     )
-    return f"{decision}, {'audited' if body['audit_drawn'] else 'not audited'}"
+    drawn, groups = len(body["audit_drawn"]), body["groups"]
+    return f"{decision}, {f'{drawn} of {groups} groups audited' if drawn else 'not audited'}"
 
 
 def _shares(body: Body) -> str:

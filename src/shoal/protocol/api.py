@@ -146,7 +146,8 @@ class Claim(Answer):
     worker_key: str
     digest: str
     lease: Lease
-    audit: bool
+    audit_groups: list[int]
+    """Groups that the audit draw, or a doubt, has chosen; none means that there is no audit."""
     numerics_class: str = ""
     """Under which the worker was registered when the file arrived; empty if it was not noted."""
 
@@ -185,8 +186,8 @@ class VerdictBody(Body):
     accepted: bool
     reasons: Annotated[list[Reason], Field(max_length=16)]
     detail: Annotated[str, Field(max_length=2000)] = ""
-    audited: bool
-    logprobs_verified: bool = False
+    audited_groups: Annotated[list[Count], Field(max_length=4096)] = []
+    """Groups that were computed again with the policy."""
     groups: Annotated[list[GroupVerdict], Field(max_length=4096)] = []
     metrics: AuditMetrics = AuditMetrics()
     seconds: Annotated[float, Field(ge=0)] = 0.0

@@ -107,6 +107,6 @@ class Validator:
             submission_id=claim.submission_id,
             accepted=not is_junk,
             reasons=[Reason.LOGPROBS] if is_junk else [],
-            audited=claim.audit,
+            audited_groups=claim.audit_groups,
             groups=[] if is_junk else self.work.groups(claim.lease.slot_seed, per_slot),
         )

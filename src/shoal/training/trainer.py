@@ -213,7 +213,7 @@ class Trainer:
 
     def _loss_of(self, micro_batch: MicroBatch, sums: TokenSums) -> Tensor:
         """Weighted sum over the tokens of one bin; adds what is reported about them to `sums`."""
-        logprobs_N, entropies_N = self.policy(micro_batch.bin)
+        logprobs_N, entropies_N, _ = self.policy(micro_batch.bin)
         if micro_batch.old_N is None:
             micro_batch.old_N = logprobs_N.detach()
         tokens = TokenBatch(

@@ -1,12 +1,12 @@
 """The checks of a submission: pure, from cheap to expensive, each naming the first claim that does not hold.
 
-`check_claims` runs on every submission: schema → header → assignment → bounds → rewards. `audit` runs where the audit draw
-says so and needs the policy: one prefill gives the sampling check, the commitments and the log-probabilities. A finding is a
-reason code with one sentence that points at the row.
+`check_claims` runs on every submission: schema → header → assignment → bounds → rewards. `audit` runs on the groups that the
+audit draw names and needs the policy: one prefill gives the sampling check, the commitments and the log-probabilities. A finding
+is a reason code with one sentence that points at the row.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,15 +187,13 @@ def _false_claim(number: int, rollouts: Sequence[Rollout], rewards: Mapping[int,
 
 
 def audit(
-    checked: Checked, engine: Engine, limits: Limits, temperature: float
+    checked: Checked, engine: Engine, limits: Limits, temperature: float, groups: Collection[int]
 ) -> tuple[list[Finding], api.AuditMetrics]:
-    """Recomputes the submission with the policy that `engine` holds; every finding, and the metrics behind it."""
-    requests = [
-        ScoreRequest(item.prompt_tokens, tuple(rollout.output_tokens), item.seed)
-        for rollout, item in zip(checked.rollouts, checked.items, strict=True)
-    ]
-    logprobs = [rollout.output_logprobs for rollout in checked.rollouts]
-    proofs = [proof for rollout in checked.rollouts for proof in rollout.proofs]
+    """Recomputes some groups with the policy that `engine` holds; every finding, and the metrics behind it."""
+    rows = [pair for pair in zip(checked.rollouts, checked.items, strict=True) if pair[1].group in groups]
+    requests = [ScoreRequest(item.prompt_tokens, tuple(rollout.output_tokens), item.seed) for rollout, item in rows]
+    logprobs = [rollout.output_logprobs for rollout, _ in rows]
+    proofs = [proof for rollout, _ in rows for proof in rollout.proofs]
     return compare(logprobs, proofs, engine.score(requests, temperature=temperature), limits)
 
 

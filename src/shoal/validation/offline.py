@@ -44,11 +44,13 @@ class Recorded:
 
     step_secret: bytes
     accepted: bool
-    audit_drawn: bool
+    audit_drawn: list[int]
+    """Numbers of the groups."""
     audit_rate: float
 
     def __str__(self) -> str:
-        audit = "drawn for an audit" if self.audit_drawn else "not drawn for an audit"
+        groups = ", ".join(map(str, self.audit_drawn))
+        audit = f"groups {groups} drawn for an audit" if groups else "no group drawn for an audit"
         return f"the ledger says {'accepted' if self.accepted else 'rejected'}, {audit} at rate {self.audit_rate:g}"
 
 
@@ -97,7 +99,7 @@ def verify_file(
     if limits is None:
         finding = Finding(Reason.NUMERICS_UNKNOWN, header.numerics_class)
         return OfflineVerdict(digest, header, [finding], api.AuditMetrics())
-    findings, metrics = audit(checked, engine, limits, run.rollouts.temperature)
+    findings, metrics = audit(checked, engine, limits, run.rollouts.temperature, checked.rows_by_group())
     return OfflineVerdict(digest, header, findings, metrics)
 
 
@@ -128,7 +130,7 @@ def _claim(header: RolloutHeader, digest: str, step_secret: bytes) -> api.Claim:
         worker_key=header.worker_key,
         digest=digest,
         lease=lease,
-        audit=True,
+        audit_groups=[],
     )
 
 

@@ -71,7 +71,7 @@ class Validator:
             step=claim.lease.step,
             slot=claim.lease.slot,
             accepted=verdict.accepted,
-            audited=verdict.audited,
+            audited_groups=len(verdict.audited_groups),
             reasons=list(verdict.reasons),
             seconds=round(verdict.seconds, 3),
             **verdict.metrics.model_dump(),
@@ -88,7 +88,7 @@ class Validator:
         try:
             checked = check_claims(data, claim, self.joined.workload, self.engine.vocab_size)
             checked = self.reward_models.amend(checked) if self.reward_models else checked
-            if not claim.audit:
+            if not claim.audit_groups:
                 return accepted(claim, checked)
             return self._audit(claim, checked)
         except RejectedError as error:
@@ -104,9 +104,10 @@ class Validator:
         if limits is None:
             return rejected(claim, [Finding(Reason.NUMERICS_UNKNOWN, checked.header.numerics_class)])
         self._load(claim.lease)
-        findings, metrics = audit(checked, self.engine, limits, self.joined.descriptor.rollouts.temperature)
+        temperature = self.joined.descriptor.rollouts.temperature
+        findings, metrics = audit(checked, self.engine, limits, temperature, claim.audit_groups)
         verdict = rejected(claim, findings) if findings else accepted(claim, checked)
-        return verdict.model_copy(update={"audited": True, "metrics": metrics, "logprobs_verified": not findings})
+        return verdict.model_copy(update={"audited_groups": claim.audit_groups, "metrics": metrics})
 
     def _load(self, lease: api.Lease) -> None:
         if self._loaded == lease.manifest_digest:
@@ -137,9 +138,7 @@ def rejected(claim: api.Claim, findings: Sequence[Finding]) -> api.VerdictBody:
 
 
 def _verdict(claim: api.Claim, **verdict: Any) -> api.VerdictBody:
-    return api.VerdictBody(
-        claim_id=claim.claim_id, submission_id=claim.submission_id, audited=False, **{"reasons": [], **verdict}
-    )
+    return api.VerdictBody(claim_id=claim.claim_id, submission_id=claim.submission_id, **{"reasons": [], **verdict})
 
 
 def group_verdicts(checked: Checked) -> list[api.GroupVerdict]:

@@ -13,7 +13,7 @@ PATIENCE_S = 5.0
 TRUST_STATES = {
     "registered": "the coordinator knows this key; its first request for work begins the probation",
     "probation": "every submission is audited until enough of them were clean",
-    "active": "only a sample of the submissions is audited from now on",
+    "active": "only a sample of the groups is audited from now on",
     "suspect": "an audit found something odd; clean work repairs it",
     "quarantined": "work is audited but not used; clean work ends this",
     "gone": "the coordinator had not heard from this worker",

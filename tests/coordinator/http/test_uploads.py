@@ -157,7 +157,7 @@ def test_audits_are_drawn_when_the_file_arrives(tmp_path: Path) -> None:
         swarm.publish(0)
         (ann,) = swarm.join("ann")
         swarm.work(ann)
-        assert swarm.claim().audit
+        assert swarm.claim().audit_groups
         swarm.write(lambda connection: connection.execute("UPDATE workers SET state='active', clean_audits=1000000"))
         swarm.work(ann)
-        assert not swarm.claim().audit
+        assert not swarm.claim().audit_groups

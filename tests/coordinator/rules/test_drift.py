@@ -48,7 +48,7 @@ def test_a_long_honest_record_buys_no_credit() -> None:
 def audit(swarm: Swarm, amount: float) -> None:
     (ann,) = [swarm.client("ann")]
     swarm.work(ann)
-    swarm.accept(useful=0, metrics=AuditMetrics(tokens=1000, drift_llr=amount), audited=True)
+    swarm.accept(useful=0, metrics=AuditMetrics(tokens=1000, drift_llr=amount), audited_groups=[0, 1])
 
 
 def test_audits_that_each_pass_ban_a_key_together(swarm: Swarm) -> None:

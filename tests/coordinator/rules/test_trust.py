@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.config import TrustConfig
+from shoal.config import TrustConfig, build_config
 from shoal.coordinator.rules.trust import (
     ANOMALIES_TO_QUARANTINE,
     LossRule,
@@ -10,8 +10,8 @@ from shoal.coordinator.rules.trust import (
     TrustRecord,
     after,
     audit_rate,
+    audited_groups,
     earned_state,
-    is_audited,
     is_usable,
     split_credit,
 )
@@ -137,12 +137,43 @@ def test_the_audit_rate_of_a_proven_key_falls_to_the_floor(record: TrustRecord, 
 
 def test_the_audit_draw_follows_the_rate_the_secret_and_the_digest() -> None:
     digests = [f"{number:064x}" for number in range(2000)]
-    drawn = [is_audited(SECRET, digest, 0.1) for digest in digests]
-    assert 140 < sum(drawn) < 260
-    assert drawn == [is_audited(SECRET, digest, 0.1) for digest in digests]
-    assert drawn != [is_audited(b"\1" * 32, digest, 0.1) for digest in digests]
-    assert all(is_audited(SECRET, digest, 1.0) for digest in digests)
-    assert not any(is_audited(SECRET, digest, 0.0) for digest in digests)
+    drawn = [audited_groups(SECRET, digest, 0.1, 8) for digest in digests]
+    assert 1480 < sum(map(len, drawn)) < 1720, "a tenth of 16,000 groups"
+    assert drawn == [audited_groups(SECRET, digest, 0.1, 8) for digest in digests]
+    assert drawn != [audited_groups(b"\1" * 32, digest, 0.1, 8) for digest in digests]
+    assert all(audited_groups(SECRET, digest, 1.0, 8) == tuple(range(8)) for digest in digests)
+    assert not any(audited_groups(SECRET, digest, 0.0, 8) for digest in digests)
+
+
+def test_groups_of_one_file_are_drawn_independently() -> None:
+    """Whole files used to be drawn: a tenth of them in full, nine tenths not at all."""
+    drawn = [audited_groups(SECRET, f"{number:064x}", 0.1, 8) for number in range(2000)]
+    touched = sum(1 for groups in drawn if groups)
+    assert 1060 < touched < 1220, "1 − 0.9^8 = 57 % of the files"
+    both = sum(1 for groups in drawn if {0, 1} <= set(groups))
+    assert both < 45, "two given groups of a file: 1 % of the files"
+
+
+def test_a_key_that_forges_every_group_loses_one_to_the_draw_within_a_few_groups() -> None:
+    """73 groups were consumed in the median when files of eight groups were drawn."""
+    unseen = []
+    for key in range(200):
+        flags = [
+            group in audited_groups(SECRET, f"{key:032x}{file:032x}", 0.1, 8)
+            for file in range(40)
+            for group in range(8)
+        ]
+        unseen.append(flags.index(True))
+    assert sorted(unseen)[100] <= 8
+
+
+def test_an_audit_of_a_part_of_a_submission_counts_as_that_part() -> None:
+    record = TrustRecord("probation")
+    for _ in range(8):
+        record = after(record, "clean_audit", CONFIG, 1 / 3)
+    assert record.state == "probation"
+    assert record.clean_audits == pytest.approx(8 / 3)
+    assert after(record, "clean_audit", CONFIG, 1 / 3).state == "active", "thirds add up to three whole submissions"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +193,20 @@ def test_cheating_loses_in_expectation_exactly_from_the_smallest_stake_on() -> N
     assert LossRule(0.1, 0.99, enough, 2048).holds
     assert not LossRule(0.1, 0.99, enough - 1, 2048).holds
     assert "stake 0 tokens" in str(rule)
+
+
+def test_cheating_in_one_group_is_what_must_not_pay() -> None:
+    config = build_config({"rollouts": {"tasks_per_slot": 8}, "trust": {"stake_tokens": 50_000}})
+    rule = LossRule.of(config)
+    assert rule.gain_tokens == config.rollouts.group_size * config.rollouts.max_new_tokens
+    caught = rule.audit_rate * rule.detection_power
+
+    def gain_over_loss(groups: int) -> float:
+        passed = (1 - caught) ** groups
+        return groups * passed / (1 - passed)
+
+    ratios = [gain_over_loss(groups) for groups in range(1, 9)]
+    assert ratios == sorted(ratios, reverse=True)
 
 
 def test_without_audits_no_stake_is_enough() -> None:

@@ -20,7 +20,7 @@ RECORDS = [kind for kind in vars(tables).values() if isinstance(kind, type) and 
 WORKER = WorkerRow("key", "ann", "torch/float32/cpu", 2.5, 7, 1.5, 10.0)
 SLOT = SlotRow(3, 4, SlotState.LEASED, "lease", 1, 2, "torch/float32/cpu", deferred=False, due_at=9.0)
 LEASE = LeaseRow("lease", "request", "key", 3, 4, 2, "digest", 1.0, 2.0, LeaseState.LEASED, by_active_key=True)
-SUBMISSION = SubmissionRow("one", "lease", "key", "digest", 9, "signed", 1.0, True, 3, 0.5, "torch/float32/cpu")
+SUBMISSION = SubmissionRow("one", "lease", "key", "digest", 9, "signed", 1.0, "[0]", 3, 0.5, "torch/float32/cpu")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def test_values_and_gradients_equal_those_of_full_logits(
     targets = torch.tensor([0, 12, 3, 3, 5, 1, 7])
     leaves = [leaf for leaf in (states, weight, bias) if leaf is not None]
 
-    logprobs, entropies = token_logprobs(
+    logprobs, entropies, variances = token_logprobs(
         states, weight, bias, targets, temperature=0.7, head_logits=head_logits, chunk_elements=chunk_elements
     )
     logits = torch.nn.functional.linear(states, weight, bias) * head_logits.scale
@@ -33,21 +33,24 @@ def test_values_and_gradients_equal_those_of_full_logits(
     ours = torch.autograd.grad((mixed[0] * logprobs).sum() + (mixed[1] * entropies).sum(), leaves)
     theirs = torch.autograd.grad((mixed[0] * expected[0]).sum() + (mixed[1] * expected[1]).sum(), leaves)
     torch.testing.assert_close((logprobs, entropies), expected)
+    spread = (table.exp() * (table + expected[1][:, None]).square()).sum(1)
+    torch.testing.assert_close(variances, spread.detach(), atol=1e-5, rtol=1e-4)
+    assert not variances.requires_grad
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
 def test_extreme_logits_stay_finite() -> None:
     states = torch.tensor([[1e4, -1e4]], requires_grad=True)
-    logprobs, entropies = token_logprobs(states, torch.eye(2), None, torch.tensor([1]), temperature=1.0)
+    logprobs, entropies, variances = token_logprobs(states, torch.eye(2), None, torch.tensor([1]), temperature=1.0)
     (gradient,) = torch.autograd.grad(logprobs.sum() + entropies.sum(), states)
     assert logprobs.item() == -2e4
-    assert entropies.item() == 0.0
+    assert (entropies.item(), variances.item()) == (0.0, 0.0)
     assert gradient.isfinite().all()
 
 
 def test_no_tokens() -> None:
     states = torch.zeros(0, 4, requires_grad=True)
-    logprobs, _ = token_logprobs(states, torch.zeros(3, 4), None, torch.zeros(0, dtype=torch.int64), temperature=1.0)
+    logprobs, _, _ = token_logprobs(states, torch.zeros(3, 4), None, torch.zeros(0, dtype=torch.int64), temperature=1.0)
     assert logprobs.shape == (0,)
 
 
@@ -56,7 +59,7 @@ def test_logits_of_all_tokens_never_exist_at_once() -> None:
     states, weight = torch.randn(tokens, width, requires_grad=True), torch.randn(vocabulary, width, requires_grad=True)
     targets = torch.arange(tokens) % vocabulary
     with LargestResult() as largest:
-        logprobs, entropies = token_logprobs(
+        logprobs, entropies, _ = token_logprobs(
             states, weight, None, targets, temperature=1.0, chunk_elements=chunk * vocabulary
         )
         torch.autograd.backward((logprobs + entropies).sum())

@@ -86,7 +86,7 @@ def test_packed_bin_equals_unpacked_sequences(name: str) -> None:
     assert policy.packed
     prompt_groups = group_by_prompt(PROMPTS, [len(output) for output in OUTPUTS], 1000)
     with torch.no_grad():
-        logprobs, _ = policy(build_packed(prompt_groups, PROMPTS, OUTPUTS))
+        logprobs, _, _ = policy(build_packed(prompt_groups, PROMPTS, OUTPUTS))
     torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=1e-5)
 
 
@@ -100,7 +100,7 @@ def test_architecture_that_cannot_be_packed_runs_in_padded_rows(name: str) -> No
     assert not policy.packed
     prompt_groups = group_by_prompt(PROMPTS, [len(output) for output in OUTPUTS], 1000, share=False)
     with torch.no_grad():
-        logprobs, _ = policy(build_padded(prompt_groups, PROMPTS, OUTPUTS))
+        logprobs, _, _ = policy(build_padded(prompt_groups, PROMPTS, OUTPUTS))
     torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=1e-5)
 
 

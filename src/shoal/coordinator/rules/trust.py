@@ -1,4 +1,4 @@
-"""How far a key is trusted, and which of its submissions are audited: pure rules over its record.
+"""How far a key is trusted, and which groups of its submissions are audited: pure rules over its record.
 
 A key that only registered has done nothing yet; with its first request for work it is on probation and audited in full. Clean
 audits make it active and let the audit rate fall like 1/n to a floor. An anomaly makes a key suspect; several quarantine it: its
@@ -27,7 +27,8 @@ DETECTION_POWER = 0.99
 @dataclass(frozen=True)
 class TrustRecord:
     state: WorkerState
-    clean_audits: int = 0
+    clean_audits: float = 0.0
+    """In whole submissions: an audit of half of a submission's groups counts as half."""
     anomalies: int = 0
 
 
@@ -41,7 +42,7 @@ def event_of(accepted: bool, audited: bool, reasons: Sequence[Reason]) -> TrustE
     return "proof" if severity is Severity.PROOF else "anomaly"
 
 
-def after(record: TrustRecord, event: TrustEvent, config: TrustConfig) -> TrustRecord:
+def after(record: TrustRecord, event: TrustEvent, config: TrustConfig, audited_share: float = 1.0) -> TrustRecord:
     """The record after one event. Bans stick: only the owner's unban leaves them."""
     if record.state == "banned":
         return TrustRecord("probation") if event == "unbanned" else record
@@ -50,9 +51,9 @@ def after(record: TrustRecord, event: TrustEvent, config: TrustConfig) -> TrustR
     if event == "anomaly":
         anomalies = record.anomalies + 1
         state: WorkerState = "quarantined" if anomalies >= ANOMALIES_TO_QUARANTINE else "suspect"
-        return TrustRecord(state, 0, anomalies)
+        return TrustRecord(state, 0.0, anomalies)
     if event == "clean_audit":
-        return _after_clean_audit(record, config)
+        return _after_clean_audit(record, config, audited_share)
     if event == "asked" and record.state == "registered":
         return replace(record, state="probation")
     if event == "silent":
@@ -62,13 +63,13 @@ def after(record: TrustRecord, event: TrustEvent, config: TrustConfig) -> TrustR
     return record
 
 
-def _after_clean_audit(record: TrustRecord, config: TrustConfig) -> TrustRecord:
-    record = replace(record, clean_audits=record.clean_audits + 1)
-    if record.clean_audits < config.probation_audits or record.state == "gone":
+def _after_clean_audit(record: TrustRecord, config: TrustConfig, audited_share: float) -> TrustRecord:
+    record = replace(record, clean_audits=record.clean_audits + audited_share)
+    if not _is_proven(record, config) or record.state == "gone":
         return record
     # A clean run of full length forgives one anomaly at a time.
     left = max(record.anomalies - 1, 0)
-    record = replace(record, anomalies=left, clean_audits=0 if left else record.clean_audits)
+    record = replace(record, anomalies=left, clean_audits=0.0 if left else record.clean_audits)
     return replace(record, state=earned_state(record, config))
 
 
@@ -80,7 +81,12 @@ def earned_state(record: TrustRecord, config: TrustConfig) -> WorkerState:
         return "quarantined"
     if record.anomalies:
         return "suspect"
-    return "active" if record.clean_audits >= config.probation_audits else "probation"
+    return "active" if _is_proven(record, config) else "probation"
+
+
+def _is_proven(record: TrustRecord, config: TrustConfig) -> bool:
+    """Thirds of a submission add up to whole ones."""
+    return record.clean_audits >= config.probation_audits - 1e-6
 
 
 def is_usable(record: TrustRecord, config: TrustConfig) -> bool:
@@ -94,14 +100,18 @@ def audit_rate(record: TrustRecord, config: TrustConfig) -> float:
     return max(config.audit_floor, config.probation_audits / max(record.clean_audits, 1))
 
 
-def is_audited(step_secret: bytes, submission_digest: str, rate: float) -> bool:
+def audited_groups(step_secret: bytes, submission_digest: str, rate: float, groups: int) -> tuple[int, ...]:
     """A draw that cannot be predicted, and that anyone can repeat once the step's secret is published.
+
+    Each group is drawn by itself: that costs as many audited tokens as drawing whole files, but a key that forges every group
+    loses one to the draw after 1 / rate groups instead of 1 / rate files.
 
     The step is the one that was current when the file arrived: its batch is not formed yet, so its secret is not public. The
     step of the lease would not do, because a file may come late, after that step's secret.
     """
-    draw = int.from_bytes(blake3(b"audit" + bytes.fromhex(submission_digest), key=step_secret).digest(8), "big")
-    return draw < rate * 2.0**64
+    noise = blake3(b"audit" + bytes.fromhex(submission_digest), key=step_secret).digest(8 * groups)
+    draws = (int.from_bytes(noise[8 * group : 8 * group + 8], "big") for group in range(groups))
+    return tuple(group for group, draw in enumerate(draws) if draw < rate * 2.0**64)
 
 
 def split_credit(held: int, earned: int, stake_tokens: int) -> tuple[int, int]:
@@ -112,7 +122,11 @@ def split_credit(held: int, earned: int, stake_tokens: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class LossRule:
-    """Cheating must lose in expectation: q·d·stake > (1 − q·d)·gain."""
+    """Cheating must lose in expectation: q·d·stake > (1 − q·d)·gain.
+
+    Groups are drawn one by one. Cheating in m of them gains m(1 − q·d)^m against a loss of 1 − (1 − q·d)^m, whose ratio falls with
+    m: what must not pay is to cheat in one group.
+    """
 
     audit_rate: float
     detection_power: float
@@ -121,9 +135,9 @@ class LossRule:
 
     @classmethod
     def of(cls, config: ShoalConfig) -> "LossRule":
-        """The rule at the audit floor; the gain of a cheat is all the tokens of a slot."""
+        """The rule at the audit floor; the gain of a cheat is all the tokens of a group."""
         settings, rollouts = config.trust, config.rollouts
-        gain = rollouts.tasks_per_slot * rollouts.group_size * rollouts.max_new_tokens
+        gain = rollouts.group_size * rollouts.max_new_tokens
         return cls(settings.audit_floor, DETECTION_POWER, settings.stake_tokens, gain)
 
     def require(self) -> None:
@@ -152,5 +166,5 @@ class LossRule:
     def __str__(self) -> str:
         return (
             f"audit rate {self.audit_rate:g} × detection {self.detection_power:g} × stake {self.stake_tokens} tokens"
-            f" = {self.expected_loss:.0f} against a gain of {self.expected_gain:.0f} per cheated submission"
+            f" = {self.expected_loss:.0f} against a gain of {self.expected_gain:.0f} per cheated group"
         )

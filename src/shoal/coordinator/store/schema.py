@@ -14,7 +14,7 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE workers (
   key TEXT PRIMARY KEY, name TEXT NOT NULL, numerics_class TEXT NOT NULL, tokens_per_s DOUBLE PRECISION NOT NULL,
   memory_bytes BIGINT NOT NULL, link_bytes_per_s DOUBLE PRECISION NOT NULL, registered_at DOUBLE PRECISION NOT NULL,
-  state TEXT NOT NULL, reason TEXT NOT NULL, clean_audits BIGINT NOT NULL, anomalies BIGINT NOT NULL,
+  state TEXT NOT NULL, reason TEXT NOT NULL, clean_audits DOUBLE PRECISION NOT NULL, anomalies BIGINT NOT NULL,
   drift DOUBLE PRECISION NOT NULL, accepted BIGINT NOT NULL, rejected BIGINT NOT NULL, credit_held BIGINT NOT NULL,
   credit_released BIGINT NOT NULL, banned_at DOUBLE PRECISION, in_time DOUBLE PRECISION NOT NULL,
   missed DOUBLE PRECISION NOT NULL, failures BIGINT NOT NULL, failed_at DOUBLE PRECISION NOT NULL,
@@ -48,7 +48,7 @@ CREATE INDEX leases_held ON leases (worker) WHERE state='{LeaseState.LEASED}';
 CREATE INDEX leases_by_issue ON leases (by_active_key, issued_at, worker);
 CREATE TABLE submissions (
   submission_id TEXT PRIMARY KEY, lease_id TEXT NOT NULL UNIQUE, worker TEXT NOT NULL, digest TEXT NOT NULL,
-  size_bytes BIGINT NOT NULL, signature TEXT NOT NULL, received_at DOUBLE PRECISION NOT NULL, audit BIGINT NOT NULL,
+  size_bytes BIGINT NOT NULL, signature TEXT NOT NULL, received_at DOUBLE PRECISION NOT NULL, audit_groups TEXT NOT NULL,
   audit_step BIGINT NOT NULL, audit_rate DOUBLE PRECISION NOT NULL, numerics_class TEXT NOT NULL, state TEXT NOT NULL,
   claim_id TEXT, claimed_by TEXT, claim_request TEXT, claim_expires DOUBLE PRECISION, tries BIGINT NOT NULL,
   faults BIGINT NOT NULL, retry_at DOUBLE PRECISION NOT NULL, decided_at DOUBLE PRECISION, verdict TEXT,
@@ -82,7 +82,7 @@ CREATE TABLE ledger (
   previous TEXT NOT NULL, hash TEXT NOT NULL, signature TEXT NOT NULL);
 """
 
-MIGRATIONS: dict[int, str] = {11: FIRST}
+MIGRATIONS: dict[int, str] = {12: FIRST}
 """By the schema version that each leads to, in order."""
 
 

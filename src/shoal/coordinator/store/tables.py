@@ -1,5 +1,6 @@
 """The tables of the store as records; `schema` has the same columns in SQL."""
 
+import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ class WorkerRow(Record):
     state: WorkerState = "registered"
     reason: str = ""
     """Of a ban."""
-    clean_audits: int = 0
+    clean_audits: float = 0.0
     anomalies: int = 0
     drift: float = 0.0
     accepted: int = 0
@@ -97,7 +98,8 @@ class SubmissionRow(Record):
     size_bytes: int
     signature: str
     received_at: float
-    audit: bool
+    audit_groups: str
+    """Numbers of the groups that were drawn."""
     audit_step: int
     audit_rate: float
     numerics_class: str
@@ -112,6 +114,10 @@ class SubmissionRow(Record):
     decided_at: float | None = None
     verdict: str | None = None
     collected_at: float | None = None
+
+    @property
+    def groups_to_audit(self) -> list[int]:
+        return list(json.loads(self.audit_groups))
 
 
 @dataclass(frozen=True, slots=True)

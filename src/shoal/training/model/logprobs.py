@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of chosen tokens without the logits of the whole bin.
+"""Log-probabilities of chosen tokens, and mean and variance of what a sample would have, without the logits of the whole bin.
 
 The LM head runs over chunks of tokens; the backward pass recomputes each chunk's logits, so memory is one chunk × vocabulary
 whatever the batch. Shapes: N tokens, D model width, V vocabulary, C tokens of a chunk.
@@ -26,18 +26,19 @@ def token_logprobs(
     temperature: float,
     head_logits: HeadLogits = PLAIN,
     chunk_elements: int = CHUNK_ELEMENTS,
-) -> tuple[Tensor, Tensor]:
-    """log_softmax(logits/T) at the targets, and the entropy −Σ p·log p of the same distribution; both fp32."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """log_softmax(logits/T) at the targets; entropy −Σ p·log p and variance of log p of the same distribution. All fp32, the
+    variance without a gradient."""
     if torch.is_autocast_enabled(states_ND.device.type):
         # Autocast is off in the backward pass of a custom function; casting here keeps both passes in the same dtype.
         dtype = torch.get_autocast_dtype(states_ND.device.type)
         states_ND, weight_VD = states_ND.to(dtype), weight_VD.to(dtype)
         bias_V = None if bias_V is None else bias_V.to(dtype)
     chunk = max(1, chunk_elements // weight_VD.shape[0])
-    logprobs_N, entropies_N = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
+    logprobs_N, entropies_N, variances_N = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
         states_ND, weight_VD, bias_V, targets_N, 1.0 / temperature, head_logits, chunk
     )
-    return logprobs_N, entropies_N
+    return logprobs_N, entropies_N, variances_N
 
 
 def _logits(
@@ -57,9 +58,9 @@ class _ChunkedHead(torch.autograd.Function):
         scale: float,
         head_logits: HeadLogits,
         chunk: int,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         logprobs_N = states_ND.new_empty(len(states_ND), dtype=torch.float32)
-        entropies_N = torch.empty_like(logprobs_N)
+        entropies_N, variances_N = torch.empty_like(logprobs_N), torch.empty_like(logprobs_N)
         for start in range(0, len(states_ND), chunk):
             part = slice(start, start + chunk)
             logits_CV = _logits(states_ND[part], weight_VD, bias_V, head_logits, scale)
@@ -67,13 +68,18 @@ class _ChunkedHead(torch.autograd.Function):
             logits_CV -= (top_C := logits_CV.amax(1, keepdim=True))
             exp_CV = logits_CV.exp()
             total_C = exp_CV.sum(1)
-            entropies_N[part] = total_C.log() - torch.linalg.vecdot(exp_CV, logits_CV) / total_C
+            mean_C = torch.linalg.vecdot(exp_CV, logits_CV) / total_C
+            # The largest logit is 0 here, so the difference of the two moments cancels nothing.
+            square_C = torch.linalg.vecdot(exp_CV.mul_(logits_CV), logits_CV) / total_C
+            variances_N[part] = (square_C - mean_C.square()).clamp_(min=0.0)
+            entropies_N[part] = total_C.log() - mean_C
             logprobs_N[part] = chosen_C - top_C[:, 0] - total_C.log()
         saved = (states_ND, weight_VD, bias_V, targets_N, entropies_N)
         ctx.save_for_backward(*saved)  # type: ignore[arg-type]  # None is kept as None
         ctx.set_materialize_grads(False)
         ctx.settings = (scale, head_logits, chunk)  # type: ignore[attr-defined]
-        return logprobs_N, entropies_N
+        ctx.mark_non_differentiable(variances_N)
+        return logprobs_N, entropies_N, variances_N
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -85,7 +91,7 @@ class _ChunkedHead(torch.autograd.Function):
         for start in range(0, len(states_ND), chunk):
             part = slice(start, start + chunk)
             logits_CV = _logits(states_ND[part], weight_VD, bias_V, head_logits, scale)
-            grads = tuple(None if gradient is None else gradient[part] for gradient in gradients)
+            grads = tuple(None if gradient is None else gradient[part] for gradient in gradients[:2])
             grad_CV = _grad_scaled_logits(logits_CV, targets_N[part], entropies_N[part], *grads)
             grad_CV = head_logits.backward(grad_CV.mul_(scale), logits_CV, scale).to(weight_VD.dtype)
             grad_states_ND[part] = grad_CV @ weight_VD

@@ -1,4 +1,4 @@
-"""Any Hugging Face causal LM as a policy: tokens in, log-probabilities and entropies of the trained tokens out.
+"""Any Hugging Face causal LM as a policy: tokens in, log-probabilities, entropies and variances of the trained tokens out.
 
 The backbone runs over packed bins where the architecture allows it, over padded rows elsewhere; the LM head runs in chunks.
 Both are compared with the model's own logits on a few tokens before anything is trained. Parameters stay in fp32; dropout
@@ -58,17 +58,20 @@ class PolicyModel(nn.Module):
         self.model.set_attn_implementation({"packed": PACKED_ATTENTION, "padded": "sdpa", "eager": "eager"}[layout])
         self.layout = layout
 
-    def forward(self, batch: Bin, *, own_head: bool = True) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies of the bin's N trained tokens; without `own_head` from the model's own logits."""
+    def forward(self, batch: Bin, *, own_head: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probability of each of the bin's N trained tokens, with the entropy and the variance of log p at its place;
+        without `own_head` from the model's own logits."""
         with self._precision(batch.input_ids.device.type):
             return self._forward(batch, own_head)
 
-    def _forward(self, batch: Bin, own_head: bool) -> tuple[Tensor, Tensor]:
+    def _forward(self, batch: Bin, own_head: bool) -> tuple[Tensor, Tensor, Tensor]:
         inputs = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "use_cache": False}
         if not own_head:
             logits = self.model(**inputs).logits.flatten(0, 1)[batch.source_N].float()
             logprobs = torch.log_softmax(logits / self.temperature, dim=-1)
-            return logprobs.gather(1, batch.target_N[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(1)
+            probs, entropies = logprobs.exp(), -(logprobs.exp() * logprobs).sum(1)
+            variances = (probs * (logprobs + entropies[:, None]).square()).sum(1)
+            return logprobs.gather(1, batch.target_N[:, None])[:, 0], entropies, variances
         plan = {} if batch.plan is None else {"attention_plan": batch.plan}
         states_TD = self.model.base_model(**inputs, **plan).last_hidden_state.flatten(0, 1)
         head = self.model.get_output_embeddings()
@@ -152,5 +155,5 @@ def _probe(policy: PolicyModel, chosen: Any, device: torch.device, *, own_head: 
     outputs = [PROBE_OUTPUTS[number] for number in chosen]
     prompt_groups = group_by_prompt(prompts, [len(output) for output in outputs], 1 << 20, share=policy.packed)
     build = build_packed if policy.packed else build_padded
-    logprobs, _ = policy(build(prompt_groups, prompts, outputs).to(device), own_head=own_head)
+    logprobs, _, _ = policy(build(prompt_groups, prompts, outputs).to(device), own_head=own_head)
     return torch.as_tensor(logprobs)
