@@ -39,6 +39,7 @@ PACKAGES = (
     "metrics",
     "identity",
     "config",
+    "net",
     "locks",
     "files",
     "errors",

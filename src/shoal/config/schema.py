@@ -4,15 +4,17 @@
 a run keeps them from its first start to its last. All others may change between two starts.
 """
 
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Url = Annotated[str, Field(pattern=r"^(https?://[^/\s]+(/\S*)?)?$")]
+Network = Annotated[str, AfterValidator(lambda text: str(ip_network(text, strict=False)) and text)]
 EngineKind = Literal["torch", "vllm"]
 FIXED = "fixed"
 """Marks a setting, or all of a section, that a run keeps."""
@@ -215,9 +217,10 @@ class CoordinatorConfig(ListenConfig):
     requests_per_s_key: Annotated[float, Field(ge=0)] = 20.0
     """Requests that one key may make per second, with three seconds' worth at once; 0 limits nobody. The owner's keys are free."""
     requests_per_s_address: Annotated[float, Field(ge=0)] = 500.0
-    """The same for one address, checked before a request is read: a household or a data centre may hold many workers."""
-    trusted_proxies: tuple[str, ...] = ("127.0.0.1",)
-    """Addresses of proxies whose X-Forwarded-For is believed; of anybody else it is not looked at."""
+    """The same for one IPv4 address or IPv6 /64, checked before a request is read. Keys with accepted work do not share it. 0 also
+    lifts the limits of an address on connections and new keys."""
+    trusted_proxies: tuple[Network, ...] = ("127.0.0.1",)
+    """Addresses or networks (10.0.0.0/8) of proxies whose X-Forwarded-For is believed; of anybody else it is not looked at."""
     keep_rollouts_steps: Positive = 64
     """Rollout files stay this many steps after their batch was formed, and longer while the trainer may need them to resume."""
     dispute_s: Positive = 86_400

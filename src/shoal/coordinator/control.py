@@ -44,13 +44,15 @@ def ban(connection: Transaction, run: Run, body: api.BanBody) -> WorkerRow:
     return verdicts.ban(connection, run, worker, f"by the owner: {body.reason}")
 
 
-def unban(connection: Connection, run: Run, body: api.BanBody) -> WorkerRow:
+def unban(connection: Transaction, run: Run, body: api.BanBody) -> WorkerRow:
     """Back to probation with an empty record; what was slashed stays slashed."""
     worker = _require_known(connection, body.worker)
     if worker.state != "banned":
         raise RefusedError("not_banned", f"This key is {worker.state}, not banned.", status=409)
     worker = save_trust(connection, worker, trust.after(trust_record(worker), "unbanned", run.config.trust))
     ledger.append(connection, run.keypair, run.clock(), "unban", worker=body.worker, reason=body.reason)
+    if worker.accepted:
+        connection.on_commit(lambda: run.presence.proven.add(body.worker))
     return update(connection, worker, reason="", banned_at=None, drift=0.0)
 
 

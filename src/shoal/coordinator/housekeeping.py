@@ -1,6 +1,6 @@
 """Changes that time alone brings about: leases and claims that end, workers that fall silent, retries that are due, old nonces."""
 
-from shoal.coordinator import presence
+from shoal.coordinator import presence, workers
 from shoal.coordinator.deliveries import drop_lease
 from shoal.coordinator.leasing import expire_leases
 from shoal.coordinator.rules import trust
@@ -15,12 +15,14 @@ from shoal.coordinator.submissions import release_claims, release_retries
 from shoal.coordinator.workers import find_worker, save_trust, trust_record
 
 ABSENT_STATES = ("gone", "banned")
+STRANGERS_KEPT_S = 86_400.0
+"""A key that is gone and never held a lease is forgotten after this long; registering again costs it nothing."""
 
 
 def maintain(connection: Transaction, run: Run) -> bool:
     """Runs about once a second; true if requests that wait should look again."""
     if run.presence.is_shared:
-        presence.exchange(connection, run.presence)
+        presence.exchange(connection, run.presence, workers.proven_keys)
     changes = [
         expire_leases(connection, run),
         _mark_silent_gone(connection, run),
@@ -30,6 +32,10 @@ def maintain(connection: Transaction, run: Run) -> bool:
     ]
     nonces.forget_before(connection, _oldest_request(run))
     return any(changes)
+
+
+def forget_strangers(connection: Transaction, run: Run) -> int:
+    return workers.forget_strangers(connection, run.clock() - STRANGERS_KEPT_S)
 
 
 def _oldest_request(run: Run) -> float:

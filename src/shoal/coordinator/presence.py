@@ -73,6 +73,8 @@ class Presence:
         self.clock, self.gone_after_s, self.is_shared = clock, gone_after_s, is_shared
         self.workers: dict[str, WorkerPresence] = {}
         self.relays: dict[str, RelayPresence] = {}
+        self.proven: set[str] = set()
+        """Keys with accepted work that are not banned: they share no budget with strangers."""
         self.pollers = Pollers(clock)
         self.delivering_pollers = Pollers(clock)
         self.pending_exchange: set[str] = set()
@@ -117,17 +119,22 @@ class Presence:
         return [key for key in list(self.workers) if not self.is_present(key)]
 
     def forget(self, key: str) -> None:
-        """A key that is banned is not present."""
+        """A key that is gone is not present."""
         self.workers.pop(key, None)
+
+    def forget_banned(self, key: str) -> None:
+        self.forget(key)
+        self.proven.discard(key)
 
     def forget_silent(self, key: str) -> None:
         """Forgets a key that was marked as gone, unless it was heard meanwhile."""
         if not self.is_present(key):
             self.forget(key)
 
-    def restart(self, keys: Iterable[str]) -> None:
+    def restart(self, keys: Iterable[str], proven: Iterable[str]) -> None:
         """Every known worker counts as just seen."""
         now = self.clock()
+        self.proven = set(proven)
         self.workers.update({key: WorkerPresence(now) for key in keys})
 
     def note_relay(self, key: str, body: api.RelayBody, stamp: Stamp) -> None:
@@ -158,7 +165,7 @@ class _SeenRelay:
     body: str
 
 
-def exchange(connection: Transaction, presence: Presence) -> None:
+def exchange(connection: Transaction, presence: Presence, proven_keys: Callable[[Connection], set[str]]) -> None:
     """Writes what this process heard, and takes in what others heard once that is committed."""
     now, since = presence.clock(), presence.exchanged_at - CLOCK_SLACK_S
     if now - presence.exchanged_at < presence.gone_after_s / EXCHANGES_PER_SILENCE:
@@ -167,12 +174,13 @@ def exchange(connection: Transaction, presence: Presence) -> None:
     _push_relays(connection, presence)
     workers = query(connection, _SeenWorker, "SELECT * FROM presence WHERE seen_at > ?", (since,))
     relays = query(connection, _SeenRelay, "SELECT * FROM relays WHERE seen_at > ?", (now - RELAY_MEMORY_S,))
+    proven = proven_keys(connection)
     kept_s = KEPT_SILENCES * presence.gone_after_s
     connection.execute("DELETE FROM presence WHERE seen_at < ?", (now - kept_s,))
     connection.execute("DELETE FROM relays WHERE seen_at < ?", (now - RELAY_MEMORY_S,))
 
     def exchanged() -> None:
-        presence.exchanged_at = now
+        presence.exchanged_at, presence.proven = now, proven
         presence.pending_exchange -= {key for key, at in pushed.items() if not presence.was_seen_since(key, at)}
         _pull_workers(presence, workers)
         _pull_relays(presence, relays)

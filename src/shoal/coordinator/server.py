@@ -10,6 +10,7 @@ import uvicorn
 
 from shoal.coordinator import ledger
 from shoal.coordinator.http.app import CoordinatorApp, create_app
+from shoal.coordinator.http.listener import WAITING_CONNECTIONS, server_config
 from shoal.coordinator.presence import Presence
 from shoal.coordinator.rules import trust
 from shoal.coordinator.run import Run
@@ -19,8 +20,10 @@ from shoal.coordinator.store.database import Connection, Transaction, is_shared,
 from shoal.coordinator.store.rows import select
 from shoal.coordinator.store.tables import WorkerRow
 from shoal.coordinator.store.writer import Store
+from shoal.coordinator.workers import proven_keys
 from shoal.errors import ConfigError, ShoalError
 from shoal.metrics import EventLog
+from shoal.net.connections import raise_file_limit
 from shoal.rundir import RunDirectory
 
 
@@ -37,18 +40,8 @@ def run_coordinator(directory: RunDirectory, *, on_ready: Callable[[str], None] 
     store = Store(open_database(run.config.coordinator.store, directory.store))
     store.write(lambda connection: begin(connection, run))
     collect_leftovers(store, run)
-    app = create_app(store, run, directory.descriptor_file.read_bytes())
-    server = _Server(
-        uvicorn.Config(
-            app,
-            log_level="warning",
-            ws="none",
-            access_log=False,
-            timeout_graceful_shutdown=2,
-            proxy_headers=bool(run.config.coordinator.trusted_proxies),
-            forwarded_allow_ips=list(run.config.coordinator.trusted_proxies),
-        )
-    )
+    app = create_app(store, run, directory.descriptor_file.read_bytes(), open_files=raise_file_limit())
+    server = _Server(server_config(app))
     if on_ready is not None:
         on_ready(run.config.coordinator_url)
     try:
@@ -91,7 +84,7 @@ def bind(host: str, port: int, setting: str) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(1024)
+        listener.listen(WAITING_CONNECTIONS)
     except OSError as error:
         listener.close()
         raise PortTakenError(
@@ -120,7 +113,8 @@ def begin(connection: Transaction, run: Run) -> None:
         meta.leave_out_stop(connection, now)
     _require_own_store(connection, run)
     known = select(connection, WorkerRow, "WHERE state NOT IN ('gone','banned')")
-    connection.on_commit(lambda: run.presence.restart(row.key for row in known))
+    proven = proven_keys(connection)
+    connection.on_commit(lambda: run.presence.restart((row.key for row in known), proven))
 
 
 def _require_own_store(connection: Connection, run: Run) -> None:

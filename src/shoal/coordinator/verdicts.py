@@ -25,7 +25,7 @@ from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, number, select, update, update_all
 from shoal.coordinator.store.tables import GroupRow, LeaseRow, SubmissionRow, WorkerRow
 from shoal.coordinator.submissions import lease_of_submission, try_again
-from shoal.coordinator.workers import known_worker, save_trust, trust_record
+from shoal.coordinator.workers import introduce, known_worker, save_trust, trust_record
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes
 from shoal.protocol import api
@@ -86,8 +86,9 @@ def _close(connection: Connection, run: Run, row: SubmissionRow, body: api.Verdi
 
 
 def _accept(
-    connection: Connection, run: Run, row: SubmissionRow, body: api.VerdictBody, event: trust.TrustEvent
+    connection: Transaction, run: Run, row: SubmissionRow, body: api.VerdictBody, event: trust.TrustEvent
 ) -> None:
+    introduce(connection, run, known_worker(connection, row.worker))
     lease = _close(connection, run, row, body)
     worker = record_delivery(connection, run, row, lease)
     usable = trust.is_usable(trust_record(worker), run.config.trust)
@@ -185,7 +186,7 @@ def ban(connection: Transaction, run: Run, worker: WorkerRow, reason: str) -> Wo
     banned = update(connection, worker, state="banned", reason=reason, banned_at=now, credit_held=0)
     ledger.append(connection, run.keypair, now, "slash", worker=worker.key, held=-held, slashed=held)
     ledger.append(connection, run.keypair, now, "ban", worker=worker.key, reason=reason)
-    connection.on_commit(lambda: run.presence.forget(worker.key))
+    connection.on_commit(lambda: run.presence.forget_banned(worker.key))
     _withdraw(connection, worker.key)
     return banned
 

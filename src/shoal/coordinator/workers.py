@@ -1,13 +1,20 @@
 """Workers: registration, and the record that trust is computed from. Runs inside one transaction of the store."""
 
+from dataclasses import dataclass
+
 from shoal.coordinator import ledger
 from shoal.coordinator.rules import deliveries, trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Connection, Transaction
-from shoal.coordinator.store.rows import find, insert, update
+from shoal.coordinator.store.rows import find, insert, query, update
 from shoal.coordinator.store.tables import WorkerRow
 from shoal.errors import RefusedError
 from shoal.protocol import api
+
+
+@dataclass(frozen=True)
+class _Key:
+    key: str
 
 
 def find_worker(connection: Connection, key: str) -> WorkerRow | None:
@@ -33,17 +40,39 @@ def require_worker(connection: Connection, key: str) -> WorkerRow:
 
 def register(connection: Transaction, run: Run, key: str, body: api.RegisterBody) -> None:
     _check_registration(run, key, body)
-    now = run.clock()
     facts = body.model_dump()
     known = find_worker(connection, key)
     if known is None:
-        insert(connection, WorkerRow(key=key, registered_at=now, **facts))
-        ledger.append(
-            connection, run.keypair, now, "registered", worker=key, name=body.name, numerics_class=body.numerics_class
-        )
+        insert(connection, WorkerRow(key=key, registered_at=run.clock(), **facts))
     else:
         update(connection, require_worker(connection, key), **facts)
     mark_seen(connection, run, key)
+
+
+def introduce(connection: Transaction, run: Run, worker: WorkerRow) -> None:
+    """With the first accepted work a key enters the ledger, which strangers cannot fill, and gets budgets of its own."""
+    if worker.accepted:
+        return
+    facts = {"worker": worker.key, "name": worker.name, "numerics_class": worker.numerics_class}
+    ledger.append(connection, run.keypair, run.clock(), "registered", **facts)
+    connection.on_commit(lambda: run.presence.proven.add(worker.key))
+
+
+def proven_keys(connection: Connection) -> set[str]:
+    """Keys with accepted work that are not banned."""
+    return {
+        row.key for row in query(connection, _Key, "SELECT key FROM workers WHERE accepted > 0 AND state <> 'banned'")
+    }
+
+
+def forget_strangers(connection: Connection, registered_before: float) -> int:
+    """Removes keys that are gone and never held a lease; returns how many."""
+    removed = connection.execute(
+        "DELETE FROM workers WHERE state='gone' AND registered_at < ?"
+        " AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.worker=workers.key)",
+        (registered_before,),
+    )
+    return removed.rowcount
 
 
 def _check_registration(run: Run, key: str, body: api.RegisterBody) -> None:

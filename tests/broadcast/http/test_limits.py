@@ -1,4 +1,4 @@
-from shoal.broadcast.http.limits import ClientCount, TokenBucket
+from shoal.broadcast.http.limits import TokenBucket
 
 
 class Clock:
@@ -20,14 +20,3 @@ def test_bucket_spreads_bytes_over_time() -> None:
 
 def test_no_rate_means_no_delay() -> None:
     assert TokenBucket(0).delay(1 << 40) == 0
-
-
-def test_places_are_limited_per_client_and_in_all() -> None:
-    places = ClientCount(per_client=2, total=3)
-    assert places.enter("a")
-    assert places.enter("a")
-    assert not places.enter("a")
-    assert places.enter("b")
-    assert not places.enter("c")
-    places.leave("a")
-    assert places.enter("c")

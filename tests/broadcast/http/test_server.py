@@ -116,16 +116,49 @@ def limited(origin: Origin) -> Iterator[Callable[[ServerLimits], OriginServer]]:
         server.stop()
 
 
-def test_connections_beyond_the_limit_are_closed(
+def connect(server: OriginServer, address: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=60, source_address=(address, 0))
+
+
+def test_a_newcomer_takes_the_place_of_the_longest_idle_connection_of_its_address(
     origin: Origin, limited: Callable[[ServerLimits], OriginServer]
 ) -> None:
     publish(origin)
-    server = limited(ServerLimits(connections_per_client=1))
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as first:
-        first.sendall(b"GET /head.json HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert first.recv(12) == b"HTTP/1.1 200"
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as second:
-            assert is_closed(second)
+    server = limited(ServerLimits(connections_per_client=2))
+    with connect(server, "127.0.0.3") as other:
+        silent = [connect(server, "127.0.0.2") for _ in range(9)]
+        assert [is_closed(one) for one in silent[:7]] == [True] * 7
+        for one in (silent[-1], other):
+            one.sendall(b"GET /head.json HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert one.recv(12) == b"HTTP/1.1 200"
+        for one in silent:
+            one.close()
+
+
+def test_strangers_from_many_addresses_do_not_keep_a_newcomer_out(
+    origin: Origin, limited: Callable[[ServerLimits], OriginServer]
+) -> None:
+    publish(origin)
+    server = limited(ServerLimits(connections_total=5))
+    strangers = [connect(server, f"127.0.1.{number}") for number in range(1, 20)]
+    with connect(server, "127.0.0.2") as late:
+        late.sendall(b"GET /head.json HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert late.recv(12) == b"HTTP/1.1 200"
+    for one in strangers:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [b"GET /head.json HTTP/1.1\r\nhost:", b"\r\n", b"GET /head.json HTTP/1.1\r\ncontent-length: 9\r\n"],
+)
+def test_half_a_head_has_the_deadline_of_a_silent_connection(
+    limited: Callable[[ServerLimits], OriginServer], slow: bytes
+) -> None:
+    server = limited(ServerLimits(first_request_within_s=0.05))
+    with connect(server, "127.0.0.2") as connection:
+        connection.sendall(slow)
+        assert is_closed(connection)
 
 
 def test_silent_connection_is_closed(limited: Callable[[ServerLimits], OriginServer]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
+from shoal.coordinator.http.listener import server_config
 from support.ports import free_port, wait_for
 from support.swarm import Swarm, small_config
 
@@ -17,7 +18,7 @@ LARGE = b"x" * (8 << 20)
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
     swarm, port = Swarm(tmp_path, small_config(coordinator={"max_upload_bytes": 2 * len(LARGE)})), free_port()
-    server = uvicorn.Server(uvicorn.Config(swarm.app, port=port, log_level="warning"))
+    server = uvicorn.Server(server_config(swarm.app, port=port))
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_for("the coordinator", port)

@@ -5,7 +5,6 @@ All numbers are per process; what is not limited costs nothing.
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -82,26 +81,3 @@ class Throttle:
         if len(self._clients) > MAX_KNOWN_CLIENTS:
             self._clients = {name: bucket for name, bucket in self._clients.items() if not bucket.full}
         return self._clients.setdefault(client, TokenBucket(self._limits.bytes_s_per_client))
-
-
-class ClientCount:
-    """Counts connections or requests per client and in total, and says whether one more may come."""
-
-    def __init__(self, per_client: int, total: int) -> None:
-        self._per_client = per_client
-        self._total = total
-        self._taken: Counter[str] = Counter()
-        self._sum = 0
-
-    def enter(self, client: str) -> bool:
-        if self._taken[client] >= self._per_client or self._sum >= self._total:
-            return False
-        self._taken[client] += 1
-        self._sum += 1
-        return True
-
-    def leave(self, client: str) -> None:
-        self._taken[client] -= 1
-        self._sum -= 1
-        if not self._taken[client]:
-            del self._taken[client]

@@ -1,5 +1,7 @@
 """An aiohttp application on an event loop of its own thread, behind a limit on connections.
 
+A newcomer is let in and the longest idle connection of its address, or of the address that holds most, is closed.
+
 `start` returns when it listens or raises one clear sentence; `stop` returns when the port is free again.
 """
 
@@ -10,48 +12,55 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from shoal.broadcast.http.limits import ClientCount, ServerLimits
+from shoal.broadcast.http.limits import ServerLimits
 from shoal.errors import UnavailableError
+from shoal.net.addresses import address_block
+from shoal.net.connections import Connections, raise_file_limit
 
 START_TIMEOUT_S = 30.0
 
 
 class ConnectionLimit(asyncio.Protocol):
-    """One connection: refused when there are too many, closed when it never asks for anything."""
+    """One connection: closed when its address or the server holds too many, or when it never asks for anything."""
 
-    def __init__(self, inner: asyncio.Protocol, connections: ClientCount, limits: ServerLimits) -> None:
-        self.asked = False
+    def __init__(
+        self, inner: asyncio.Protocol, connections: "Connections[ConnectionLimit]", limits: ServerLimits
+    ) -> None:
         self._inner = inner
         self._connections = connections
         self._limits = limits
-        self._client: str | None = None
+        self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         peer = transport.get_extra_info("peername")
-        client = str(peer[0]) if peer else ""
-        if not self._connections.enter(client):
-            transport.abort()
-            return
-        self._client = client
+        self._transport = transport
         self._inner.connection_made(transport)
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._limits.first_request_within_s, self._close_idle, transport)
+        self._timer = asyncio.get_running_loop().call_later(self._limits.first_request_within_s, self.drop)
+        closed = self._connections.enter(self, address_block(str(peer[0]) if peer else ""))
+        if closed is not None:
+            closed.drop()
+
+    def asked(self) -> None:
+        """A whole request has come."""
+        self._connections.touch(self)
+        self._stop_timer()
+
+    def drop(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._client is not None:
-            self._connections.leave(self._client)
-            self._inner.connection_lost(error)
+        self._stop_timer()
+        self._connections.leave(self)
+        self._inner.connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
-        if self._client is not None:
-            self._inner.data_received(data)
+        self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return self._inner.eof_received() if self._client is not None else None
+        return self._inner.eof_received()
 
     def pause_writing(self) -> None:
         self._inner.pause_writing()
@@ -59,9 +68,10 @@ class ConnectionLimit(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._inner.resume_writing()
 
-    def _close_idle(self, transport: asyncio.Transport) -> None:
-        if not self.asked:
-            transport.abort()
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class ServerThread:
@@ -114,7 +124,8 @@ class ServerThread:
             self._build(), access_log=None, keepalive_timeout=60, shutdown_timeout=1, handler_cancellation=True
         )
         await self._runner.setup()
-        connections = ClientCount(self._limits.connections_per_client, self._limits.connections_total)
+        total = min(self._limits.connections_total, raise_file_limit() // 2)
+        connections = Connections[ConnectionLimit](self._limits.connections_per_client, total)
         handlers = self._runner.server
         assert handlers is not None
         self._server = await self._loop.create_server(

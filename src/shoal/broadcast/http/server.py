@@ -17,18 +17,21 @@ from pathlib import Path
 
 from aiohttp import web
 
-from shoal.broadcast.http.limits import ClientCount, ServerLimits, Throttle
+from shoal.broadcast.http.limits import ServerLimits, Throttle
 from shoal.broadcast.http.listener import ConnectionLimit, ServerThread
 from shoal.broadcast.store import HEAD_FILE, Folder, ShardStore
 from shoal.errors import IntegrityError
 from shoal.files import is_digest
 from shoal.identity import Envelope
 from shoal.metrics import EventLog
+from shoal.net.addresses import address_block
+from shoal.net.connections import UnderWay
 
 MAX_WAIT_S = 30.0
 REFRESH_EVERY_S = 30.0
 THROTTLED_PIECE_BYTES = 64 << 10
 PIECE_BYTES = 8 << 20
+SLOWEST_BYTES_S = 1 << 10
 IMMUTABLE = {
     "Cache-Control": "public, max-age=31536000, immutable",
     "Content-Type": "application/octet-stream",
@@ -54,7 +57,7 @@ class DirectoryServer:
         self._limits = limits or ServerLimits()
         self._expected = expected
         self._throttle = Throttle(self._limits)
-        self._requests = ClientCount(self._limits.requests_per_client, self._limits.requests_total)
+        self._requests = UnderWay(self._limits.requests_per_client, self._limits.requests_total)
         self._pointer = HeadPointer()
         self._waiters = FileWaiters()
 
@@ -128,10 +131,10 @@ class DirectoryServer:
     async def _limit(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        client = request.remote or ""
+        client = address_block(request.remote or "")
         protocol = request.transport.get_protocol() if request.transport is not None else None
         if isinstance(protocol, ConnectionLimit):
-            protocol.asked = True
+            protocol.asked()
         if not self._requests.enter(client):
             return refusal(429, "too_many_requests", "Too many requests at once.", "Use fewer connections.")
         try:
@@ -234,14 +237,15 @@ class FileBody(web.StreamResponse):
 
     async def _send_pieces(self, request: web.BaseRequest, file: FileIO, start: int, end: int) -> None:
         loop = asyncio.get_running_loop()
-        client = request.remote or ""
+        client = address_block(request.remote or "")
         piece_bytes = THROTTLED_PIECE_BYTES if self._throttle.active else PIECE_BYTES
         while start < end:
             count = min(end - start, piece_bytes)
             await self._throttle.take(client, count)
             if request.transport is None:
                 raise ConnectionResetError("the client is gone")
-            async with asyncio.timeout(self._stalled_after_s):
+            # A piece may take as long as the slowest link needs that a client puts up with.
+            async with asyncio.timeout(self._stalled_after_s + count / SLOWEST_BYTES_S):
                 await loop.sendfile(request.transport, file, start, count)
             start += count
             self._metrics.count("bytes_sent", count)

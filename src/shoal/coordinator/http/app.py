@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 1.0
 SWEEPS_PER_COLLECTION = 10
+SWEEPS_PER_FORGETTING = 600
 
 
 class CoordinatorApp:
@@ -56,9 +57,15 @@ class CoordinatorApp:
 
 
 def create_app(
-    store: Store, run: Run, descriptor_bytes: bytes, *, sweep_interval_s: float = SWEEP_INTERVAL_S
+    store: Store,
+    run: Run,
+    descriptor_bytes: bytes,
+    *,
+    sweep_interval_s: float = SWEEP_INTERVAL_S,
+    open_files: int = 1024,
 ) -> CoordinatorApp:
-    return CoordinatorApp(Service(store, run, descriptor_bytes), sweep_interval_s)
+    """`open_files` is how many the process may have; half of them are for connections."""
+    return CoordinatorApp(Service(store, run, descriptor_bytes, open_files), sweep_interval_s)
 
 
 async def _sweep_forever(service: Service, interval_s: float) -> None:
@@ -67,6 +74,8 @@ async def _sweep_forever(service: Service, interval_s: float) -> None:
             await service.write_unsigned(lambda connection: housekeeping.maintain(connection, service.run), bool)
             if number % SWEEPS_PER_COLLECTION == 0:
                 await collect_rollouts(service)
+            if number % SWEEPS_PER_FORGETTING == 0:
+                await service.write_unsigned(lambda connection: housekeeping.forget_strangers(connection, service.run))
         except Exception:  # the swarm depends on the next sweep, whatever happened to this one
             log.exception("a sweep failed")
         await asyncio.sleep(interval_s)

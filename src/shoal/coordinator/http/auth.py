@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from shoal.coordinator.http.limits import RateLimit
 from shoal.coordinator.http.refusals import too_many
 from shoal.coordinator.rules.presence import Stamp
 from shoal.coordinator.run import Run
 from shoal.coordinator.store import nonces
 from shoal.coordinator.store.database import Connection
 from shoal.errors import RefusedError
-from shoal.protocol.signing import RequestStamp, RequestTarget, check_stamp
+from shoal.net.rates import RateLimit
+from shoal.protocol.signing import KEY_HEADER, RequestStamp, RequestTarget, check_stamp
 
 CallerT = TypeVar("CallerT", covariant=True)
 
@@ -28,6 +28,8 @@ class Signed:
     at: float
     nonce: str
     body_digest: str
+    address: str = ""
+    """The block of addresses that sent it."""
 
     @property
     def stamp(self) -> Stamp:
@@ -45,6 +47,7 @@ class RequestHead:
     path: str
     query: str
     headers: Mapping[str, str]
+    address: str = ""
 
 
 class Gate:
@@ -62,7 +65,15 @@ class Gate:
         target = RequestTarget(run.run_id, run.coordinator_key, head.method, head.path, head.query, stamp.body_digest)
         check_stamp(stamp, target)
         self._count(stamp.key, cost)
-        return Signed(stamp.key, float(stamp.time), stamp.nonce, stamp.body_digest)
+        return Signed(stamp.key, float(stamp.time), stamp.nonce, stamp.body_digest, head.address)
+
+    def is_proven(self, key: str) -> bool:
+        """Whether the key is the owner's or has accepted work: such keys share no budget with strangers."""
+        return key in self.run.role_keys or key == self.run.descriptor.run_key or key in self.run.presence.proven
+
+    def names_proven_key(self, head: RequestHead) -> bool:
+        """Whether a request claims such a key; `authenticate` finds out whether that is true."""
+        return self.is_proven(head.headers.get(KEY_HEADER, ""))
 
     def check_clock(self, at: float, window_s: float) -> None:
         if abs(at - self.run.clock()) > window_s:

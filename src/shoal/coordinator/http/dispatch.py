@@ -12,13 +12,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from shoal.coordinator.http.auth import RequestHead
+from shoal.coordinator.http.auth import RequestHead, Signed
 from shoal.coordinator.http.body import BodyLimit, BodyReader
-from shoal.coordinator.http.limits import address_block
 from shoal.coordinator.http.refusals import SEE_DOCS, refusal_of, too_many
 from shoal.coordinator.http.route import AnyRoute, Incoming
-from shoal.coordinator.http.service import Service
+from shoal.coordinator.http.service import CONNECTION, Service
 from shoal.errors import RefusedError, ShoalError
+from shoal.net.addresses import address_block
 from shoal.protocol.signing import TIME_HEADER
 
 log = logging.getLogger(__name__)
@@ -28,8 +28,10 @@ TIME = TIME_HEADER.encode()
 JSON_TYPE = (b"content-type", b"application/json")
 BODY_NAMES = {b"content-length", b"transfer-encoding"}
 CLOSES = (b"connection", b"close")
-DISCARD_S = 60.0
+FORWARDED = b"x-forwarded-for"
+DISCARD_S = 10.0
 """For what a refused sender still sends; then the connection is closed on it."""
+BUSY_RETRY_S = 1.0
 
 
 class RouteFinder:
@@ -62,37 +64,64 @@ class Dispatcher:
         self._discarded = BodyLimit(service.run.config.coordinator.max_upload_bytes, DISCARD_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        address, under_way = self._sender(scope), self._service.under_way
+        has_place = under_way.enter(address)
+        try:
+            await self._serve(scope, receive, send, address, has_place)
+        finally:
+            if has_place:
+                under_way.leave(address)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, address: str, has_place: bool) -> None:
         body = BodyReader(receive)
         try:
-            answer = await self._answer(scope, body)
+            answer = await self._answer(scope, body, address, has_place)
         except ClientDisconnect:
             return
         except (ShoalError, ValidationError) as error:
-            await self._refuse(refusal_of(error), scope, body, send)
+            await self._refuse(refusal_of(error), scope, body, send, waits=has_place)
         except Exception as error:  # ours: the caller learns that, the log learns why
             log.exception("%s %s failed", scope["method"], scope["path"])
-            await self._refuse(refusal_of(error), scope, body, send)
+            await self._refuse(refusal_of(error), scope, body, send, waits=has_place)
         else:
             await self._send(answer, scope, receive, send)
 
-    async def _answer(self, scope: Scope, body: BodyReader) -> Answer:
-        service, method, path = self._service, scope["method"], scope["path"]
+    def _sender(self, scope: Scope) -> str:
+        """The block of addresses that sent the request, whatever proxies are between."""
+        peer, proxies = (scope.get("client") or ("",))[0], self._service.proxies
+        if peer not in proxies:
+            return address_block(peer)
+        forwarded = [value.decode("latin-1") for name, value in scope["headers"] if name == FORWARDED]
+        return address_block(proxies.sender(peer, forwarded))
+
+    async def _answer(self, scope: Scope, body: BodyReader, address: str, has_place: bool) -> Answer:
+        method, path = scope["method"], scope["path"]
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        head = RequestHead(method, path, scope["query_string"].decode("latin-1"), headers, address)
         found = self._finder.find(method, path)
-        self._count_address(scope, found[0].cost if found else 1)
+        self._count_address(head, found[0] if found else None, has_place)
         if found is None:
             raise self._finder.refusal(method, path)
         route, named = found
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        head = RequestHead(method, path, scope["query_string"].decode("latin-1"), headers)
-        caller = route.access.admit(service.gate, head, route.cost)
+        caller = route.access.admit(self._service.gate, head, route.cost)
+        self._vouch(scope, caller)
         sent = await route.reads.read(Incoming(head, caller, named, body))
-        answer: Answer = await route.handler(service, sent, caller)
+        answer: Answer = await route.handler(self._service, sent, caller)
         return answer
 
-    def _count_address(self, scope: Scope, cost: int) -> None:
-        client = scope.get("client")
-        if client and (wait_s := self._service.address_limit.wait_s(address_block(client[0]), cost)):
+    def _count_address(self, head: RequestHead, route: AnyRoute | None, has_place: bool) -> None:
+        """Refuses an address that asks too often, or too much at once, except for its keys with accepted work."""
+        wait_s = self._service.address_limit.wait_s(head.address, route.cost if route else 1)
+        if not has_place:
+            wait_s = max(wait_s, BUSY_RETRY_S)
+        is_excepted = route is not None and route.access.is_signed and self._service.gate.names_proven_key(head)
+        if wait_s and not is_excepted:
             raise too_many("Your address asks too often.", wait_s)
+
+    def _vouch(self, scope: Scope, caller: Signed | None) -> None:
+        connection = scope.get("extensions", {}).get(CONNECTION)
+        if connection is not None and caller is not None and self._service.gate.is_proven(caller.key):
+            connection.vouch(caller.key)
 
     async def _send(self, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
         if isinstance(answer, Response):
@@ -105,14 +134,15 @@ class Dispatcher:
         await send({"type": "http.response.start", "status": status, "headers": [*described, self._time()]})
         await send({"type": "http.response.body", "body": data})
 
-    async def _refuse(self, refusal: Response, scope: Scope, body: BodyReader, send: Send) -> None:
-        """Answers at once, then lets the sender finish: closing on it makes it see a broken pipe instead of the refusal."""
+    async def _refuse(self, refusal: Response, scope: Scope, body: BodyReader, send: Send, *, waits: bool) -> None:
+        """Answers at once, then lets the sender finish: closing on it makes it see a broken pipe instead of the refusal.
+        A sender that has no place is not waited for."""
         names = {name for name, _ in scope["headers"]}
         is_unread = body.has_more and not names.isdisjoint(BODY_NAMES)
         headers = [*refusal.raw_headers, self._time(), *([CLOSES] if is_unread else [])]
         await send({"type": "http.response.start", "status": refusal.status_code, "headers": headers})
         await send({"type": "http.response.body", "body": refusal.body, "more_body": True})
-        if is_unread and b"expect" not in names:  # a sender that asks first sends nothing after a refusal
+        if waits and is_unread and b"expect" not in names:  # a sender that asks first sends nothing after a refusal
             await body.discard(self._discarded)
         await send({"type": "http.response.body", "body": b""})
 

@@ -3,7 +3,7 @@
 from shoal.coordinator import control, views
 from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.service import Service
-from shoal.coordinator.store.database import Connection, Transaction
+from shoal.coordinator.store.database import Transaction
 from shoal.protocol import api
 
 
@@ -26,7 +26,7 @@ async def ban(service: Service, body: api.BanBody, caller: Signed) -> api.Worker
 async def unban(service: Service, body: api.BanBody, caller: Signed) -> api.WorkerView:
     """Lifts a ban."""
 
-    def operation(connection: Connection) -> api.WorkerView:
+    def operation(connection: Transaction) -> api.WorkerView:
         return views.worker_view(connection, service.run, control.unban(connection, service.run, body))
 
     return await service.write(caller, operation)

@@ -1,23 +1,46 @@
-"""How a handler reaches the store: one write with its nonce, reads, uploads on disk, and waiting for changes."""
+"""How a handler reaches the store: one write with its nonce, reads, uploads on disk, and waiting for changes.
+
+It also keeps what one address may hold: requests per second and under way, connections, new keys. Keys with accepted work have
+budgets of their own, so that no stranger, not even behind the same address, can use theirs up.
+"""
 
 import asyncio
 import contextlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from shoal.coordinator.http.auth import Gate, Signed
-from shoal.coordinator.http.limits import RateLimit
+from shoal.coordinator.http.refusals import too_many
 from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.loop_results import LoopFuture, LoopResults
 from shoal.coordinator.store.writer import Store
+from shoal.net.addresses import Proxies
+from shoal.net.connections import Connections, UnderWay
+from shoal.net.rates import RateLimit
 
 Result = TypeVar("Result")
 
 UPLOADS_SYNCED_AT_ONCE = 32
 """Syncs that run at the same time share commits of the file system's journal."""
+CONNECTION = "shoal.connection"
+"""Extension of an ASGI scope: the connection that the request came by."""
+CONNECTIONS_PER_ADDRESS = 256
+"""Of strangers: a data centre behind one address, not a flood. It bounds their memory, too: a head has at most 16 KiB."""
+CONNECTIONS_PER_KEY = 16
+CONNECTIONS = 8192
+REQUESTS_PER_ADDRESS = 256
+"""Under way. Behind a proxy many addresses share its connections."""
+NEW_KEYS_AT_ONCE, NEW_KEYS_PER_S = 64, 1.0
+"""That one address may register. Keys are free, and each makes a row that is kept for a day at least."""
+
+
+class ClientConnection(Protocol):
+    def drop(self) -> None: ...
+
+    def vouch(self, key: str) -> None: ...
 
 
 class ChangeSignal:
@@ -42,10 +65,17 @@ class ChangeSignal:
 class Service:
     """Store, run and change signal, and the way operations run on them."""
 
-    def __init__(self, store: Store, run: Run, descriptor_bytes: bytes) -> None:
+    def __init__(self, store: Store, run: Run, descriptor_bytes: bytes, open_files: int = 1024) -> None:
         self.store, self.run, self.descriptor_bytes = store, run, descriptor_bytes
         self.gate, self.changes = Gate(run), ChangeSignal()
-        self.address_limit = RateLimit(run.config.coordinator.requests_per_s_address, run.clock)
+        per_s = run.config.coordinator.requests_per_s_address
+        self.address_limit = RateLimit(per_s, run.clock)
+        self.new_keys = RateLimit(NEW_KEYS_PER_S if per_s else 0.0, run.clock, burst=NEW_KEYS_AT_ONCE)
+        self.under_way = UnderWay(REQUESTS_PER_ADDRESS if per_s else None)
+        self.proxies = Proxies(run.config.coordinator.trusted_proxies)
+        self.connections: Connections[ClientConnection] = Connections(
+            CONNECTIONS_PER_ADDRESS if per_s else None, min(CONNECTIONS, open_files // 2), CONNECTIONS_PER_KEY
+        )
         self.stopping = False
         self._results = LoopResults()
         self._syncers = ThreadPoolExecutor(UPLOADS_SYNCED_AT_ONCE, "upload-sync")
@@ -67,6 +97,10 @@ class Service:
         """Answers every long poll with what there is, so that a stop takes no longer than a request."""
         self.stopping = True
         self.changes.notify()
+
+    def count_new_key(self, address: str) -> None:
+        if wait_s := self.new_keys.wait_s(address):
+            raise too_many("Your address registers too many keys.", wait_s)
 
     async def write(
         self, signed: Signed, operation: Callable[[Transaction], Result], *, notifies: bool = False

@@ -10,6 +10,8 @@ from shoal.protocol import api
 async def register(service: Service, body: api.RegisterBody, caller: Signed) -> api.WorkerView:
     """Registers a key, or updates what is known of its machine."""
     run = service.run
+    if await service.read_rows(lambda connection: workers.find_worker(connection, caller.key)) is None:
+        service.count_new_key(caller.address)
 
     def operation(connection: Transaction) -> api.WorkerView:
         workers.register(connection, run, caller.key, body)

@@ -1,6 +1,6 @@
 import pytest
 
-from shoal.coordinator.http.limits import BURST_S, RateLimit, address_block
+from shoal.net.rates import BURST_S, RateLimit
 from support.swarm import Clock
 
 
@@ -70,19 +70,3 @@ def test_an_expensive_request_takes_its_cost_and_passes_a_full_bucket_however_ex
     clock.advance(BURST_S)
     assert limit.wait_s("ann", 1_000_000) == 0.0
     assert limit.wait_s("ann") == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "is_one"),
-    [
-        ("192.0.2.1", "192.0.2.2", False),
-        ("2001:db8:1:2::1", "2001:db8:1:2:ffff::9", True),
-        ("2001:db8:1:2::1", "2001:db8:1:3::1", False),
-        ("::ffff:192.0.2.1", "192.0.2.1", True),
-        ("::ffff:192.0.2.1", "::ffff:192.0.2.2", False),
-        ("testclient", "testclient", True),
-        ("not:an:address", "not:another", False),
-    ],
-)
-def test_an_ipv6_subscriber_counts_as_one_address(one: str, other: str, is_one: bool) -> None:
-    assert (address_block(one) == address_block(other)) == is_one

@@ -1,4 +1,4 @@
-"""How many requests one key and one address may make: token buckets in memory, bounded in number.
+"""How often one key or one address may do something: token buckets in memory, bounded in number.
 
 A bucket fills at `per_s` up to `burst`; every request takes the tokens that its route costs. If too few are left, the answer says
 when there will be enough. Full buckets are dropped first, so remembering costs nothing to those within their rate.
@@ -6,7 +6,6 @@ when there will be enough. Full buckets are dropped first, so remembering costs 
 
 from collections import OrderedDict
 from collections.abc import Callable
-from ipaddress import IPv6Address
 
 BURST_S = 3.0
 """A bucket holds the tokens of this many seconds: a worker that wakes up may catch up."""
@@ -15,8 +14,11 @@ ROUNDING = 1e-6
 
 
 class RateLimit:
-    def __init__(self, per_s: float, clock: Callable[[], float], *, capacity: int = MAX_BUCKETS) -> None:
-        self._per_s, self._burst = per_s, max(1.0, BURST_S * per_s)
+    def __init__(
+        self, per_s: float, clock: Callable[[], float], *, burst: float = 0.0, capacity: int = MAX_BUCKETS
+    ) -> None:
+        """`burst` 0 means that of three seconds."""
+        self._per_s, self._burst = per_s, max(1.0, burst or BURST_S * per_s)
         self._clock, self._capacity = clock, capacity
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
@@ -35,14 +37,3 @@ class RateLimit:
         if len(self._buckets) > self._capacity:
             self._buckets.popitem(last=False)
         return missing / self._per_s
-
-
-def address_block(host: str) -> str:
-    """What counts as one address: an IPv4 address, or the /64 that an IPv6 subscriber holds whole."""
-    if ":" not in host:
-        return host
-    try:
-        address = IPv6Address(host)
-    except ValueError:
-        return host
-    return str(address.ipv4_mapped) if address.ipv4_mapped else address.packed[:8].hex()

@@ -1,0 +1,54 @@
+"""Who sent a request: what counts as one address, and whose `X-Forwarded-For` is believed.
+
+The header is read from its end, past proxies that are trusted; the first address that is not one of them sent the request.
+Everything before it was written by that sender and is not looked at.
+"""
+
+import functools
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+
+@functools.lru_cache(maxsize=4096)
+def address_block(host: str) -> str:
+    """What counts as one address: an IPv4 address, or the /64 that an IPv6 subscriber holds whole."""
+    address = parse_address(host)
+    if address is None:
+        return host
+    return str(address) if isinstance(address, IPv4Address) else address.packed[:8].hex()
+
+
+def parse_address(text: str) -> Address | None:
+    """An address as peers and headers spell it: `192.0.2.1:80`, `[2001:db8::1]:80`, `fe80::1%eth0`, `::ffff:192.0.2.1`."""
+    host = text.strip()
+    if host.startswith("["):
+        host = host[1:].partition("]")[0]
+    elif host.count(":") == 1:
+        host = host.partition(":")[0]
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
+
+
+class Proxies:
+    """The proxies of a server, by address or network."""
+
+    def __init__(self, trusted: Iterable[str]) -> None:
+        self._networks: list[Network] = [ip_network(one, strict=False) for one in trusted]
+
+    def __contains__(self, host: str) -> bool:
+        address = parse_address(host)
+        return address is not None and any(address in network for network in self._networks)
+
+    def sender(self, peer: str, forwarded: Iterable[str]) -> str:
+        """The address that sent a request; `forwarded` are the values of its X-Forwarded-For headers, in order."""
+        hops = [hop for value in forwarded for hop in value.split(",")]
+        sender = peer
+        while sender in self and hops:
+            sender = hops.pop().strip()
+        return sender
