@@ -12,7 +12,7 @@ from shoal.protocol import signing
 from shoal.protocol.refusals import REFUSALS
 
 SOURCES = [*Path(shoal.coordinator.__file__).parent.rglob("*.py"), Path(signing.__file__)]
-OTHER_CODES = {"malformed", "not_found", "method", "internal", "bad_signature", "store", "storage"}
+OTHER_CODES = {"malformed", "not_found", "method", "internal", "length", "bad_signature", "store", "storage"}
 
 
 def codes_in(source: str) -> Iterator[str]:
