@@ -41,6 +41,9 @@ PUBLIC = {
         Filter InspectionError Margins Record Recording add_margins as_json explain open_recording render_record
         render_summary sort_records
     """,
+    "shoal.net": """
+        Connections Proxies RateLimit UnderWay address_block raise_file_limit
+    """,
     "shoal.observe": """
         Happening LiveView Summary ViewExtra draws_pictures failures headline progress_line render
         render_report startup_notice summarise write_picture write_summary

@@ -4,7 +4,7 @@ import pytest
 
 from shoal.config import build_config
 from shoal.errors import ConfigError
-from shoal.net.addresses import Proxies, address_block
+from shoal.net import Proxies, address_block
 
 
 @pytest.mark.parametrize(

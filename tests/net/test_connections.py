@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.net.connections import Connections, UnderWay
+from shoal.net import Connections, UnderWay
 
 
 def test_an_address_with_too_many_closes_its_own_longest_idle_one() -> None:

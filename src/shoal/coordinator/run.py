@@ -44,14 +44,19 @@ class Run:
     def file_of(self, submission_id: str) -> Path:
         return self.submissions / f"{submission_id}.parquet"
 
+    def known_free_bytes(self) -> int | None:
+        """None for a disk that cannot be read."""
+        try:
+            return self.free_bytes(self.submissions)
+        except OSError:
+            return None
+
     def has_space(self) -> bool:
         """A disk that cannot be read counts as free: the upload then fails with the reason."""
-        try:
-            return self.free_bytes(self.submissions) >= self.min_free_bytes
-        except OSError:
-            return True
+        free_bytes = self.known_free_bytes()
+        return free_bytes is None or free_bytes >= self.min_free_bytes
 
-    def require_space(self) -> None:
-        if not self.has_space():
-            hint = "The owner must free disk space; nothing is lost, your work can be uploaded until its lease ends."
-            raise RefusedError("disk_full", "The coordinator's disk is full.", hint=hint, status=503)
+
+def disk_full() -> RefusedError:
+    hint = "The owner must free disk space; nothing is lost, your work can be uploaded until its lease ends."
+    return RefusedError("disk_full", "The coordinator's disk is full.", hint=hint, status=503)

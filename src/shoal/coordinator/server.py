@@ -23,7 +23,7 @@ from shoal.coordinator.store.writer import Store
 from shoal.coordinator.workers import proven_keys
 from shoal.errors import ConfigError, ShoalError
 from shoal.metrics import EventLog
-from shoal.net.connections import raise_file_limit
+from shoal.net import raise_file_limit
 from shoal.rundir import RunDirectory
 
 

@@ -1,4 +1,4 @@
-"""Open connections of one server: how many an address and a key may hold, and which one makes room.
+"""Open connections of one server: how many an address and a key may hold, and which one is closed for another.
 
 A newcomer is let in: if its address holds too many, the longest idle one of that address is closed; if the server does, the
 longest idle one of the address that holds most. A connection whose key has accepted work counts for the key, not for its

@@ -45,6 +45,7 @@ REFUSALS: dict[str, RefusalCode] = {
     "size": RefusalCode((400,), "the upload has another size than announced"),
     "storage": RefusalCode((503,), "the disk fails; nothing is lost, try again"),
     "store": RefusalCode((503,), "the database fails; nothing is lost, try again"),
+    "superseded": RefusalCode((409,), "a newer upload of the same lease has begun"),
     "timed_out": RefusalCode((408,), "the body did not arrive in time; send it again"),
     "too_large": RefusalCode((413, 431), "body, upload or head of a request over its limit"),
     "too_many_relays": RefusalCode((409,), "the list of relays is full"),

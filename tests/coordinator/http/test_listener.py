@@ -154,7 +154,7 @@ def send_for_ever(connection: socket.socket) -> None:
         pass
 
 
-def test_an_answer_that_nobody_takes_is_given_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_takes_nothing_of_its_answers_is_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "STALLED_S", 0.05)
     with served.connect() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -132,6 +132,41 @@ def test_other_bytes_and_missing_ones_are_refused_and_what_was_confirmed_stays(s
     assert kept.read_bytes() == DATA
 
 
+@pytest.mark.slow
+@needs_rclone
+def test_a_lease_fills_one_place_however_many_files_it_announces(stored: tuple[Swarm, Path]) -> None:
+    swarm, directory = stored
+    body, url = announced(swarm)
+    ann = swarm.client("ann")
+    assert ann.keypair is not None
+    for number in range(5):
+        other = bytes([number]) * len(DATA)
+        digest = digest_bytes(other)
+        signature = ann.keypair.sign(submission_message("run-1", body.lease_id, digest))
+        announcement = body.model_copy(update={"digest": digest, "signature": signature})
+        assert httpx.put(ann.upload_url(announcement).url, content=other).is_success
+    assert len(files(directory)) == 1
+    for broken, code in (({"size_bytes": 7}, "size"), ({}, "digest"), ({}, "not_uploaded")):
+        with pytest.raises(RefusedError) as caught:
+            ann.uploaded(body.model_copy(update=broken))
+        assert caught.value.code == code
+        if code == "size":
+            assert files(directory) == []
+            assert httpx.put(url, content=b"?" * len(DATA)).is_success
+    assert files(directory) == []
+
+
+def test_a_url_ends_with_its_lease(swarm: Swarm) -> None:
+    swarm.alter(bucket=S3Bucket("http://bucket/rollouts", "us-east-1", OURS, clock=swarm.clock))
+    swarm.publish(0)
+    body, url = announced(swarm)
+    lease = swarm.one("SELECT issued_at, expires_at FROM leases")
+    whole_s = float(str(lease["expires_at"])) - float(str(lease["issued_at"]))
+    assert f"X-Amz-Expires={whole_s:.0f}&" in url
+    swarm.clock.advance(whole_s - 2)
+    assert "X-Amz-Expires=2&" in swarm.client("ann").upload_url(body).url
+
+
 def test_without_a_bucket_the_coordinator_takes_files_itself(swarm: Swarm) -> None:
     swarm.publish(0)
     body, url = announced(swarm)

@@ -14,8 +14,7 @@ from aiohttp import web
 
 from shoal.broadcast.http.limits import ServerLimits
 from shoal.errors import UnavailableError
-from shoal.net.addresses import address_block
-from shoal.net.connections import Connections, raise_file_limit
+from shoal.net import Connections, address_block, raise_file_limit
 
 START_TIMEOUT_S = 30.0
 

@@ -24,8 +24,7 @@ from shoal.errors import IntegrityError
 from shoal.files import is_digest
 from shoal.identity import Envelope
 from shoal.metrics import EventLog
-from shoal.net.addresses import address_block
-from shoal.net.connections import UnderWay
+from shoal.net import UnderWay, address_block
 
 MAX_WAIT_S = 30.0
 REFRESH_EVERY_S = 30.0

@@ -14,7 +14,7 @@ from shoal.coordinator.run import Run
 from shoal.coordinator.store import nonces
 from shoal.coordinator.store.database import Connection
 from shoal.errors import RefusedError
-from shoal.net.rates import RateLimit
+from shoal.net import RateLimit
 from shoal.protocol.signing import KEY_HEADER, RequestStamp, RequestTarget, check_stamp
 
 CallerT = TypeVar("CallerT", covariant=True)

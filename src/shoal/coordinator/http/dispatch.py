@@ -18,7 +18,7 @@ from shoal.coordinator.http.refusals import SEE_DOCS, refusal_of, too_many
 from shoal.coordinator.http.route import AnyRoute, Incoming
 from shoal.coordinator.http.service import CONNECTION, Service
 from shoal.errors import RefusedError, ShoalError
-from shoal.net.addresses import address_block
+from shoal.net import address_block
 from shoal.protocol.signing import TIME_HEADER
 
 log = logging.getLogger(__name__)

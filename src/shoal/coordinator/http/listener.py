@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 from shoal.coordinator.http.app import CoordinatorApp
 from shoal.coordinator.http.refusals import SEE_DOCS
 from shoal.coordinator.http.service import CONNECTION, Service
-from shoal.net.addresses import address_block
+from shoal.net import address_block
 
 HEAD_S = 10.0
 """From the connection, or from the first byte after an answer, to the end of a head."""

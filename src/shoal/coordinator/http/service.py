@@ -12,14 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from shoal.coordinator.http.auth import Gate, Signed
+from shoal.coordinator.http.open_uploads import OpenUploads
 from shoal.coordinator.http.refusals import too_many
 from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.loop_results import LoopFuture, LoopResults
 from shoal.coordinator.store.writer import Store
-from shoal.net.addresses import Proxies
-from shoal.net.connections import Connections, UnderWay
-from shoal.net.rates import RateLimit
+from shoal.net import Connections, Proxies, RateLimit, UnderWay
 
 Result = TypeVar("Result")
 
@@ -67,7 +66,7 @@ class Service:
 
     def __init__(self, store: Store, run: Run, descriptor_bytes: bytes, open_files: int = 1024) -> None:
         self.store, self.run, self.descriptor_bytes = store, run, descriptor_bytes
-        self.gate, self.changes = Gate(run), ChangeSignal()
+        self.gate, self.changes, self.uploads = Gate(run), ChangeSignal(), OpenUploads(run)
         per_s = run.config.coordinator.requests_per_s_address
         self.address_limit = RateLimit(per_s, run.clock)
         self.new_keys = RateLimit(NEW_KEYS_PER_S if per_s else 0.0, run.clock, burst=NEW_KEYS_AT_ONCE)

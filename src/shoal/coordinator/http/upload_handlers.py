@@ -1,8 +1,9 @@
 """How rollouts arrive: a file streamed to this disk and hashed on the way, or by a URL of the run's bucket."""
 
 import errno
+import math
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from blake3 import blake3
@@ -26,14 +27,19 @@ REPEATED_UPLOAD_S = 60.0
 
 async def submit(service: Service, upload: Upload, caller: Signed) -> api.SubmissionAnswer:
     """Takes the rollouts of a lease in. The same file again gets the same answer."""
-    run = service.run
-    run.require_space()
+    run, is_stranger = service.run, not service.gate.is_proven(caller.key)
+    service.uploads.require_space(is_stranger=is_stranger)
     lease = await _expect(service, caller, upload.lease_id, upload.digest, upload.signature)
     left_s = lease.expires_at - run.clock() if lease is not None else REPEATED_UPLOAD_S
     chunks = upload.body.chunks(BodyLimit(run.config.coordinator.max_upload_bytes, left_s))
     submission_id = uuid.uuid4().hex
     path = run.file_of(submission_id)
-    digest, size_bytes = await stream_to_disk(service, chunks, path)
+
+    async def receive() -> tuple[str, int]:
+        with service.uploads.counted(is_stranger=is_stranger) as count:
+            return await stream_to_disk(service, chunks, path, count)
+
+    digest, size_bytes = await service.uploads.receive(upload.lease_id, receive())
     file = ReceivedFile(caller.key, upload.lease_id, submission_id, digest, size_bytes, upload.signature)
 
     def operation(connection: Transaction) -> api.SubmissionAnswer:
@@ -55,11 +61,12 @@ async def upload_url(service: Service, body: api.UploadBody, caller: Signed) -> 
     settings = service.run.config.coordinator
     if body.size_bytes > settings.max_upload_bytes:
         raise too_large(settings.max_upload_bytes)
-    await _expect(service, caller, body.lease_id, body.digest, body.signature)
+    lease = await _expect(service, caller, body.lease_id, body.digest, body.signature)
     if service.run.bucket is None:
         return api.UploadAnswer(url="")
-    name = bucket_name(service.run, body.lease_id, body.digest)
-    return api.UploadAnswer(url=service.run.bucket.upload_url(name, body.size_bytes, settings.lease_s))
+    left_s = lease.expires_at - service.run.clock() if lease is not None else REPEATED_UPLOAD_S
+    place = incoming_name(service.run, body.lease_id)
+    return api.UploadAnswer(url=service.run.bucket.upload_url(place, body.size_bytes, max(1, math.ceil(left_s))))
 
 
 async def uploaded(service: Service, body: api.UploadBody, caller: Signed) -> api.SubmissionAnswer:
@@ -68,17 +75,21 @@ async def uploaded(service: Service, body: api.UploadBody, caller: Signed) -> ap
     if bucket is None:
         raise RefusedError("no_bucket", "This run takes rollouts itself.", hint="Use PUT.", status=409)
     lease = await _expect(service, caller, body.lease_id, body.digest, body.signature)
-    name = bucket_name(run, body.lease_id, body.digest)
-    digest = body.digest if lease is None else await bucket.take_in(name, body.size_bytes)
-    if digest != body.digest:
-        await bucket.delete(name)
-    _require_signed(digest, body.digest)
-    file = ReceivedFile(caller.key, body.lease_id, name, digest, body.size_bytes, body.signature)
+    place, name = incoming_name(run, body.lease_id), bucket_name(run, body.lease_id, body.digest)
+    if lease is not None:
+        transfer = bucket.take_in(place, name, body.size_bytes, body.digest)
+        await service.uploads.receive(body.lease_id, transfer)
+    file = ReceivedFile(caller.key, body.lease_id, name, body.digest, body.size_bytes, body.signature)
     answer = await service.write(
         caller, lambda connection: submissions.accept_upload(connection, run, file), notifies=True
     )
-    await bucket.forget_upload(name)
+    await bucket.forget_upload(place)
     return answer
+
+
+def incoming_name(run: Run, lease_id: str) -> str:
+    """Where a sender puts its file: one place per lease, so that a lease never fills more than that."""
+    return blake3(f"incoming\n{lease_id}".encode(), key=run.secret).hexdigest()[:32]
 
 
 def bucket_name(run: Run, lease_id: str, digest: str) -> str:
@@ -102,7 +113,9 @@ def _require_signed(digest: str, signed: str) -> None:
         raise RefusedError("digest", "The uploaded bytes are not those that were signed.", status=400)
 
 
-async def stream_to_disk(service: Service, chunks: AsyncIterator[bytes], path: Path) -> tuple[str, int]:
+async def stream_to_disk(
+    service: Service, chunks: AsyncIterator[bytes], path: Path, count: Callable[[int], None]
+) -> tuple[str, int]:
     """Digest and size of the file, which is synced to disk; no file if anything went wrong."""
     hasher, size_bytes = blake3(), 0
     try:
@@ -111,6 +124,7 @@ async def stream_to_disk(service: Service, chunks: AsyncIterator[bytes], path: P
                 size_bytes += len(chunk)
                 hasher.update(chunk)
                 file.write(chunk)
+                count(len(chunk))
             file.flush()
             await service.sync(file.fileno())
     except OSError as error:

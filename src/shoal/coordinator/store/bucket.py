@@ -1,8 +1,9 @@
 """Rollouts in any S3-compatible bucket: presigned URLs (signature version 4), names made by the server.
 
-A worker writes to `incoming/ID` with a URL that is good for one name, one size and a short time. The coordinator copies the object
-to `submissions/ID.parquet`, whose name nobody else may write, and hashes the copy: what was confirmed cannot be changed
-afterwards. Readers get a URL and hash again. Credentials are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the environment.
+A worker writes to `incoming/PLACE`, one place per lease, with a URL that is good for one size and until the lease ends. The
+coordinator copies the object to `submissions/ID.parquet`, whose name nobody else may write, and hashes the copy: what was
+confirmed cannot be changed afterwards. Readers get a URL and hash again. Credentials are AWS_ACCESS_KEY_ID and
+AWS_SECRET_ACCESS_KEY of the environment.
 """
 
 import hashlib
@@ -58,9 +59,9 @@ class S3Bucket:
         self._url, self._region, self._credentials, self._clock = urlsplit(url), region, credentials, clock
         self._http = http or httpx.AsyncClient(timeout=TIMEOUT_S)
 
-    def upload_url(self, submission_id: str, size_bytes: int, lasts_s: int) -> str:
+    def upload_url(self, place: str, size_bytes: int, lasts_s: int) -> str:
         """Where exactly this many bytes may be put."""
-        return self._presign("PUT", _incoming(submission_id), lasts_s, {"content-length": str(size_bytes)})
+        return self._presign("PUT", _incoming(place), lasts_s, {"content-length": str(size_bytes)})
 
     def download_url(self, submission_id: str, lasts_s: int = OWN_CALLS_S) -> str:
         return self._presign("GET", _final(submission_id), lasts_s)
@@ -72,19 +73,27 @@ class S3Bucket:
     def look_url(self, submission_id: str) -> str:
         return self._presign("HEAD", _final(submission_id), OWN_CALLS_S)
 
-    async def take_in(self, submission_id: str, size_bytes: int) -> str:
-        """Digest of what was uploaded, once it stands under a name that its sender cannot write."""
-        source = f"{self._url.path.rstrip('/')}/{_incoming(submission_id)}"
+    async def take_in(self, place: str, submission_id: str, size_bytes: int, digest: str) -> None:
+        """Copies what was uploaded to a name that its sender cannot write. Other bytes than the promised ones are removed, or
+        the same ones could be sent here to be hashed again and again."""
+        source = f"{self._url.path.rstrip('/')}/{_incoming(place)}"
         headers = {"x-amz-copy-source": quote(source)}
         copied = await self._call("PUT", _final(submission_id), headers)
         if copied.status_code == 404:
             raise RefusedError("not_uploaded", "The file is not in the bucket.", hint="Upload it first.", status=409)
         self._require(copied)
-        return await self._digest(submission_id, size_bytes)
+        size_found, found = await self._measure(submission_id, size_bytes)
+        if (size_found, found) == (size_bytes, digest):
+            return
+        await self.delete(submission_id)
+        await self.forget_upload(place)
+        if size_found != size_bytes:
+            raise RefusedError("size", f"The uploaded file does not have the promised {size_bytes} bytes.", status=400)
+        raise RefusedError("digest", "The uploaded bytes are not those that were signed.", status=400)
 
-    async def forget_upload(self, submission_id: str) -> None:
+    async def forget_upload(self, place: str) -> None:
         """Removes what was sent, once it is recorded; until then a lost answer can be asked for again."""
-        await self._call("DELETE", _incoming(submission_id))
+        await self._call("DELETE", _incoming(place))
 
     async def delete(self, submission_id: str) -> None:
         self._require(await self._call("DELETE", _final(submission_id)))
@@ -92,7 +101,8 @@ class S3Bucket:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _digest(self, submission_id: str, size_bytes: int) -> str:
+    async def _measure(self, submission_id: str, at_most: int) -> tuple[int, str]:
+        """Size and digest; of a file that is too large no more is read than shows it."""
         hasher, seen = blake3(), 0
         try:
             async with self._http.stream("GET", self.download_url(submission_id)) as response:
@@ -100,14 +110,12 @@ class S3Bucket:
                     async for chunk in response.aiter_bytes():
                         hasher.update(chunk)
                         seen += len(chunk)
-                        if seen > size_bytes:
+                        if seen > at_most:
                             break
         except httpx.TransportError as error:
             raise self._silent(error) from None
         self._require(response)
-        if seen != size_bytes:
-            raise RefusedError("size", f"The uploaded file does not have the promised {size_bytes} bytes.", status=400)
-        return hasher.hexdigest()
+        return seen, hasher.hexdigest()
 
     async def _call(self, method: str, name: str, headers: dict[str, str] | None = None) -> httpx.Response:
         try:
@@ -155,8 +163,8 @@ class S3Bucket:
         return key.hex()
 
 
-def _incoming(submission_id: str) -> str:
-    return f"incoming/{submission_id}"
+def _incoming(place: str) -> str:
+    return f"incoming/{place}"
 
 
 def _final(submission_id: str) -> str:

@@ -1,0 +1,20 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.coordinator.rules.space import may_store
+
+sizes = st.integers(0, 10_000)
+
+
+def test_strangers_fill_at_most_half_of_the_space_that_others_need() -> None:
+    assert may_store(1000, 100, 900, is_stranger=True)
+    assert not may_store(899, 100, 901, is_stranger=True)
+    assert may_store(899, 100, 901, is_stranger=False)
+    assert not may_store(99, 100, 0, is_stranger=False)
+
+
+@given(free=sizes, reserve=sizes, strangers=sizes)
+def test_whoever_may_store_as_a_stranger_may_with_accepted_work(free: int, reserve: int, strangers: int) -> None:
+    allowed = may_store(free, reserve, strangers, is_stranger=True)
+    assert not allowed or may_store(free, reserve, strangers, is_stranger=False)
+    assert not may_store(free, reserve, strangers, is_stranger=False) or free >= reserve
