@@ -23,7 +23,7 @@ Outcome = api.SubmissionAnswer | RefusedError
 
 
 class Body:
-    """Sends its first half at once and the second when it is told to."""
+    """Sends its first half at once and the second when it may."""
 
     def __init__(self, data: bytes = DATA) -> None:
         self.data, self.asked, self.goes_on = data, asyncio.Event(), asyncio.Event()

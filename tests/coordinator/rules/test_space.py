@@ -14,7 +14,7 @@ def test_strangers_fill_at_most_half_of_the_space_that_others_need() -> None:
 
 
 @given(free=sizes, reserve=sizes, strangers=sizes)
-def test_whoever_may_store_as_a_stranger_may_with_accepted_work(free: int, reserve: int, strangers: int) -> None:
+def test_what_a_stranger_may_store_a_key_with_accepted_work_may_too(free: int, reserve: int, strangers: int) -> None:
     allowed = may_store(free, reserve, strangers, is_stranger=True)
     assert not allowed or may_store(free, reserve, strangers, is_stranger=False)
     assert not may_store(free, reserve, strangers, is_stranger=False) or free >= reserve
