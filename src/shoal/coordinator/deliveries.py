@@ -51,12 +51,14 @@ def observe(connection: Connection, run: Run) -> Observed:
     return Observed(workers, pace, deliveries.is_enforced(records, pace))
 
 
-def record_delivery(connection: Connection, run: Run, row: SubmissionRow, lease: LeaseRow) -> WorkerRow:
+def record_delivery(connection: Connection, run: Run, row: SubmissionRow, lease: LeaseRow, tokens: int) -> WorkerRow:
     """Counts a file that was accepted."""
     worker = known_worker(connection, row.worker)
     pace = observe(connection, run).pace
     record = deliveries.after_delivery(delivery_record(worker), row.received_at - lease.issued_at, pace)
-    return save_deliveries(connection, worker, record, delivered_at=run.clock())
+    record = deliveries.after_tokens(record, tokens, row.received_at - max(lease.issued_at, worker.received_at))
+    received_at = max(worker.received_at, row.received_at)
+    return save_deliveries(connection, worker, record, delivered_at=run.clock(), received_at=received_at)
 
 
 def record_failure(connection: Connection, run: Run, key: str) -> WorkerRow:

@@ -127,6 +127,7 @@ def _key_view(
     connection: Connection, run: Run, worker: WorkerRow, observed: Observed, step: int, held_versions: Set[int]
 ) -> leases.KeyView:
     key, is_reliable = worker.key, observed.is_reliable(run, worker)
+    record = delivery_record(worker)
     (counts,) = query(connection, _KeyCounts, KEY_COUNTS, (key, key, step))
     # A dropped slot that a batch may wait for goes to a reliable key.
     dropped = query(connection, leases.OpenSlot, OPEN_SLOT, (step, 0 if is_reliable else 1, key))
@@ -134,11 +135,12 @@ def _key_view(
         is_active=worker.state == "active",
         held_versions=sorted(held_versions),
         leases_held=counts.held,
+        leases_allowed=deliveries.leases_allowed(record, observed.pace, reliable=is_reliable),
         slots_of_step=counts.holding,
         open_slot=dropped[0] if dropped else None,
         late_slot=_late_slot(connection, run, worker, observed, step, held_versions) if is_reliable else None,
         is_reliable=is_reliable,
-        backoff_s=deliveries.backoff_s(delivery_record(worker), run.clock()),
+        backoff_s=deliveries.backoff_s(record, run.clock()),
     )
 
 

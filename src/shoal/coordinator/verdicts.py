@@ -90,7 +90,8 @@ def _accept(
 ) -> None:
     introduce(connection, run, known_worker(connection, row.worker))
     lease = _close(connection, run, row, body)
-    worker = record_delivery(connection, run, row, lease)
+    tokens = sum(group.tokens for group in body.groups)
+    worker = record_delivery(connection, run, row, lease, tokens)
     usable = trust.is_usable(trust_record(worker), run.config.trust)
     slot = slots.resolve_slot(connection, lease) if usable else None
     if not usable:  # verified, but another key fills the slot
@@ -104,7 +105,6 @@ def _accept(
         for group in body.groups:
             task_stats.count_group(connection, group)
     worker = _save_event(connection, run, worker, body, event)
-    tokens = sum(group.tokens for group in body.groups)
     earns = usable and not _is_expired_choice(connection, run, lease)
     add_credit(connection, run, worker, row, tokens if earns else 0)
 

@@ -128,7 +128,15 @@ def save_trust(connection: Connection, worker: WorkerRow, record: trust.TrustRec
 
 def delivery_record(worker: WorkerRow) -> deliveries.Record:
     return deliveries.Record(
-        worker.in_time, worker.missed, worker.failures, worker.failed_at, worker.work_s, worker.lag_s
+        in_time=worker.in_time,
+        missed=worker.missed,
+        failures=worker.failures,
+        failed_at=worker.failed_at,
+        work_s=worker.work_s,
+        lag_s=worker.lag_s,
+        tokens=worker.tokens,
+        busy_s=worker.busy_s,
+        slot_tokens=worker.slot_tokens,
     )
 
 
@@ -142,5 +150,8 @@ def save_deliveries(connection: Connection, worker: WorkerRow, record: deliverie
         failed_at=record.failed_at,
         work_s=record.work_s,
         lag_s=record.lag_s,
+        tokens=record.tokens,
+        busy_s=record.busy_s,
+        slot_tokens=record.slot_tokens,
         **more,
     )

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from shoal.config import TrainingConfig, TrustConfig
 from shoal.coordinator.rules.batches import Deferred, StepCounts, deferred_wanted, groups_wanted
 from shoal.coordinator.rules.leases import (
-    LEASES_PER_KEY,
     POLLS_PER_S,
     Grant,
     KeyView,
@@ -38,7 +37,7 @@ SWARM = SwarmView(
     has_other_workers=True,
     has_other_active_workers=True,
 )
-KEY = KeyView(is_active=True, held_versions=(5,), leases_held=0, slots_of_step=0)
+KEY = KeyView(is_active=True, held_versions=(5,), leases_held=0, leases_allowed=2, slots_of_step=0)
 
 
 def answer(swarm: dict[str, Any] | None = None, **key: Any) -> Grant | Refused:
@@ -78,7 +77,7 @@ def test_a_late_slot_comes_before_everything_else() -> None:
     late = OpenSlot(0, 4)
     assert answer(late_slot=late, open_slot=OpenSlot(1, 5)) == Grant(step=5, slot=0, version=4, wanted_version=5)
     assert isinstance(answer({"counts": replace(COUNTS, useful=99)}, late_slot=late, slots_of_step=9), Grant)
-    assert refusal(late_slot=late, leases_held=LEASES_PER_KEY) == "no_work"
+    assert refusal(late_slot=late, leases_held=2) == "no_work"
     assert refusal(late_slot=late, backoff_s=1.0) == "no_work"
 
 
@@ -95,9 +94,11 @@ def test_slots_of_stallers_are_not_counted_on() -> None:
     assert isinstance(answer(held), Grant)
 
 
-def test_a_key_that_is_not_reliable_holds_one_lease_at_a_time() -> None:
+def test_a_key_holds_as_many_leases_as_its_record_allows() -> None:
     assert isinstance(answer(leases_held=1), Grant)
-    assert refusal(leases_held=1, is_reliable=False) == "no_work"
+    assert isinstance(answer(leases_held=8, leases_allowed=9), Grant)
+    assert refusal(leases_held=9, leases_allowed=9) == "no_work"
+    assert refusal(leases_held=1, leases_allowed=1, is_reliable=False) == "no_work"
 
 
 def test_a_key_that_keeps_failing_waits_while_others_work() -> None:
@@ -122,8 +123,8 @@ def test_each_gate_has_its_reason() -> None:
     assert refusal({"step": 10, "has_space": False}) == "no_work"
     assert refusal({"has_space": False, "published": ()}) == "disk_full"
     assert refusal({"published": (3, 6)}) == "waiting_for_trainer"
-    assert refusal(held_versions=(3, 6), leases_held=LEASES_PER_KEY) == "need_weights"
-    assert refusal(leases_held=LEASES_PER_KEY) == "no_work"
+    assert refusal(held_versions=(3, 6), leases_held=2) == "need_weights"
+    assert refusal(leases_held=2) == "no_work"
     assert refusal({"counts": replace(COUNTS, useful=10)}) == "no_work"
     assert refusal(slots_of_step=5) == "no_work"
 
@@ -184,12 +185,15 @@ def test_every_grant_keeps_every_rule(
         has_other_workers=flags[0] or flags[1],
         has_other_active_workers=flags[1],
     )
-    asking = KeyView(flags[2], held, key[0], key[1], dropped, is_reliable=flags[3], backoff_s=float(key[2] // 5))
+    allowed = 2 if flags[3] else 1
+    asking = KeyView(
+        flags[2], held, key[0], allowed, key[1], dropped, is_reliable=flags[3], backoff_s=float(key[2] // 5)
+    )
     decision = decide(swarm, asking, TRAINING, TRUST)
     if isinstance(decision, Refused):
         assert decision.retry_after_s > 0
         idle = counts.outstanding_groups == 0 and groups_wanted(counts, TRAINING) > 0
-        may_hold = asking.is_reliable and asking.leases_held < LEASES_PER_KEY
+        may_hold = asking.is_reliable and asking.leases_held < asking.leases_allowed
         if decision.reason == "no_work" and idle and step < swarm.steps and may_hold:
             assert asking.backoff_s > 0, "shares never stop a step that has nothing outstanding"
         return
@@ -199,6 +203,6 @@ def test_every_grant_keeps_every_rule(
     assert decision.version in set(published) & set(held)
     assert step - TRAINING.async_level <= decision.version <= decision.wanted_version <= step
     assert decision.slot == (swarm.next_slot if dropped is None else dropped.slot)
-    assert asking.leases_held < (LEASES_PER_KEY if asking.is_reliable else 1)
+    assert asking.leases_held < asking.leases_allowed
     assert decision.deferred == (not asking.is_reliable)
     assert (groups_wanted if asking.is_reliable else deferred_wanted)(counts, TRAINING) > 0

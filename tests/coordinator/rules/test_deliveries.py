@@ -16,10 +16,12 @@ from shoal.coordinator.rules.deliveries import (
     after_delivery,
     after_failure,
     after_first_use,
+    after_tokens,
     backoff_s,
     is_enforced,
     is_reliable,
     lease_s,
+    leases_allowed,
     pace,
 )
 
@@ -134,3 +136,70 @@ def test_whatever_happens_limits_stay_within_their_bounds(outcomes: str) -> None
     assert record.in_time + record.missed <= 32
     assert SHORTEST_LEASE_S <= lease_s(record, PACE) <= PACE.longest_s
     assert 0 <= backoff_s(record, 100.0) <= LONGEST_BACKOFF_S
+
+
+class Machine:
+    """A key that works on `at_once` slots side by side, each for ten seconds."""
+
+    def __init__(self, at_once: int) -> None:
+        self.record, self.seconds, self.at_once = Record(), 10.0, at_once
+
+    def deliver(self, held: int, rounds: int = 40) -> Record:
+        """Holds that number of slots; they end one by one, evenly spread, with 100 tokens each."""
+        running = min(self.at_once, held)
+        gap_s = self.seconds / running
+        for _ in range(rounds):
+            self.record = after_delivery(self.record, gap_s * held, PACE_OF_100)
+            self.record = after_tokens(self.record, 100, gap_s)
+        return self.record
+
+
+PACE_OF_100 = replace(PACE, slot_tokens=100.0)
+
+
+def allowed(record: Record) -> int:
+    return leases_allowed(record, PACE_OF_100, reliable=True)
+
+
+def test_a_key_without_a_record_holds_two_leases_and_one_that_is_not_reliable_one() -> None:
+    assert leases_allowed(Record(), PACE, reliable=True) == 2
+    assert leases_allowed(Record(), PACE_OF_100, reliable=True) == 2
+    assert leases_allowed(Record(), PACE_OF_100, reliable=False) == 1
+
+
+def test_a_machine_that_works_on_many_slots_at_once_gets_as_many_within_a_few_rounds() -> None:
+    machine, held = Machine(at_once=32), 2
+    for _ in range(8):
+        held = allowed(machine.deliver(held))
+    assert held >= 32
+
+
+def test_a_machine_that_works_on_one_slot_after_the_other_holds_two_leases() -> None:
+    assert allowed(Machine(at_once=1).deliver(1)) == 2
+
+
+def test_leases_that_only_wait_in_a_key_do_not_let_it_hold_more_and_more() -> None:
+    machine, held = Machine(at_once=2), 2
+    for _ in range(30):
+        held = allowed(machine.deliver(held))
+    assert held <= 12, "the wait counts up to twice the limit of being in time"
+
+
+def test_what_a_key_may_hold_follows_its_deliveries_and_not_its_claims() -> None:
+    fast, slow = Machine(at_once=8).deliver(8), Machine(at_once=8)
+    slow.seconds = 20.0
+    assert fast.tokens_per_s == pytest.approx(2 * slow.deliver(8).tokens_per_s, rel=0.01)
+
+
+def test_files_that_arrive_together_count_their_time_once() -> None:
+    record = after_tokens(after_tokens(Record(), 100, 10.0), 100, 0.0)
+    assert record.tokens_per_s == pytest.approx(20, rel=0.05)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.floats(-100, 1000)), max_size=30))
+def test_no_record_of_tokens_allows_less_than_the_fewest(files: list[tuple[int, float]]) -> None:
+    record = Record()
+    for tokens, seconds in files:
+        record = after_tokens(after_delivery(record, max(0.0, seconds), PACE_OF_100), tokens, seconds)
+    assert record.busy_s >= 0
+    assert allowed(record) >= 2

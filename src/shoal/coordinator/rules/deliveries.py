@@ -30,6 +30,14 @@ FREE_FAILURES = 4
 FIRST_BACKOFF_S = 10.0
 LONGEST_BACKOFF_S = 3600.0
 SHORTEST_GRACE_S = 2.0
+FEWEST_LEASES = 2
+"""Of a reliable key, however slow: one being worked on, one being uploaded. Others may hold one."""
+MOST_LEASES = 256
+SHORTEST_BUSY_S = 1e-3
+HELD_SHARE = 2.0
+"""A key may hold this many times the tokens that it has shown to work on at once, so that a faster machine finds its place."""
+QUEUE_LIMIT = 2.0
+"""Times the limit of being in time: longer waits of leases inside a key do not count as work at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,17 @@ class Record:
     """Mean time from lease to upload of accepted files; 0 if there is none."""
     lag_s: float = -1.0
     """Mean time from the publication of a version to its first use by this key; negative if it was not observed."""
+    tokens: float = 0.0
+    """Tokens of accepted files, and ..."""
+    busy_s: float = 0.0
+    """... the time in which the key held a lease for them; both fade."""
+    slot_tokens: float = 0.0
+    """Mean tokens of an accepted file."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Observed, never claimed."""
+        return self.tokens / max(self.busy_s, SHORTEST_BUSY_S)
 
     @property
     def missed_share(self) -> float:
@@ -63,6 +82,8 @@ class Pace:
     longest_s: float
     """The setting `lease_s`."""
     lag_s: float | None = None
+    slot_tokens: float = 0.0
+    """Median over keys of the tokens of a slot."""
 
     @property
     def in_time_s(self) -> float:
@@ -84,7 +105,8 @@ def pace(records: Sequence[Record], longest_s: float) -> Pace:
     work = _median([record.work_s for record in records if record.work_s > 0])
     missed = _median([record.missed_share for record in records])
     lag = _median([record.lag_s for record in records if record.lag_s >= 0])
-    return Pace(work, max(MISSED_SHARE, 2 * (missed or 0.0)), longest_s, lag)
+    slot_tokens = _median([record.slot_tokens for record in records if record.slot_tokens > 0])
+    return Pace(work, max(MISSED_SHARE, 2 * (missed or 0.0)), longest_s, lag, slot_tokens or 0.0)
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -112,6 +134,32 @@ def after_delivery(record: Record, work_s: float, pace: Pace) -> Record:
         failures=max(0, record.failures - 1),
         work_s=_mean(record.work_s if record.work_s > 0 else None, work_s),
     )
+
+
+def after_tokens(record: Record, tokens: int, busy_s: float) -> Record:
+    """The record after an accepted file; `busy_s` is the time since its lease or, if that is later, since the file before it."""
+    keep = 1 - 1 / MEMORY
+    return replace(
+        record,
+        tokens=keep * record.tokens + tokens,
+        busy_s=keep * record.busy_s + max(0.0, busy_s),
+        slot_tokens=_mean(record.slot_tokens or None, float(tokens)),
+    )
+
+
+def tokens_allowed(record: Record, pace: Pace) -> float:
+    """Tokens that a key may hold leases for: speed times duration is what it has shown to work on at once.
+
+    A key that takes leases and lets them wait gains nothing: its speed stays the same, and the wait counts up to a limit.
+    """
+    return HELD_SHARE * record.tokens_per_s * min(record.work_s, QUEUE_LIMIT * pace.in_time_s)
+
+
+def leases_allowed(record: Record, pace: Pace, *, reliable: bool) -> int:
+    fewest = FEWEST_LEASES if reliable else 1
+    if not pace.slot_tokens:
+        return fewest
+    return max(fewest, min(MOST_LEASES, round(tokens_allowed(record, pace) / pace.slot_tokens)))
 
 
 def after_failure(record: Record, now: float) -> Record:

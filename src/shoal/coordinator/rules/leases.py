@@ -17,8 +17,6 @@ from shoal.config import TrainingConfig, TrustConfig
 from shoal.coordinator.rules import batches
 from shoal.protocol.api import RunState
 
-LEASES_PER_KEY = 2
-"""One being worked on, one being uploaded."""
 POLLS_PER_S = 400
 """Idle workers of a large swarm ask less often, so that together they ask no more than this."""
 LONGEST_WAIT_S = 30.0
@@ -53,6 +51,8 @@ class KeyView:
     """Whether it has left probation."""
     held_versions: Sequence[int]
     leases_held: int
+    leases_allowed: int
+    """By the observed speed of the key; see `deliveries.leases_allowed`."""
     slots_of_step: int
     """Slots of this step that it holds or has submitted."""
     open_slot: OpenSlot | None = None
@@ -124,7 +124,7 @@ def decide(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: Trus
     if key.backoff_s > 0 and swarm.has_other_workers:
         return Refused("no_work", min(LONGEST_WAIT_S, key.backoff_s), wanted)
     late = key.late_slot
-    if late is not None and key.leases_held < LEASES_PER_KEY:
+    if late is not None and key.leases_held < key.leases_allowed:
         return Grant(swarm.step, late.slot, late.version, wanted)
     if not _has_work(swarm, key, training, trust):
         return refuse("no_work", wanted)
@@ -160,7 +160,7 @@ def _stopped(swarm: SwarmView) -> Refusal | None:
 
 
 def _has_work(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: TrustConfig) -> bool:
-    if key.leases_held >= (LEASES_PER_KEY if key.is_reliable else 1):
+    if key.leases_held >= key.leases_allowed:
         return False
     count = batches.groups_wanted if key.is_reliable else batches.deferred_wanted
     wanted = count(swarm.counts, training)

@@ -19,7 +19,8 @@ CREATE TABLE workers (
   credit_released BIGINT NOT NULL, banned_at DOUBLE PRECISION, in_time DOUBLE PRECISION NOT NULL,
   missed DOUBLE PRECISION NOT NULL, failures BIGINT NOT NULL, failed_at DOUBLE PRECISION NOT NULL,
   work_s DOUBLE PRECISION NOT NULL, lag_s DOUBLE PRECISION NOT NULL, delivered_at DOUBLE PRECISION NOT NULL,
-  newest_used BIGINT NOT NULL);
+  newest_used BIGINT NOT NULL, tokens DOUBLE PRECISION NOT NULL, busy_s DOUBLE PRECISION NOT NULL,
+  slot_tokens DOUBLE PRECISION NOT NULL, received_at DOUBLE PRECISION NOT NULL);
 CREATE INDEX workers_by_state ON workers (state, key);
 CREATE INDEX workers_by_delivery ON workers (delivered_at);
 CREATE TABLE presence (

@@ -43,6 +43,11 @@ class WorkerRow(Record):
     delivered_at: float = 0.0
     newest_used: int = -1
     """The newest version that it was leased."""
+    tokens: float = 0.0
+    busy_s: float = 0.0
+    slot_tokens: float = 0.0
+    received_at: float = 0.0
+    """Of its newest accepted file."""
 
 
 @dataclass(frozen=True, slots=True)
