@@ -35,6 +35,7 @@ class FakeCoordinator:
         """Path prefix → how many of the next requests are lost."""
         self.tries: list[tuple[str, bytes]] = []
         """Path and body of every request, lost ones included."""
+        self.now = NOW
         self._time = threading.local()
         self.account = api.WorkerView(key=WORKER.public, name="worker", state="probation")
         self.history = api.HistoryView(versions=[], evaluations=[], batches=[], bans=[])
@@ -51,7 +52,7 @@ class FakeCoordinator:
 
     def client(self, keypair: Keypair = WORKER, **options: Any) -> CoordinatorClient:
         http = httpx.Client(transport=httpx.MockTransport(self._answer))
-        options = {"clock": lambda: NOW, "monotonic": self._waited_s, "sleep": self._sleep, **options}
+        options = {"clock": lambda: self.now, "monotonic": self._waited_s, "sleep": self._sleep, **options}
         return CoordinatorClient.for_run(descriptor(), keypair, http=http, **options)
 
     def _waited_s(self) -> float:
@@ -125,7 +126,8 @@ class FakeCoordinator:
 
     def _lease(self, rest: str, content: bytes) -> BaseModel:
         self.lease_bodies.append(api.LeaseBody.model_validate_json(content))
-        answer = self.leases.pop(0)
+        nothing_left = api.LeaseAnswer(reason="no_work", retry_after_s=0.01)
+        answer = self.leases.pop(0) if self.leases else nothing_left
         if isinstance(answer, Refuse):
             raise answer
         return answer

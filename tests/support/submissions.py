@@ -60,7 +60,17 @@ def submit(tiny_run: TinyRun, *, kind: type[Worker] = Worker, slot: int = SLOT, 
         name="worker",
     )
     lease = make_lease(slot, version=version)
-    return Submission(lease, header_for(lease), worker.generate(lease).rollouts)
+    return Submission(lease, header_for(lease), generated(worker, lease))
+
+
+def generated(worker: Worker, lease: api.Lease) -> list[Rollout]:
+    """The samples of one slot as the worker would upload them."""
+    slot = worker.prepare(lease)
+    worker.engine.load(slot.weights)
+    rollouts = worker.joined.descriptor.rollouts
+    requests = [GenerationRequest(item.prompt_tokens, item.seed, rollouts.max_new_tokens) for item in slot.items]
+    slot.completions = dict(enumerate(worker.engine.generate(requests, temperature=rollouts.temperature)))
+    return worker.rollouts(slot)
 
 
 def header_for(lease: api.Lease) -> RolloutHeader:

@@ -10,6 +10,7 @@ from shoal.tasks.workload import Reward
 from shoal.validation import Calibration, Checked, Validator, load_calibration
 from shoal.validation.validator import group_verdicts
 from shoal.worker import CHEATERS
+from shoal.worker.slots import Version
 from support.fake_coordinator import FakeCoordinator, Refuse
 from support.samples import keypair
 from support.submissions import Submission, submit
@@ -99,9 +100,9 @@ def test_the_cheaters_of_the_demo_are_proven_guilty(
     make: Make, coordinator: FakeCoordinator, tiny_run: TinyRun, name: str, audit: bool, reason: Reason
 ) -> None:
     class Cheater(CHEATERS[name]):  # type: ignore[misc, valid-type]
-        def policy_path(self, lease: api.Lease) -> object:
+        def policy_path(self, version: Version, *, deadline_s: float) -> object:
             self._first_path = tiny_run.policies[1]
-            return super().policy_path(lease)
+            return super().policy_path(version, deadline_s=deadline_s)
 
     lie = submit(tiny_run, kind=Cheater if name == "stale" else CHEATERS[name])
     verdict = make().check(upload(coordinator, lie, [0, 1] if audit else []))

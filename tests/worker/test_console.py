@@ -34,9 +34,9 @@ def console(reports: Reports, clock: Clock) -> WorkerConsole:
 
 
 def test_a_submission_is_one_line(console: WorkerConsole, reports: Reports) -> None:
-    console.submitted(make_lease(2), 64, 2100, 1.5)
+    console.submitted(make_lease(2), 64, 2100, 1400.0)
     console.update_account(account(credit_held=2100, submissions_accepted=1))
-    console.submitted(make_lease(3), 64, 2100, 1.5)
+    console.submitted(make_lease(3), 64, 2100, 1400.0)
     assert reports == [
         "step 3 slot 2: 64 samples, 2,100 tokens at 1,400/s, submitted",
         "step 3 slot 3: 64 samples, 2,100 tokens at 1,400/s, submitted; "

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from shoal.policy.engine import Completion
-from shoal.protocol import api
 from shoal.protocol.rollouts import Rollout
 from shoal.tasks.workload import Reward, WorkItem
 from shoal.worker.loop import Worker
+from shoal.worker.slots import Version
 
 
 class StaleCheater(Worker):
@@ -20,8 +20,8 @@ class StaleCheater(Worker):
     _first_path: Path | None = None
     _old_proofs: Sequence[bytes] = ()
 
-    def policy_path(self, lease: api.Lease) -> Path:
-        path = super().policy_path(lease)
+    def policy_path(self, version: Version, *, deadline_s: float) -> Path:
+        path = super().policy_path(version, deadline_s=deadline_s)
         self._first_path = self._first_path or path
         return self._first_path
 

@@ -35,11 +35,12 @@ class WorkerConsole:
         self._waiting_since = 0.0
         self._reported = False
 
-    def submitted(self, lease: api.Lease, samples: int, tokens: int, seconds: float) -> None:
+    def submitted(self, lease: api.Lease, samples: int, tokens: int, tokens_per_s: float) -> None:
+        """`tokens_per_s` is that of the engine, which works on several slots at a time."""
         self._waiting_for = ""
         line = (
             f"step {lease.step} slot {lease.slot}: {samples} samples, {tokens:,} tokens "
-            f"at {tokens / max(seconds, 1e-9):,.0f}/s, submitted"
+            f"at {tokens_per_s:,.0f}/s, submitted"
         )
         self._report(f"{line}; {self._credit(self.account)}" if self.account else line)
 

@@ -1,64 +1,51 @@
-"""The contributor's loop: lease → weights → generate → commit → submit.
+"""The contributor's loop: leases come in, samples pass through the engine, finished slots go out.
 
-The lease names slot, seed and policy version, the descriptor everything else. One completion
-comes from exactly one version, so weights are swapped only between leases. A coordinator that is away is waited for: it may be
-restarting, or this laptop was asleep. Ctrl-C gives the slot back and leaves.
+The engine is the only thing the loop waits for while it has work: leases are taken, slots scored and files uploaded in the
+background. A lease names slot, seed and policy version, the descriptor everything else. One completion comes from exactly one
+version: once a newer one is ready no lease of the old one is taken, the rows in flight end, and the weights are swapped. A
+coordinator that is away is waited for while samples go on. Ctrl-C submits what is finished, gives the rest back and leaves.
 """
 
 import secrets
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
-from shoal.errors import RefusedError, ShoalError, UnavailableError
+from shoal.errors import RefusedError
 from shoal.joined import JoinedRun
 from shoal.metrics import EventLog, Report, silent
-from shoal.policy.engine import Completion, Engine, GenerationRequest
+from shoal.policy.engine import Completion, Engine, GenerationRequest, Stream
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
 from shoal.tasks.workload import Reward, WorkItem
+from shoal.worker.admission import EngineView, Lengths, Rates, entry_order, leases_wanted, slot_s
 from shoal.worker.console import WorkerConsole
+from shoal.worker.deliveries import Deliveries, Outbox
 from shoal.worker.heartbeat import Heartbeat
-from shoal.worker.machine import Machine, machine_memory
+from shoal.worker.leases import LeaseTaker, News, Taken
+from shoal.worker.machine import PROBED_ROWS, Machine, is_worth_more_rows, machine_memory
+from shoal.worker.slots import Slot, Version
 from shoal.worker.totals import WorkerTotals
 from shoal.worker.weights import WeightFollower
 
 FIRST_WEIGHTS_S = 600.0
-PROBE_REQUESTS = 32
+PROBE_TOKENS = 8
 LEAVE_DEADLINE_S = 2.0
 STOP_DEADLINE_S = 60.0
-SUBMIT_AT_LEAST_S = 60.0
-"""An upload is tried while its lease lasts, and so long if that is over: the coordinator says what becomes of it."""
-LOST_WORK = {"lease_expired", "unknown_lease", "already_submitted"}
-"""Refusals that cost one submission; any other ends the worker."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """When the engine generated a batch, by the monotonic clock."""
-
-    started_at: float
-    ended_at: float
-
-    @property
-    def seconds(self) -> float:
-        return self.ended_at - self.started_at
-
-
-@dataclass(frozen=True)
-class Generated:
-    """The samples of one slot and the time they took."""
-
-    rollouts: list[Rollout]
-    seconds: float
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(rollout.output_tokens) for rollout in self.rollouts)
+IDLE_S = 0.2
+"""An idle worker looks this often for new weights."""
+WAITS = {
+    "need_weights": "fetching version {version}",
+    "waiting_for_trainer": "waiting for the trainer",
+    "paused": "the run is paused",
+    "draining": "the run is being drained, there is no new work",
+    "disk_full": "the coordinator's disk is full, waiting for its owner",
+    "deliveries": "waiting for uploads",
+}
 
 
 def as_rollout(item: WorkItem, completion: Completion, reward: Reward) -> Rollout:
@@ -86,9 +73,11 @@ class Worker:
         engine: Engine,
         *,
         name: str,
+        outbox: Path | None = None,
         metrics: EventLog | None = None,
         report: Report = silent,
     ) -> None:
+        """`outbox` keeps finished files until they are submitted."""
         self.joined, self.client, self.engine, self.name = run, client, engine, name
         self.metrics = metrics or EventLog()
         self.report = report
@@ -98,15 +87,35 @@ class Worker:
         )
         self.console = WorkerConsole(report)
         self.heartbeat = Heartbeat(client, run.relays, self.totals, self.metrics, self.console, report)
-        self._loaded: tuple[int, str] | None = None
-        self._last_batch = Batch(0.0, 0.0)
-        self._uploads = ThreadPoolExecutor(1, thread_name_prefix="upload")
-        self._uploading: Future[None] | None = None
+        self._inbox: SimpleQueue[News] = SimpleQueue()
+        self._leases = LeaseTaker(
+            client, self.weights, prepare=self.prepare, register=self._register, inbox=self._inbox, report=report
+        )
+        self._deliveries = Deliveries(
+            client,
+            score=self.rollouts,
+            write=self._file,
+            on_submitted=self._submitted,
+            give_back=self._leases.give_back,
+            outbox=Outbox(outbox) if outbox is not None else None,
+            inbox=self._inbox,
+            metrics=self.metrics,
+            report=report,
+        )
+        self._slots: list[Slot] = []
+        self._slot_of: dict[int, Slot] = {}
+        self._lengths = Lengths(run.descriptor.rollouts.max_new_tokens)
+        self._rates = Rates()
+        self._loaded: Version | None = None
+        self._machine, self._rows = Machine(1.0), 1
+        self._measured = (0, 0.0)
+        self._busy_s, self._stepped_at = 0.0, 0.0
+        self._no_work = ""
+        self._is_finished, self._is_refused = False, False
         self._stopping = threading.Event()
-        self._machine = Machine(1.0)
-        self._lease: api.Lease | None = None
 
     def stop(self) -> None:
+        """Ends the loop when the slots that were begun have ended."""
         self._stopping.set()
         self.client.limit_waits(STOP_DEADLINE_S)
 
@@ -115,16 +124,16 @@ class Worker:
         self.weights.start()
         try:
             self._join()
-            while not self._stopping.is_set() and (answer := self._next_lease()) is not None:
-                if answer.lease is None:
-                    self._wait(answer)
-                else:
-                    self._lease = answer.lease
-                    self._submit(answer.lease, self.generate(answer.lease))
-                    self._lease = None
-            self._finish_upload()
+            self._deliveries.upload_left()
+            rollouts = self.joined.descriptor.rollouts
+            longest = rollouts.max_prompt_tokens + rollouts.max_new_tokens
+            with self.engine.open(temperature=rollouts.temperature, max_tokens=longest, rows=self._rows) as stream:
+                self._rows = min(self._rows, stream.rows)
+                self._work(stream)
+            self._deliveries.finish()
+            self._hear_all()
         except RefusedError:
-            self._lease = None  # a coordinator that refuses this key takes its slot back too
+            self._is_refused = True
             raise
         except (KeyboardInterrupt, SystemExit) as end:
             self._report_leaving("\n" if isinstance(end, KeyboardInterrupt) else "")  # behind the terminal's own ^C
@@ -132,106 +141,198 @@ class Worker:
         finally:
             self._leave()
 
-    def generate(self, lease: api.Lease) -> Generated:
-        """All samples of the slot, with rewards and commitments."""
-        items = self.joined.workload.items(bytes.fromhex(lease.slot_seed))
-        self._swap(lease.policy_version, lease.manifest_digest, self.policy_path(lease))
-        self.console.working(f"generating step {lease.step} slot {lease.slot} with version {lease.policy_version}")
-        started = time.monotonic()
-        completions = self._sample(items)
-        self._last_batch = Batch(started, time.monotonic())
-        rewards = self.joined.workload.rewards(
-            [(item.task, item.target_length, done.tokens) for item, done in zip(items, completions, strict=True)]
-        )
-        rollouts = [self.rollout(*row) for row in zip(items, completions, rewards, strict=True)]
-        generated = Generated(rollouts, self._last_batch.seconds)
-        self.totals.tokens += generated.tokens
-        return generated
+    def _work(self, stream: Stream) -> None:
+        while not self._is_over():
+            self._hear_all()
+            self._drop_expired(stream)
+            self._ask(stream)
+            if not stream.unfinished:
+                self._swap()
+            self._feed(stream)
+            if stream.unfinished:
+                self._step(stream)
+            else:
+                self._idle()
 
-    def policy_path(self, lease: api.Lease) -> Path:
+    def _is_over(self) -> bool:
+        if self._stopping.is_set():
+            return not any(slot.is_begun for slot in self._slots)
+        return self._is_finished and not self._slots
+
+    def prepare(self, lease: api.Lease) -> Slot:
+        """The slot of a lease, ready to begin: its weights are on disk."""
+        items = self.joined.workload.items(bytes.fromhex(lease.slot_seed))
         left_s = max(1.0, lease.expires_at - self.client.server_time())
-        return self.weights.path(lease.policy_version, lease.manifest_digest, deadline_s=left_s)
+        path = self.policy_path((lease.policy_version, lease.manifest_digest), deadline_s=left_s)
+        return Slot(lease, items, path, entry_order(items, self._lengths))
+
+    def policy_path(self, version: Version, *, deadline_s: float) -> Path:
+        return self.weights.path(*version, deadline_s=deadline_s)
+
+    def _hear_all(self) -> None:
+        while not self._inbox.empty():
+            self._hear(self._inbox.get())
+
+    def _hear(self, news: News) -> None:
+        if isinstance(news, Exception):
+            raise news
+        if isinstance(news, Taken):
+            self._slots.append(news.slot)
+            self._rates.leased(news.seconds)
+            self._no_work = ""
+        elif news.reason == "finished":
+            self._is_finished = True
+            self.report("the run is finished, thank you")
+        elif news.reason:
+            self._no_work = news.reason
+            if not self._slots:
+                what = WAITS.get(news.reason, "waiting for work").format(version=news.wanted_version)
+                self.console.waiting(what)
+
+    def _ask(self, stream: Stream) -> None:
+        if self._leases.is_asking or self._is_finished or self._stopping.is_set():
+            return
+        rollouts = self.joined.descriptor.rollouts
+        view = EngineView(
+            rows=self._rows,
+            unfinished=stream.unfinished,
+            waiting=sum(len(slot.waiting) for slot in self._slots),
+            slot_samples=rollouts.tasks_per_slot * rollouts.group_size,
+            undelivered=self._deliveries.pending,
+            has_newer_weights=self._newer_weights() is not None,
+            ends_per_s=self._rates.ends_per_s,
+            lease_s=self._rates.lease_s,
+        )
+        if count := leases_wanted(view):
+            self._leases.ask(count, self._usable_versions())
+
+    def _usable_versions(self) -> list[int]:
+        """While there is other work, no lease of an older version is worth two swaps of weights."""
+        oldest = -1 if self._loaded is None or (self._no_work == "no_work" and not self._slots) else self._loaded[0]
+        return [version for version in self.weights.held() if version >= oldest]
+
+    def _drop_expired(self, stream: Stream) -> None:
+        now = self.client.server_time()
+        for slot in [slot for slot in self._slots if slot.lease.expires_at < now]:
+            self._forget(slot, stream)
+            done = f"{len(slot.completions)} of {len(slot.items)} samples were done"
+            self.report(f"{slot} took longer than its lease lasts; {done}")
+
+    def _forget(self, slot: Slot, stream: Stream) -> None:
+        stream.cancel(list(slot.running))
+        for number in slot.running:
+            del self._slot_of[number]
+        self._slots.remove(slot)
+
+    def _newer_weights(self) -> Version | None:
+        newest = self.weights.newest_held()
+        if newest is None or newest == self._loaded or (self._loaded is not None and newest[0] < self._loaded[0]):
+            return None
+        return newest
+
+    def _swap(self) -> None:
+        """With nothing in the engine: the version of the next slot, or the newest one if no slot is there."""
+        if any(slot.version == self._loaded for slot in self._slots):
+            return
+        if self._slots:
+            self._load(self._slots[0].version, self._slots[0].weights)
+        elif (newer := self._newer_weights()) is not None:
+            self._load(newer, self.policy_path(newer, deadline_s=FIRST_WEIGHTS_S))
+
+    def _load(self, version: Version, path: Path) -> None:
+        if self._loaded == version:
+            return
+        self._loaded = None
+        ready_at = self.weights.ready_at(version[0])
+        drain_s = max(0.0, self._stepped_at - ready_at) if ready_at is not None else 0.0
+        started = time.monotonic()
+        self.engine.load(path)
+        seconds = time.monotonic() - started
+        self.totals.swapped(drain_s, seconds)
+        self.metrics.event("weights_swapped", version=version[0], drain_s=round(drain_s, 4), swap_s=round(seconds, 4))
+        self._loaded = version
+
+    def _feed(self, stream: Stream) -> None:
+        free = self._rows - stream.unfinished
+        for slot in self._entering() if free > 0 else ():
+            if not slot.is_begun and not self._can_end(slot):
+                self._slots.remove(slot)
+                self.report(f"{slot} cannot end before its lease does")
+                self._deliveries.give_back(slot.lease)
+                continue
+            entering = slot.enter(free)
+            numbers = stream.submit([self._request(slot.items[at]) for at in entering])
+            slot.running.update(zip(numbers, entering, strict=True))
+            self._slot_of.update(dict.fromkeys(numbers, slot))
+            version = slot.lease.policy_version
+            self.console.working(f"generating step {slot.lease.step} slot {slot.lease.slot} with version {version}")
+            free -= len(entering)
+            if free <= 0:
+                break
+
+    def _entering(self) -> list[Slot]:
+        """Slots with samples that may enter now; those that were begun come first."""
+        ready = [slot for slot in self._slots if slot.waiting and slot.version == self._loaded]
+        return [
+            *(slot for slot in ready if slot.is_begun),
+            *(slot for slot in ready if not slot.is_begun and not self._stopping.is_set()),
+        ]
+
+    def _can_end(self, slot: Slot) -> bool:
+        if not self._lengths.is_known:
+            return True
+        needed_s = slot_s(slot.items, self._lengths, self._rates.step_s)
+        return self.client.server_time() + needed_s <= slot.lease.expires_at
+
+    def _request(self, item: WorkItem) -> GenerationRequest:
+        return GenerationRequest(item.prompt_tokens, item.seed, self.joined.descriptor.rollouts.max_new_tokens)
+
+    def _step(self, stream: Stream) -> None:
+        started = time.monotonic()
+        ended = stream.step()
+        self._stepped_at = time.monotonic()
+        self._busy_s += self._stepped_at - started
+        self._rates.stepped(self._stepped_at - started, len(ended))
+        for number, completion in ended:
+            slot = self._slot_of.pop(number)
+            self._lengths.observe(slot.items[slot.running[number]].target_length, len(completion.tokens))
+            slot.end(number, completion)
+            if slot.is_complete:
+                self._complete(slot, stream.generated)
+
+    def _idle(self) -> None:
+        if self._is_over():
+            return
+        started = time.monotonic()
+        with suppress(Empty):
+            self._hear(self._inbox.get(timeout=IDLE_S))
+        if not self._leases.is_asking and self._deliveries.pending:
+            self._no_work = "deliveries"
+        seconds = round(time.monotonic() - started, 4)
+        self.metrics.event("waited", reason=self._no_work or "lease", seconds=seconds)
+
+    def _complete(self, slot: Slot, generated: int) -> None:
+        self._slots.remove(slot)
+        self.totals.tokens += slot.tokens
+        before_tokens, before_s = self._measured
+        self._measured = (generated, self._busy_s)
+        if self._machine.update_speed(generated - before_tokens, self._busy_s - before_s):
+            self._deliveries.run(self._register)
+        self._deliveries.begin(slot)
+
+    def rollouts(self, slot: Slot) -> list[Rollout]:
+        """Every sample of a finished slot with its reward."""
+        done = [slot.completions[at] for at in range(len(slot.items))]
+        rewards = self.joined.workload.rewards(
+            [(item.task, item.target_length, one.tokens) for item, one in zip(slot.items, done, strict=True)]
+        )
+        return [self.rollout(*row) for row in zip(slot.items, done, rewards, strict=True)]
 
     def rollout(self, item: WorkItem, completion: Completion, reward: Reward) -> Rollout:
         return as_rollout(item, completion, reward)
 
-    def _join(self) -> None:
-        first = self.weights.wait_for_any(FIRST_WEIGHTS_S)
-        self._swap(first.version, first.manifest_digest, first.path)
-        self.report(f"has version {first.version} of the policy; measuring this machine")
-        self._machine = Machine(self._measure_speed(), self.weights.link_bytes_per_s, machine_memory())
-        self.report(f"this machine: {self._machine.line()}")
-        view = self._register()
-        self.report(f"joined as {self.name} ({view.state}), key {view.key[:12]}…")
-        self.heartbeat.start()
-
-    def _register(self) -> api.WorkerView:
-        body = self._machine.registration(self.name, self.engine.numerics_class)
-        return self.client.register(body)
-
-    def _measure_speed(self) -> float:
-        items = self.joined.workload.items(secrets.token_bytes(32))[:PROBE_REQUESTS]
-        self._sample(items[:1])  # the first call pays for warm-up
-        started = time.monotonic()
-        completions = self._sample(items)
-        return sum(len(completion.tokens) for completion in completions) / max(time.monotonic() - started, 1e-6)
-
-    def _sample(self, items: Sequence[WorkItem]) -> list[Completion]:
-        rollouts = self.joined.descriptor.rollouts
-        requests = [GenerationRequest(item.prompt_tokens, item.seed, rollouts.max_new_tokens) for item in items]
-        return self.engine.generate(requests, temperature=rollouts.temperature)
-
-    def _next_lease(self) -> api.LeaseAnswer | None:
-        body = api.LeaseBody(request_id=secrets.token_hex(16), held_versions=self.weights.held()[-16:])
-        try:
-            answer = self.client.lease(body)
-        except RefusedError as refusal:
-            if refusal.code != "unknown_worker":
-                raise
-            self.report("the coordinator does not know this worker any more, registering again")
-            self._register()
-            return self._next_lease()
-        if answer.reason == "finished":
-            self.report("the run is finished, thank you")
-            return None
-        return answer
-
-    def _wait(self, answer: api.LeaseAnswer) -> None:
-        activity = {
-            "need_weights": f"fetching version {answer.wanted_version}",
-            "waiting_for_trainer": "waiting for the trainer",
-            "paused": "the run is paused",
-            "draining": "the run is being drained, there is no new work",
-            "disk_full": "the coordinator's disk is full, waiting for its owner",
-        }.get(answer.reason, "waiting for work")
-        self.console.waiting(activity)
-        started = time.monotonic()
-        if answer.reason == "need_weights":
-            self.weights.wait_newer(self.weights.newest(), answer.retry_after_s)
-        else:
-            self._stopping.wait(answer.retry_after_s)
-        self.metrics.event("waited", reason=answer.reason, seconds=round(time.monotonic() - started, 4))
-
-    def _swap(self, version: int, digest: str, path: Path) -> None:
-        if self._loaded == (version, digest):
-            return
-        self._loaded = None
-        drain_s = self._drained_s(version)
-        started = time.monotonic()
-        self.engine.load(path)
-        seconds = time.monotonic() - started
-        self.totals.swap_s += seconds
-        self.totals.drain_s += drain_s
-        self.totals.swaps += 1
-        self.metrics.event("weights_swapped", version=version, drain_s=round(drain_s, 4), swap_s=round(seconds, 4))
-        self._loaded = (version, digest)
-
-    def _drained_s(self, version: int) -> float:
-        """How long the last batch went on with the old weights after the new ones were ready."""
-        last, ready_at = self._last_batch, self.weights.ready_at(version)
-        return max(0.0, last.ended_at - max(last.started_at, ready_at)) if ready_at is not None else 0.0
-
-    def _submit(self, lease: api.Lease, generated: Generated) -> None:
+    def _file(self, slot: Slot, rollouts: Sequence[Rollout]) -> bytes:
+        lease = slot.lease
         header = RolloutHeader(
             run_id=self.joined.descriptor.run_id,
             step=lease.step,
@@ -242,56 +343,76 @@ class Worker:
             manifest_digest=lease.manifest_digest,
             numerics_class=self.engine.numerics_class,
         )
-        data = write_rollouts(header, generated.rollouts)
-        if self._machine.update_speed(generated.tokens, generated.seconds):
-            self._register()
-        self._finish_upload()
-        self._uploading = self._uploads.submit(self._upload, lease, generated, data)
+        return write_rollouts(header, list(rollouts))
 
-    def _upload(self, lease: api.Lease, generated: Generated, data: bytes) -> None:
-        try:
-            left_s = max(SUBMIT_AT_LEAST_S, lease.expires_at - self.client.server_time())
-            self.client.submit(lease.lease_id, data, by_bucket=lease.by_bucket, deadline_s=left_s)
-        except RefusedError as refusal:
-            if refusal.code not in LOST_WORK:
-                raise
-            self.report(f"step {lease.step} slot {lease.slot} came too late: {refusal}")
-            return
-        except UnavailableError as error:
-            self.report(f"step {lease.step} slot {lease.slot} could not be submitted: {error}")
-            return
+    def _submitted(self, lease: api.Lease, samples: int, tokens: int) -> None:
         self.totals.submissions += 1
-        self.console.submitted(lease, len(generated.rollouts), generated.tokens, generated.seconds)
-        self.metrics.event("submitted", step=lease.step, slot=lease.slot, size_bytes=len(data))
+        self.console.submitted(lease, samples, tokens, self._machine.recent_tokens_per_s)
 
-    def _finish_upload(self) -> None:
-        if self._uploading is not None:
-            self._uploading.result()
-            self._uploading = None
+    def _join(self) -> None:
+        first = self.weights.wait_for_any(FIRST_WEIGHTS_S)
+        version = (first.version, first.manifest_digest)
+        self._load(version, first.path)
+        self.report(f"has version {first.version} of the policy; measuring this machine")
+        self._rows, tokens_per_s = self._measure()
+        self._machine = Machine(tokens_per_s, self.weights.link_bytes_per_s, machine_memory())
+        self.report(f"this machine: {self._machine.line()}, {self._rows} samples at a time")
+        view = self._register()
+        self.report(f"joined as {self.name} ({view.state}), key {view.key[:12]}…")
+        self.heartbeat.start()
+        self._leases.start()
+
+    def _register(self) -> api.WorkerView:
+        body = self._machine.registration(self.name, self.engine.numerics_class)
+        return self.client.register(body)
+
+    def _measure(self) -> tuple[int, float]:
+        """How many samples at a time this machine should work on, and its speed with them."""
+        item = self.joined.workload.items(secrets.token_bytes(32))[0]
+        self._probe(item, 1)  # the first call pays for warm-up
+        rows, tokens_per_s = PROBED_ROWS[0], self._probe(item, PROBED_ROWS[0])
+        for more in PROBED_ROWS[1:]:
+            faster = self._probe(item, more)
+            if not is_worth_more_rows(tokens_per_s, faster):
+                break
+            rows, tokens_per_s = more, faster
+        return rows, tokens_per_s
+
+    def _probe(self, item: WorkItem, rows: int) -> float:
+        rollouts = self.joined.descriptor.rollouts
+        tokens = min(PROBE_TOKENS, rollouts.max_new_tokens)
+        requests = [GenerationRequest(item.prompt_tokens, item.seed ^ row, tokens) for row in range(rows)]
+        started = time.monotonic()
+        completions = self.engine.generate(requests, temperature=rollouts.temperature)
+        return sum(len(completion.tokens) for completion in completions) / max(time.monotonic() - started, 1e-6)
 
     def _report_leaving(self, before: str) -> None:
-        lease = self._lease
-        held = f"step {lease.step} slot {lease.slot} goes to another worker" if lease else "no slot is held"
-        sending = ", the last upload is being finished" if self._uploading and not self._uploading.done() else ""
-        self.report(f"{before}leaving: {held}{sending}")
+        held = ", ".join(str(slot) for slot in self._slots)
+        goes = "goes" if len(self._slots) == 1 else "go"
+        held = f"{held} {goes} to another worker" if held else "no slot is held"
+        pending = self._deliveries.pending
+        uploads = "the last upload is" if pending == 1 else f"{pending} uploads are"
+        self.report(f"{before}leaving: {held}{f', {uploads} being finished' if pending else ''}")
 
     def _leave(self) -> None:
         self.client.limit_waits(LEAVE_DEADLINE_S)
-        self._uploads.shutdown(wait=True)
-        if self._lease is not None:
-            self._give_back(self._lease)
-        self.heartbeat.stop()
         self.weights.stop()
+        self._leases.stop()
+        if not self._is_refused:  # else the coordinator takes the slots of this key back by itself
+            self._give_back_all()
+        self._deliveries.finish()
+        self.heartbeat.stop()
         if self.totals.tokens:
             self.console.summary(self.totals.submissions, self.totals.tokens)
             self.report(self.totals.swap_line())
 
-    def _give_back(self, lease: api.Lease) -> None:
-        try:
-            self.client.give_back(lease.lease_id)
-            self.report(f"gave step {lease.step} slot {lease.slot} back")
-        except ShoalError as error:
-            self.report(f"could not give the slot back, it will expire: {error}")
+    def _give_back_all(self) -> None:
+        while not self._inbox.empty():
+            if isinstance(news := self._inbox.get(), Taken):
+                self._slots.append(news.slot)
+        for slot in self._slots:
+            if not self._leases.give_back(slot.lease):
+                break  # nobody is there
 
     @property
     def _public_key(self) -> str:

@@ -11,6 +11,13 @@ DRIFT = 2.0
 """A speed that is off by more than this factor is reported to the coordinator, whose deadlines depend on it."""
 NEWEST_SHARE = 0.3
 """How much the newest slot counts in the running mean of the speed."""
+PROBED_ROWS = (8, 32, 128, 512)
+WORTH_MORE_ROWS = 1.5
+"""Four times as many samples at a time must be this much faster together, or each would only take longer."""
+
+
+def is_worth_more_rows(tokens_per_s: float, with_more: float) -> bool:
+    return with_more >= WORTH_MORE_ROWS * tokens_per_s
 
 
 def machine_memory() -> int:
@@ -34,6 +41,10 @@ class Machine:
     """0: nothing had to be fetched."""
     memory_bytes: int = 0
     _mean_tokens_per_s: float = 0.0
+
+    @property
+    def recent_tokens_per_s(self) -> float:
+        return self._mean_tokens_per_s or self.tokens_per_s
 
     def update_speed(self, tokens: int, seconds: float) -> bool:
         """Takes the speed of one slot into account; true if the reported speed was wrong and is now the measured one."""

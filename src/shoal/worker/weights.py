@@ -68,6 +68,14 @@ class WeightFollower:
     def newest(self) -> int:
         return max(self.held(), default=-1)
 
+    def newest_held(self) -> tuple[int, str] | None:
+        """Number and manifest digest of the newest version."""
+        with self._changed:
+            if not self._versions:
+                return None
+            newest = self._versions[max(self._versions)]
+        return newest.version, newest.manifest_digest
+
     def path(self, version: int, manifest_digest: str, *, deadline_s: float) -> Path:
         """The directory of a version that a lease names; fetched now if the follower does not hold it."""
         with self._changed:

@@ -1,0 +1,153 @@
+"""Takes leases in the background, so that the engine never waits for the coordinator's answer.
+
+The loop says how many it wants; a slot that is ready to begin (weights on disk, samples known), the reason why there is none, or an
+error arrives in its inbox. A slot that cannot be prepared is given back, and the next one may be better; only a row of such
+failures ends the worker.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from shoal.errors import RefusedError, ShoalError, UnavailableError
+from shoal.metrics import Report
+from shoal.protocol import api
+from shoal.protocol.client import CoordinatorClient
+from shoal.worker.slots import Slot
+from shoal.worker.weights import WeightFollower
+
+VERSIONS_NAMED = 16
+"""Of those held, the newest; the coordinator reads no more."""
+FAILURES_IN_A_ROW = 4
+STOP_DEADLINE_S = 5.0
+
+
+@dataclass(frozen=True)
+class NoWork:
+    """Why the coordinator has no lease."""
+
+    reason: str
+    wanted_version: int
+
+
+@dataclass(frozen=True)
+class Taken:
+    slot: Slot
+    seconds: float
+    """From the request to the slot, ready to begin."""
+
+
+News = Taken | NoWork | Exception
+
+
+class LeaseTaker:
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        weights: WeightFollower,
+        *,
+        prepare: Callable[[api.Lease], Slot],
+        register: Callable[[], object],
+        inbox: "SimpleQueue[News]",
+        report: Report,
+    ) -> None:
+        self._client, self._weights, self._report = client, weights, report
+        self._prepare, self._register, self._inbox = prepare, register, inbox
+        self._held: Sequence[int] = ()
+        self._count = 0
+        self._failures = 0
+        self._wanted = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._take_forever, name="leases", daemon=True)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether an answer is on its way."""
+        return self._wanted.is_set()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ask(self, count: int, held_versions: Sequence[int]) -> None:
+        """Asks for that number of leases, each with one of these versions, until the coordinator has no more."""
+        self._count, self._held = count, held_versions
+        self._wanted.set()
+
+    def stop(self) -> None:
+        """No further requests; a lease that is on its way is given back."""
+        self._stopping.set()
+        self._wanted.set()
+        if self._thread.is_alive():
+            self._thread.join(STOP_DEADLINE_S)
+
+    def give_back(self, lease: api.Lease) -> bool:
+        """Whether the coordinator could be asked; if not, the lease will expire."""
+        try:
+            self._client.give_back(lease.lease_id)
+        except ShoalError as error:
+            self._report(f"could not give step {lease.step} slot {lease.slot} back, it will expire: {error}")
+            return not isinstance(error, UnavailableError)
+        self._report(f"gave step {lease.step} slot {lease.slot} back")
+        return True
+
+    def _take_forever(self) -> None:
+        while self._wanted.wait() and not self._stopping.is_set():
+            try:
+                news = self._take()
+            except Exception as error:  # the loop raises it
+                news = error
+            if self._stopping.is_set() and isinstance(news, Taken):
+                self.give_back(news.slot.lease)
+                return
+            self._count = self._count - 1 if isinstance(news, Taken) else 0
+            self._inbox.put(news)
+            if self._count <= 0:
+                self._wanted.clear()
+
+    def _take(self) -> News:
+        started = time.monotonic()
+        answer = self._ask()
+        if answer.lease is None:
+            return self._wait(answer)
+        try:
+            slot = self._prepare(answer.lease)
+        except ShoalError as error:
+            return self._unprepared(answer.lease, error)
+        self._failures = 0
+        return Taken(slot, time.monotonic() - started)
+
+    def _ask(self) -> api.LeaseAnswer:
+        body = api.LeaseBody(request_id=secrets.token_hex(16), held_versions=list(self._held)[-VERSIONS_NAMED:])
+        try:
+            return self._client.lease(body)
+        except RefusedError as refusal:
+            if refusal.code != "unknown_worker":
+                raise
+            self._report("the coordinator does not know this worker any more, registering again")
+            self._register()
+            return self._ask()
+
+    def _wait(self, answer: api.LeaseAnswer) -> NoWork:
+        """Passes the time until the coordinator may be asked again; the loop hears the reason at once."""
+        news = NoWork(answer.reason, answer.wanted_version)
+        if answer.reason == "finished":
+            return news
+        self._inbox.put(news)
+        if answer.reason == "need_weights":
+            self._weights.wait_newer(self._weights.newest(), answer.retry_after_s)
+        else:
+            self._stopping.wait(answer.retry_after_s)
+        return NoWork("", answer.wanted_version)
+
+    def _unprepared(self, lease: api.Lease, error: ShoalError) -> News:
+        """A version that no relay has any more, or tasks that this machine refuses: not the end of the worker."""
+        self._failures += 1
+        if self._stopping.is_set() or self._failures >= FAILURES_IN_A_ROW:
+            self.give_back(lease)
+            return error
+        self._report(f"step {lease.step} slot {lease.slot} cannot be worked on: {error}")
+        self.give_back(lease)
+        return NoWork("", lease.policy_version)

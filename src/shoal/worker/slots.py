@@ -1,0 +1,52 @@
+"""One leased slot on its way through the engine: which of its samples wait, run and have ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.policy.engine import Completion
+from shoal.protocol import api
+from shoal.tasks.workload import WorkItem
+
+Version = tuple[int, str]
+"""Number and manifest digest of a policy version."""
+
+
+@dataclass
+class Slot:
+    lease: api.Lease
+    items: Sequence[WorkItem]
+    weights: Path
+    """The directory of the version that the lease names."""
+    waiting: list[int]
+    """Samples that have not entered the engine, by their place in `items`, in the order in which they will."""
+    running: dict[int, int] = field(default_factory=dict)
+    """Number of the engine's request → sample."""
+    completions: dict[int, Completion] = field(default_factory=dict)
+
+    @property
+    def version(self) -> Version:
+        return self.lease.policy_version, self.lease.manifest_digest
+
+    @property
+    def is_begun(self) -> bool:
+        return bool(self.running or self.completions)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.completions) == len(self.items)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(completion.tokens) for completion in self.completions.values())
+
+    def __str__(self) -> str:
+        return f"step {self.lease.step} slot {self.lease.slot}"
+
+    def enter(self, count: int) -> list[int]:
+        """The samples that enter next."""
+        entering, self.waiting = self.waiting[:count], self.waiting[count:]
+        return entering
+
+    def end(self, number: int, completion: Completion) -> None:
+        self.completions[self.running.pop(number)] = completion
