@@ -125,6 +125,7 @@ def test_no_corner_of_a_torch_free_package_imports_torch() -> None:
 
 PURE = {
     *("bisect", "collections", "dataclasses", "enum", "fractions", "functools", "heapq", "itertools", "math", "typing"),
+    "statistics",
     "blake3",
     "shoal.config",
     "shoal.errors",

@@ -41,6 +41,9 @@ PUBLIC = {
         Filter InspectionError Margins Record Recording add_margins as_json explain open_recording render_record
         render_summary sort_records
     """,
+    "shoal.metrics": """
+        METRICS EventLog Exporter Metric Record Report ReportingEventLog read_events serve_metrics silent
+    """,
     "shoal.net": """
         Connections Proxies RateLimit UnderWay address_block raise_file_limit
     """,

@@ -24,12 +24,12 @@ def test_the_status_tells_who_does_what(swarm: Swarm) -> None:
     ann.heartbeat(api.HeartbeatBody(activity="generating"))
     status = ann.status()
     by_name = {view.name: view for view in status.workers}
-    assert (by_name["ann"].activity, by_name["ann"].last_seen_s, by_name["ann"].audit_rate) == ("generating", 0.0, 1.0)
+    assert (by_name["ann"].activity, by_name["ann"].last_seen_s) == ("generating", 0.0)
     assert (by_name["eve"].state, by_name["eve"].banned_at_s) == ("banned", 2.0)
     assert status.verdicts == {"accepted": 1, "rejected": 1, "quarantined": 0, "void": 0}
     assert (status.useful_groups, status.groups_needed, status.submissions_pending) == (1, 2, 1)
     latest = status.recent_verdicts[0]
-    assert (latest.accepted, latest.reasons, latest.at_s, latest.slot) == (False, ["reward"], 2.0, 1)
+    assert (latest.accepted, latest.reasons, latest.at_s, latest.step) == (False, ["reward"], 2.0, 0)
 
 
 def test_the_history_tells_what_each_step_was_made_of(tmp_path: Path) -> None:

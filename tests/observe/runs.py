@@ -33,7 +33,6 @@ def make_worker(
         last_seen_s=1.0,
         activity="generating for step 39",
         tokens_per_s=1240.0 + 55 * number,
-        audit_rate=1.0 if state == "banned" else 0.1,
         banned_at_s=20.0 + 8 * number if state == "banned" else None,
     )
 
@@ -145,11 +144,8 @@ def make_status(step: int = STEPS, *, workers: list[WorkerView] | None = None) -
                 at_s=52.0,
                 worker=f"{4:064x}",
                 step=9,
-                slot=4,
                 accepted=False,
-                audited=True,
                 reasons=["reward"],
-                detail="claimed 1.0, the verifier says 0.0",
             )
         ],
         age_histogram={0: 412, 1: 655, 2: 213},

@@ -32,7 +32,7 @@ def test_everything_of_the_demo_is_visible_at_100_by_40() -> None:
     text = "\n".join(show(render(make_status(), make_history(), ViewExtra("shoal demo"))))
     expected = (
         "shoal demo", "step 40/40", "version 40", "100%", "reward 0.", "held-out accuracy 0.95", "3 active · 2 banned",
-        "honest-3", "10%", "age of groups", "73.4 MB", "all relays", "279 accepted", "2 rejected",
+        "honest-3", "age of groups", "73.4 MB", "all relays", "279 accepted", "2 rejected",
         "0:44  cheater-stale banned: sampling", "0:52  cheater-reward banned: reward",
     )  # fmt: skip
     assert [words for words in expected if words not in text] == []

@@ -101,6 +101,14 @@ def report_join_command(directory: RunDirectory) -> None:
         report("that works on this machine only; for others add --coordinator.host 0.0.0.0 --broadcast.host 0.0.0.0")
 
 
+def report_page_links(directory: RunDirectory) -> None:
+    from shoal.owner.control import current_secret, owner_link
+
+    url = directory.config().coordinator.url_here
+    report(f"everybody's page: {directory.descriptor().coordinator_url}")
+    report(f"your page, keep this link secret: {owner_link(url, current_secret(directory))}")
+
+
 def report(text: str) -> None:
     """Prints; under torchrun only the first rank does."""
     if os.environ.get("RANK", "0") == "0":

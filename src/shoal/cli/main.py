@@ -96,6 +96,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": role_commands.train,
     "export": record_commands.export,
     "inspect": record_commands.inspect,
+    "view": record_commands.view,
     "plan-memory": record_commands.plan_memory,
     "validate": role_commands.validate,
     "evaluator": role_commands.evaluator,

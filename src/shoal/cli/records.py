@@ -95,6 +95,18 @@ def inspect(
     )
 
 
+def view(
+    where: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or a file of `shoal run backup`.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks one.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser if there is one.")] = True,
+) -> None:
+    """Open the page on the files of a stopped, crashed or backed-up run; changes nothing."""
+    from shoal.owner.viewing import view_run
+
+    view_run(where, report, host=host, port=port, opens_browser=browser)
+
+
 def plan_memory(
     context: typer.Context,
     where: Where = None,

@@ -18,6 +18,7 @@ from shoal.cli.flags import (
     print_dry_run,
     report,
     report_join_command,
+    report_page_links,
     run_config,
     run_directory,
 )
@@ -192,6 +193,7 @@ def up(
     chosen = parse_threads(threads or [], each=config.run.threads)
     directory = run_directory(context, where)
     report_join_command(directory)
+    report_page_links(directory)
     run_swarm(directory, report, workers=workers, relays=relays, threads=chosen)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shoal.protocol import api
 
 run_app = typer.Typer(
-    no_args_is_help=True, help="Look at a run and steer it: pause, resume, drain, ban, unban, backup, restore."
+    no_args_is_help=True, help="Look at a run and steer it: pause, resume, drain, ban, unban, link, backup, restore."
 )
 
 Key = Annotated[
@@ -28,9 +28,13 @@ def status(where: Where = None) -> None:
     from rich.console import Console
 
     from shoal.observe import render
+    from shoal.observe.view import alert_lines
 
     console = Console()
-    console.print(render(*_find(where, None).status()))
+    seen, history = _find(where, None).status()
+    console.print(render(seen, history))
+    for line in [*([seen.advice] if seen.advice else []), *alert_lines(seen)]:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @run_app.command("pause")
@@ -71,6 +75,18 @@ def unban(worker: WorkerName, reason: Reason, where: Where = None, key: Key = No
     """Lift a ban: the key begins again on probation. What was slashed stays slashed."""
     view = _find(where, key).unban(worker, reason)
     typer.echo(f"{view.name} ({view.key[:12]}…) is on {view.state} again")
+
+
+@run_app.command("link")
+def link(
+    where: Where = None,
+    key: Key = None,
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Make a new link; every earlier one, and every open page, loses access.")
+    ] = False,
+) -> None:
+    """Print the link to the owner's page. Anyone who has it sees rollouts and measurements: keep it secret."""
+    typer.echo(_find(where, key).page_link(rotate=rotate))
 
 
 @run_app.command("backup")

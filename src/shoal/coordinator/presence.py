@@ -80,6 +80,8 @@ class Presence:
         self.pending_exchange: set[str] = set()
         """Keys that this process saw since its last exchange."""
         self.exchanged_at = 0.0
+        self.validator_seen_at = clock()
+        """When a validator last asked for work; a start counts as one, so that a restart raises no alert."""
 
     def seen(self, key: str) -> WorkerPresence:
         worker = self.workers.setdefault(key, WorkerPresence(self.clock()))

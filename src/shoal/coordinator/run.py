@@ -34,6 +34,8 @@ class Run:
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
     min_free_bytes: int = MIN_FREE_BYTES
     metrics: EventLog = field(default_factory=EventLog)
+    is_live: bool = True
+    """False while only its files are looked at."""
 
     @property
     def slot_tokens(self) -> int:

@@ -11,6 +11,7 @@ import uvicorn
 from shoal.coordinator import ledger
 from shoal.coordinator.http.app import CoordinatorApp, create_app
 from shoal.coordinator.http.listener import WAITING_CONNECTIONS, server_config
+from shoal.coordinator.page.rollouts import RolloutReader
 from shoal.coordinator.presence import Presence
 from shoal.coordinator.rules import trust
 from shoal.coordinator.run import Run
@@ -34,13 +35,20 @@ class PortTakenError(ShoalError):
     permanent = True
 
 
-def run_coordinator(directory: RunDirectory, *, on_ready: Callable[[str], None] | None = None) -> None:
+def run_coordinator(
+    directory: RunDirectory,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+    rollouts: RolloutReader | None = None,
+) -> None:
     run = build_run(directory)
     listener = bind(run.config.coordinator.host, run.config.coordinator.port, "coordinator.port")
     store = Store(open_database(run.config.coordinator.store, directory.store))
     store.write(lambda connection: begin(connection, run))
     collect_leftovers(store, run)
-    app = create_app(store, run, directory.descriptor_file.read_bytes(), open_files=raise_file_limit())
+    app = create_app(
+        store, run, directory.descriptor_file.read_bytes(), open_files=raise_file_limit(), rollouts=rollouts
+    )
     server = _Server(server_config(app))
     if on_ready is not None:
         on_ready(run.config.coordinator_url)

@@ -29,7 +29,7 @@ from shoal.coordinator.workers import introduce, known_worker, save_trust, trust
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes
 from shoal.protocol import api
-from shoal.protocol.verdicts import Reason
+from shoal.protocol.verdicts import Reason, public_reason
 
 
 def record_verdict(connection: Transaction, run: Run, body: api.VerdictBody) -> bool:
@@ -185,7 +185,7 @@ def ban(connection: Transaction, run: Run, worker: WorkerRow, reason: str) -> Wo
     now, held = run.clock(), worker.credit_held
     banned = update(connection, worker, state="banned", reason=reason, banned_at=now, credit_held=0)
     ledger.append(connection, run.keypair, now, "slash", worker=worker.key, held=-held, slashed=held)
-    ledger.append(connection, run.keypair, now, "ban", worker=worker.key, reason=reason)
+    ledger.append(connection, run.keypair, now, "ban", worker=worker.key, reason=public_reason(reason))
     connection.on_commit(lambda: run.presence.forget_banned(worker.key))
     _withdraw(connection, worker.key)
     return banned

@@ -5,7 +5,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from shoal.coordinator import ledger, retention
-from shoal.coordinator.rules import batches, trust
+from shoal.coordinator.pulse import free_bytes, read_pulse
+from shoal.coordinator.rules import batches
+from shoal.coordinator.rules.alerts import Raised
 from shoal.coordinator.rules.runs import RunClock
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import UNDECIDED, SubmissionState, one_of
@@ -14,8 +16,8 @@ from shoal.coordinator.store import meta, task_stats
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import query, select
 from shoal.coordinator.store.tables import BatchRow, EvaluationRow, VersionRow, WorkerRow
-from shoal.coordinator.workers import trust_record
 from shoal.protocol import api
+from shoal.protocol.verdicts import public_reason
 
 RECENT_VERDICTS = 12
 SHOWN_WORKERS = 100
@@ -42,7 +44,6 @@ class _Verdict:
     worker: str
     verdict: str
     step: int
-    slot: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def worker_view(connection: Connection, run: Run, row: WorkerRow) -> api.WorkerV
         key=row.key,
         name=row.name,
         state=row.state,
-        reason=row.reason,
+        reason=public_reason(row.reason),
         credit_held=row.credit_held,
         credit_released=row.credit_released,
         submissions_accepted=row.accepted,
@@ -66,7 +67,6 @@ def worker_view(connection: Connection, run: Run, row: WorkerRow) -> api.WorkerV
         tokens_per_s=row.tokens_per_s,
         memory_bytes=row.memory_bytes,
         link_bytes_per_s=row.link_bytes_per_s,
-        audit_rate=trust.audit_rate(trust_record(row), run.config.trust),
         banned_at_s=None if row.banned_at is None else meta.run_clock(connection).at_s(row.banned_at),
     )
 
@@ -106,6 +106,7 @@ def status(connection: Connection, run: Run) -> api.StatusView:
         "SELECT state, COUNT(*) AS n, SUM(accepted) AS accepted, SUM(rejected) AS rejected FROM workers GROUP BY state",
     )
     entries, head = ledger.head(connection)
+    pulse = read_pulse(connection, run, now)
     return api.StatusView(
         run_id=run.descriptor.run_id,
         run_state=now.state,
@@ -132,9 +133,19 @@ def status(connection: Connection, run: Run) -> api.StatusView:
         ledger_entries=entries,
         ledger_head=head,
         rollouts_collected=retention.collected_count(connection),
-        disk_free_bytes=_free_bytes(run),
+        disk_free_bytes=free_bytes(run),
         takes_work=run.has_space(),
+        starving=pulse.provision.side,
+        advice=pulse.provision.sentence,
+        workers_needed=pulse.provision.workers_needed,
+        workers_present=pulse.provision.workers_present,
+        alerts=[alert_view(raised) for raised in pulse.alerts],
     )
+
+
+def alert_view(raised: Raised) -> api.AlertView:
+    alert = raised.alert
+    return api.AlertView(name=alert.name, seen=raised.seen, means=alert.means, advice=alert.advice)
 
 
 def _submissions_by_state(connection: Connection) -> dict[SubmissionState, int]:
@@ -161,18 +172,11 @@ def _foremost_workers(connection: Connection) -> list[WorkerRow]:
     )
 
 
-def _free_bytes(run: Run) -> int | None:
-    try:
-        return run.free_bytes(run.submissions)
-    except OSError:
-        return None
-
-
 def _recent_verdicts(connection: Connection, clock: RunClock) -> list[api.VerdictView]:
     rows = query(
         connection,
         _Verdict,
-        "SELECT decided_at, submissions.worker AS worker, verdict, leases.step AS step, leases.slot AS slot"
+        "SELECT decided_at, submissions.worker AS worker, verdict, leases.step AS step"
         " FROM submissions JOIN leases USING (lease_id)"
         f" WHERE submissions.state='{SubmissionState.DECIDED}' ORDER BY decided_at DESC LIMIT ?",
         (RECENT_VERDICTS,),
@@ -186,11 +190,8 @@ def _verdict_view(row: _Verdict, clock: RunClock) -> api.VerdictView:
         at_s=round(clock.at_s(row.decided_at), 1),
         worker=row.worker,
         step=row.step,
-        slot=row.slot,
         accepted=verdict["accepted"],
-        audited=bool(verdict["audited_groups"]),
         reasons=verdict["reasons"],
-        detail=verdict["detail"],
     )
 
 

@@ -10,6 +10,7 @@ from shoal.coordinator.store.rows import find, insert, query, update
 from shoal.coordinator.store.tables import WorkerRow
 from shoal.errors import RefusedError
 from shoal.protocol import api
+from shoal.protocol.verdicts import public_reason
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ def require_worker(connection: Connection, key: str) -> WorkerRow:
         raise RefusedError("unknown_worker", "This key is not registered.", hint="Register first.", status=403)
     if worker.state == "banned":
         hint = "The ledger holds the verdict; the run's owner can lift a ban."
-        raise RefusedError("banned", f"This key is banned: {worker.reason}.", hint=hint, status=403, permanent=True)
+        raise RefusedError(
+            "banned", f"This key is banned: {public_reason(worker.reason)}.", hint=hint, status=403, permanent=True
+        )
     return worker
 
 

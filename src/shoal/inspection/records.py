@@ -83,13 +83,17 @@ class Record:
 
 def explain(record: Record, workload: Workload) -> Record:
     """Says why the completion earned its task reward, by asking the verifier again."""
+    return replace(record, why=why_rewarded(record.rollout, workload))
+
+
+def why_rewarded(rollout: Rollout, workload: Workload) -> str:
     import pyarrow.compute as pc
 
-    index = pc.index(workload.tasks.train.table.column("problem_id"), record.rollout.task_id).as_py()
+    index = pc.index(workload.tasks.train.table.column("problem_id"), rollout.task_id).as_py()
     if index < 0:
-        return replace(record, why="its task is not in the task set of the run")
+        return "its task is not in the task set of the run"
     task = workload.tasks.train[index]
-    return replace(record, why=workload.reward(task, record.rollout.target_length, record.rollout.output_tokens).why)
+    return workload.reward(task, rollout.target_length, rollout.output_tokens).why
 
 
 def as_json(record: Record) -> dict[str, Any]:

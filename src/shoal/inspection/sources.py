@@ -91,7 +91,7 @@ def open_recording(paths: Sequence[Path], *, tokenizer: Path | None = None) -> R
         )
     above = next((folder for folder in files[0].resolve().parents if (folder / "descriptor.json").is_file()), None)
     descriptor = open_descriptor((above / "descriptor.json").read_bytes()) if above else None
-    codec = TextCodec.from_directory(tokenizer) if tokenizer else _codec_of_run(above, descriptor)
+    codec = TextCodec.from_directory(tokenizer) if tokenizer else codec_of_run(above, descriptor)
     return Recording([Submission(file) for file in files], codec, descriptor, root=above)
 
 
@@ -105,7 +105,7 @@ def _rollout_files(path: Path) -> list[Path]:
 
 def _open_run(directory: RunDirectory) -> Recording:
     descriptor = directory.descriptor()
-    codec = _codec_of_run(directory.root, descriptor)
+    codec = codec_of_run(directory.root, descriptor)
     submissions = [known for known in _submissions(directory) if known.path.exists()]
     if not submissions:
         raise InspectionError(
@@ -114,7 +114,7 @@ def _open_run(directory: RunDirectory) -> Recording:
     return Recording(submissions, codec, descriptor, directory, directory.root)
 
 
-def _codec_of_run(root: Path | None, descriptor: RunDescriptor | None) -> TextCodec:
+def codec_of_run(root: Path | None, descriptor: RunDescriptor | None) -> TextCodec:
     """The tokenizer that the run's origin serves, or that a worker fetched."""
     if root is None or descriptor is None:
         raise ConfigError(

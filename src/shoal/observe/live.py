@@ -16,7 +16,7 @@ from rich.live import Live
 
 from shoal.files import write_atomic
 from shoal.observe import series
-from shoal.observe.view import Happening, Tone, ViewExtra, happenings, render
+from shoal.observe.view import Happening, Tone, ViewExtra, alert_lines, happenings, render
 from shoal.observe.words import duration, printable
 from shoal.protocol.api import HistoryView, StatusView
 
@@ -93,6 +93,7 @@ class LiveView:
             self._lines.show_notice(self._notice)
             return
         self._lines.show_events(happenings(self._status, self._history, extra))
+        self._lines.show_alerts(alert_lines(self._status))
         self._lines.show_notice(self._notice)
         self._lines.show_progress(self._status, self._history, self._clock(), self._line_interval_s)
 
@@ -104,6 +105,7 @@ class _Lines:
         self._console = console
         self._printed: set[tuple[float, str]] = set()
         self._notice = ""
+        self._alerts: set[str] = set()
         self._progress: tuple[int, int] | None = None
         self._progress_at = 0.0
 
@@ -112,6 +114,14 @@ class _Lines:
             if (event.at_s, event.text) not in self._printed:
                 self._printed.add((event.at_s, event.text))
                 self._print(f"[{duration(event.at_s)}] {event.text}")
+
+    def show_alerts(self, lines: list[str]) -> None:
+        """Each alert when it begins; its numbers may change while it lasts."""
+        names = {line.partition(":")[0] for line in lines}
+        for line in lines:
+            if line.partition(":")[0] not in self._alerts:
+                self._print(line)
+        self._alerts = names
 
     def show_notice(self, notice: str) -> None:
         if notice and notice != self._notice:

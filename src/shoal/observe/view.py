@@ -115,6 +115,11 @@ def happenings(status: StatusView, history: HistoryView, extra: ViewExtra) -> li
     return sorted([*banned, *rejected, *extra.happenings], key=lambda happening: happening.at_s)
 
 
+def alert_lines(status: StatusView) -> list[str]:
+    """One line per alert, with what to do."""
+    return [f"alert {one.name.replace('_', ' ')}: {printable(one.seen)}. {one.advice}" for one in status.alerts]
+
+
 def startup_notice(status: StatusView, workers_here: Collection[str], ended: Collection[str]) -> str:
     """What a run without workers is waiting for; empty once there are some."""
     if status.newest_version < 0:
@@ -191,10 +196,16 @@ def _progress(status: StatusView, width: int) -> Text:
 def _batch_line(status: StatusView, notice: str) -> Text:
     if notice:
         return Text(printable(notice), "yellow", no_wrap=True, overflow="ellipsis")
+    if status.alerts:
+        alert = status.alerts[0]
+        more = f" (and {len(status.alerts) - 1} more)" if len(status.alerts) > 1 else ""
+        text = f"{alert.name.replace('_', ' ')}: {alert.seen}{more}. {alert.advice}"
+        return Text(printable(text, 400), "bold yellow", no_wrap=True, overflow="ellipsis")
     facts = (
         f"next batch {status.useful_groups}/{status.groups_needed} useful groups",
         f"{plural(status.submissions_pending, 'submission')} to check",
         f"ledger of {status.ledger_entries}",
+        *([printable(status.advice)] if status.advice else []),
     )
     return Text(" · ".join(facts), "dim", no_wrap=True, overflow="ellipsis")
 

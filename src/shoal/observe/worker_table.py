@@ -62,7 +62,7 @@ def table(rows: Sequence[Row], width: int, most: int) -> Table:
     drawn.add_column("state", no_wrap=True, min_width=9)
     if wide:
         drawn.add_column("doing", no_wrap=True, overflow="ellipsis", ratio=1)
-    for name in ("ok", "bad", "credit", "tok/s", "audits") if wide else ("ok", "bad", "credit"):
+    for name in ("ok", "bad", "credit", "tok/s") if wide else ("ok", "bad", "credit"):
         drawn.add_column(name, justify="right", no_wrap=True)
     for row in shown:
         drawn.add_row(*_cells(row, wide))
@@ -86,4 +86,4 @@ def _numbers(worker: WorkerView, wide: bool) -> list[Text]:
         Text(str(rejected), "bold red" if rejected else "dim"),
         Text(count(worker.credit_held + worker.credit_released)),
     ]
-    return [*numbers, Text(count(worker.tokens_per_s)), Text(f"{worker.audit_rate:.0%}")] if wide else numbers
+    return [*numbers, Text(count(worker.tokens_per_s))] if wide else numbers

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from shoal.config import ShoalConfig
 from shoal.coordinator import Run, control, ledger, views
+from shoal.coordinator.page import session
 from shoal.coordinator.server import begin, build_run
 from shoal.coordinator.store import records
 from shoal.coordinator.store.database import Transaction
@@ -60,6 +61,18 @@ class OwnedRun:
             signed=False,
         )
 
+    def page_link(self, *, rotate: bool = False) -> str:
+        """The address of the owner's page. Only the host of the run directory knows its secret; a rotation tells a new one."""
+        if rotate:
+            secret = self._apply(lambda client: client.rotate_link().secret, _rotated_secret)
+        elif self.directory is not None:
+            secret = current_secret(self.directory)
+        else:
+            raise ConfigError(
+                "The link's secret lies in the run directory.", hint="Run this there, or make a new link with --rotate."
+            )
+        return owner_link(self.url, secret)
+
     def ledger(self) -> bytes:
         """The whole ledger with its signed seal."""
         return self._apply(lambda client: client.ledger_export(), _export, signed=False)
@@ -102,6 +115,24 @@ def _export(connection: Transaction, run: Run) -> bytes:
     count, head = ledger.head(connection)
     seal = ledger.seal(run.keypair, run.descriptor.run_id, count, head)
     return b"".join([*ledger.page(connection, 0, count), seal])
+
+
+def _rotated_secret(connection: Transaction, run: Run) -> str:
+    return session.link_secret(run.secret, run.descriptor.run_id, session.rotate(connection))
+
+
+def current_secret(directory: RunDirectory) -> str:
+    """The secret of the owner's link, whether the coordinator runs or not."""
+    rotation = 0
+    if records.has_store(directory):
+        with records.open_store(directory) as store:
+            rotation = store.read(session.rotation_of)
+    return session.link_secret(directory.secret(), directory.descriptor().run_id, rotation)
+
+
+def owner_link(url: str, secret: str) -> str:
+    """The secret is in the fragment, which a browser sends to nobody."""
+    return f"{url.rstrip('/')}/#owner={secret}"
 
 
 def find_run(where: str | None, key_file: Path | None = None) -> OwnedRun:

@@ -64,7 +64,6 @@ class WorkerView(Answer):
     tokens_per_s: float = 0.0
     memory_bytes: int = 0
     link_bytes_per_s: float = 0.0
-    audit_rate: float = 1.0
     banned_at_s: float | None = None
     """Seconds since the run began."""
 
@@ -307,14 +306,20 @@ class EvaluationView(EvaluationBody):
 
 
 class VerdictView(Answer):
+    """What everybody may know of a verdict: neither its slot, which would show who has a backup lease, nor whether it was drawn."""
+
     at_s: float
     worker: str
     step: int
-    slot: int
     accepted: bool
-    audited: bool
     reasons: list[str]
-    detail: str
+
+
+class AlertView(Answer):
+    name: str
+    seen: str
+    means: str
+    advice: str
 
 
 class StatusView(Answer):
@@ -345,6 +350,14 @@ class StatusView(Answer):
     disk_free_bytes: int | None = None
     takes_work: bool = True
     """False while the coordinator's disk is too full."""
+    starving: str = "unknown"
+    """Who waits: none, trainer, workers, weights, validators, or unknown."""
+    advice: str = ""
+    """What to add, in one sentence."""
+    workers_needed: int | None = None
+    """Workers of the observed speed that keep the trainer busy."""
+    workers_present: int = 0
+    alerts: list[AlertView] = []
 
 
 class TaskStatistics(Answer):

@@ -20,6 +20,7 @@ from shoal.identity import Keypair
 from shoal.metrics import Report, silent
 from shoal.protocol import api
 from shoal.protocol.descriptor import RunDescriptor, open_descriptor
+from shoal.protocol.page_views import LinkAnswer
 from shoal.protocol.signing import TIME_HEADER, TIME_PATTERN, RequestTarget, stamp_request, submission_message
 from shoal.protocol.waiting import Wait, Waiting
 
@@ -190,6 +191,9 @@ class CoordinatorClient:
 
     def unban(self, body: api.BanBody) -> api.WorkerView:
         return self._post("/v1/bans/lift", body, api.WorkerView)
+
+    def rotate_link(self) -> LinkAnswer:
+        return _parse(self.raw("POST", "/v1/owner/link", content=b""), LinkAnswer)
 
     def status(self) -> api.StatusView:
         return self._get("/v1/status", api.StatusView)

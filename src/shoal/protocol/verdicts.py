@@ -62,6 +62,13 @@ def severity(reason: Reason) -> Severity:
     return REASONS[reason][0]
 
 
+def public_reason(reason: str) -> str:
+    """A reason without its measurements: everybody may read it, and learns nothing about margins and limits."""
+    codes = [code.strip() for code in reason.partition(":")[0].split(",")]
+    known = [REASONS[Reason(code)][1] for code in codes if code in set(Reason)]
+    return "; ".join(f"{code}: {words}" for code, words in zip(codes, known, strict=True)) if known else reason
+
+
 def most_severe(reasons: Iterable[Reason]) -> Severity | None:
     severities = {severity(reason) for reason in reasons}
     return next(

@@ -7,9 +7,10 @@ from shoal.rundir import RunDirectory
 def coordinate(directory: RunDirectory, report: Report) -> None:
     from shoal.coordinator import run_coordinator
     from shoal.coordinator.rules.trust import LossRule
+    from shoal.inspection.groups import GroupReader
 
     def on_ready(url: str) -> None:
         report(f"coordinator of {directory.descriptor().run_id} at {url}")
         report(f"cheating loses: {LossRule.of(directory.config())}")
 
-    run_coordinator(directory, on_ready=on_ready)
+    run_coordinator(directory, on_ready=on_ready, rollouts=GroupReader(directory))

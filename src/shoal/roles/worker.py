@@ -56,6 +56,7 @@ def work(
         made = ", made just now: it is your account and your credit, keep it" if is_new else ""
         report(f"your key is {key_path}{made}")
         explain_run(descriptor, report)
+        report(f"your page: {url.rstrip('/')}/worker/{keypair.public}")
         use_threads(threads)
         from shoal.joined import join_run
         from shoal.policy.engines import choose_numerics, devices_here

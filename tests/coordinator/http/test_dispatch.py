@@ -217,7 +217,7 @@ def test_a_handler_is_a_plain_function_of_service_body_and_caller(swarm: Swarm) 
 
 def test_an_expensive_route_counts_as_several_requests(swarm: Swarm) -> None:
     costs = {route.path: route.cost for route in ROUTES if route.cost != 1}
-    assert costs == {"/v1/ledger": 10}
+    assert costs == {"/v1/ledger": 10, "/v1/curves": 3, "/v1/workers": 3}
     asked: list[tuple[str, float]] = []
     swarm.app.service.address_limit = SimpleNamespace(wait_s=lambda *call: asked.append(call) or 0.0)  # type: ignore[assignment,func-returns-value]
     swarm.http.get("/v1/ledger")

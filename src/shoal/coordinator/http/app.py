@@ -8,16 +8,19 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from shoal.coordinator import housekeeping, retention
+from shoal.coordinator import housekeeping, retention, views
+from shoal.coordinator.alerting import AlertWatch
 from shoal.coordinator.http.dispatch import Dispatcher
 from shoal.coordinator.http.openapi import documentation
+from shoal.coordinator.http.page_handlers import status_message
 from shoal.coordinator.http.service import Service
 from shoal.coordinator.http.table import ROUTES
+from shoal.coordinator.page.rollouts import RolloutReader
 from shoal.coordinator.run import Run
 from shoal.coordinator.store.bucket import S3Bucket
 from shoal.coordinator.store.writer import Store
@@ -27,6 +30,9 @@ log = logging.getLogger(__name__)
 SWEEP_INTERVAL_S = 1.0
 SWEEPS_PER_COLLECTION = 10
 SWEEPS_PER_FORGETTING = 600
+WATCH_INTERVAL_S = 2.0
+STILL_INTERVAL_S = 10.0
+"""Between two looks at a run in which nothing changes."""
 
 
 class CoordinatorApp:
@@ -48,12 +54,26 @@ class CoordinatorApp:
     @contextlib.asynccontextmanager
     async def _run(self, _: object) -> AsyncIterator[None]:
         self.service.listen()
-        sweeper = asyncio.create_task(_sweep_forever(self.service, self._sweep_interval_s))
+        tasks = [asyncio.create_task(work) for work in self._work()]
         yield
-        sweeper.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await sweeper
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.service.close()
+
+    def _work(self) -> list[Coroutine[None, None, None]]:
+        return [_sweep_forever(self.service, self._sweep_interval_s), _watch_forever(self.service)]
+
+
+class ViewApp(CoordinatorApp):
+    """The page on the files of a run that nobody serves: what is read without a signature, and nothing that changes anything."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service, SWEEP_INTERVAL_S)
+        self._dispatcher = Dispatcher(service, [route for route in ROUTES if not route.access.is_signed])
+
+    def _work(self) -> list[Coroutine[None, None, None]]:
+        return []
 
 
 def create_app(
@@ -63,9 +83,10 @@ def create_app(
     *,
     sweep_interval_s: float = SWEEP_INTERVAL_S,
     open_files: int = 1024,
+    rollouts: RolloutReader | None = None,
 ) -> CoordinatorApp:
     """`open_files` is how many the process may have; half of them are for connections."""
-    return CoordinatorApp(Service(store, run, descriptor_bytes, open_files), sweep_interval_s)
+    return CoordinatorApp(Service(store, run, descriptor_bytes, open_files, rollouts), sweep_interval_s)
 
 
 async def _sweep_forever(service: Service, interval_s: float) -> None:
@@ -79,6 +100,22 @@ async def _sweep_forever(service: Service, interval_s: float) -> None:
         except Exception:  # the swarm depends on the next sweep, whatever happened to this one
             log.exception("a sweep failed")
         await asyncio.sleep(interval_s)
+
+
+async def _watch_forever(service: Service) -> None:
+    """Alerts become events, and open pages get the status, whenever something has changed."""
+    alerts = AlertWatch(service.run.metrics)
+    while True:
+        seen = service.changes.version
+        try:
+            status = await service.read(lambda connection: views.status(connection, service.run))
+            alerts.note(status.alerts)
+            if len(service.hub):
+                service.hub.send(status_message(status))
+        except Exception:  # nobody may depend on who looks on
+            log.exception("the status could not be read")
+        await asyncio.sleep(WATCH_INTERVAL_S)
+        await service.changes.wait_changed(seen, STILL_INTERVAL_S)
 
 
 async def collect_rollouts(service: Service) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from shoal.coordinator.http.refusals import too_many
+from shoal.coordinator.page.session import OwnerSession
 from shoal.coordinator.rules.presence import Stamp
 from shoal.coordinator.run import Run
 from shoal.coordinator.store import nonces
@@ -48,13 +49,26 @@ class RequestHead:
     query: str
     headers: Mapping[str, str]
     address: str = ""
+    """What counts as one address of the caller."""
+    is_secure: bool = False
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """A browser that anybody may sit at."""
+
+    address: str
+    known_tag: str
+    """Of the file that it has."""
+    is_owner: bool
+    is_secure: bool
 
 
 class Gate:
     """Checks signatures for one run and counts the requests of each key."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, run: Run, session: OwnerSession) -> None:
+        self.run, self.session = run, session
         self._key_limit = RateLimit(run.config.coordinator.requests_per_s_key, run.clock)
 
     def authenticate(self, head: RequestHead, cost: int) -> Signed:
@@ -107,6 +121,37 @@ class Anyone:
 
     def admit(self, gate: Gate, head: RequestHead, cost: int) -> None:
         return None
+
+
+@dataclass(frozen=True)
+class AnyVisitor:
+    """Anyone, where the answer depends on the browser that asks."""
+
+    is_signed: bool = False
+
+    def describe(self) -> str:
+        return "Anyone, unsigned."
+
+    def admit(self, gate: Gate, head: RequestHead, cost: int) -> Visitor:
+        headers = head.headers
+        is_owner = gate.session.is_owner(headers.get("cookie", ""))
+        return Visitor(head.address, headers.get("if-none-match", ""), is_owner, head.is_secure)
+
+
+@dataclass(frozen=True)
+class OwnerCookie:
+    """The owner's browser: it has exchanged the secret of the owner's link for a cookie."""
+
+    is_signed: bool = False
+
+    def describe(self) -> str:
+        return "With the cookie of the owner's link."
+
+    def admit(self, gate: Gate, head: RequestHead, cost: int) -> Visitor:
+        if not gate.session.is_owner(head.headers.get("cookie", "")):
+            hint = "Open the link that `shoal run link` prints on the owner's host."
+            raise RefusedError("owner", "Only the run's owner may see this.", hint=hint, status=403)
+        return Visitor(head.address, "", is_owner=True, is_secure=head.is_secure)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,11 @@ log = logging.getLogger(__name__)
 
 Answer = BaseModel | Response | None
 TIME = TIME_HEADER.encode()
-JSON_TYPE = (b"content-type", b"application/json")
+JSON_HEADERS = (
+    (b"content-type", b"application/json"),
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+)
 BODY_NAMES = {b"content-length", b"transfer-encoding"}
 CLOSES = (b"connection", b"close")
 FORWARDED = b"x-forwarded-for"
@@ -94,10 +98,16 @@ class Dispatcher:
         forwarded = [value.decode("latin-1") for name, value in scope["headers"] if name == FORWARDED]
         return address_block(proxies.sender(peer, forwarded))
 
+    def _is_secure(self, scope: Scope, headers: dict[str, str]) -> bool:
+        """Whether the caller's browser speaks TLS, to us or to a trusted proxy."""
+        is_proxy = (scope.get("client") or ("",))[0] in self._service.proxies
+        return scope.get("scheme") == "https" or (is_proxy and headers.get("x-forwarded-proto") == "https")
+
     async def _answer(self, scope: Scope, body: BodyReader, address: str, has_place: bool) -> Answer:
         method, path = scope["method"], scope["path"]
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        head = RequestHead(method, path, scope["query_string"].decode("latin-1"), headers, address)
+        query, is_secure = scope["query_string"].decode("latin-1"), self._is_secure(scope, headers)
+        head = RequestHead(method, path, query, headers, address, is_secure)
         found = self._finder.find(method, path)
         self._count_address(head, found[0] if found else None, has_place)
         if found is None:
@@ -118,9 +128,9 @@ class Dispatcher:
         if wait_s and not is_excepted:
             raise too_many("Your address asks too often.", wait_s)
 
-    def _vouch(self, scope: Scope, caller: Signed | None) -> None:
+    def _vouch(self, scope: Scope, caller: object) -> None:
         connection = scope.get("extensions", {}).get(CONNECTION)
-        if connection is not None and caller is not None and self._service.gate.is_proven(caller.key):
+        if connection is not None and isinstance(caller, Signed) and self._service.gate.is_proven(caller.key):
             connection.vouch(caller.key)
 
     async def _send(self, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
@@ -129,7 +139,7 @@ class Dispatcher:
             await answer(scope, receive, send)
             return
         data = b"" if answer is None else answer.model_dump_json().encode()
-        described = () if answer is None else (JSON_TYPE, (b"content-length", b"%d" % len(data)))
+        described = () if answer is None else (*JSON_HEADERS, (b"content-length", b"%d" % len(data)))
         status = 204 if answer is None else 200
         await send({"type": "http.response.start", "status": status, "headers": [*described, self._time()]})
         await send({"type": "http.response.body", "body": data})

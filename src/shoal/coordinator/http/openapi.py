@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from shoal import __version__
 from shoal.coordinator.http.auth import Anyone
-from shoal.coordinator.http.route import JSON, PARQUET, Address, AnyRoute, Json, Nothing, Route, UploadStream
+from shoal.coordinator.http.route import JSON, PARQUET, Address, AnyRoute, Json, Nothing, PlainJson, Route, UploadStream
 from shoal.coordinator.http.service import Service
 from shoal.protocol import api
 from shoal.protocol.client import SUBMISSION_SIGNATURE_HEADER
@@ -97,7 +97,7 @@ def render_page(schema: Schema) -> str:
 
 
 def _models(routes: list[AnyRoute]) -> Schema:
-    bodies = {route.reads.model for route in routes if isinstance(route.reads, Json)}
+    bodies = {route.reads.model for route in routes if isinstance(route.reads, Json | PlainJson)}
     answers: set[type[BaseModel]] = {route.answer for route in routes if issubclass(route.answer, BaseModel)}
     modes: list[tuple[type[BaseModel], JsonSchemaMode]] = [
         *((model, "validation") for model in sorted(bodies, key=lambda model: model.__name__)),
@@ -115,7 +115,7 @@ def _operation(route: AnyRoute) -> Schema:
         "parameters": [*_address_parameters(route), *_header_references(route)],
         "responses": _responses(route),
     }
-    if isinstance(route.reads, Json):
+    if isinstance(route.reads, Json | PlainJson):
         content = {JSON: {"schema": {"$ref": REFERENCE.format(model=route.reads.model.__name__)}}}
         operation["requestBody"] = {"required": True, "content": content}
     if isinstance(route.reads, UploadStream):

@@ -10,6 +10,7 @@ from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.route import PARQUET
 from shoal.coordinator.http.service import Service
 from shoal.coordinator.store.database import Connection
+from shoal.coordinator.store.records import lease_of_file
 from shoal.errors import RefusedError
 from shoal.protocol import api
 
@@ -30,6 +31,7 @@ async def claim(service: Service, body: api.ClaimBody, caller: Signed) -> api.Cl
     """The next submission to verify; waits up to `wait_s` for one."""
     clock = asyncio.get_running_loop().time
     deadline, version = clock() + body.wait_s, service.changes.version
+    service.run.presence.validator_seen_at = service.run.clock()
 
     def operation(connection: Connection) -> api.ClaimAnswer:
         return submissions.claim(connection, service.run, caller.key, body)
@@ -49,7 +51,26 @@ async def verdict(service: Service, body: api.VerdictBody, caller: Signed) -> ap
     recorded = await service.write(
         caller, lambda connection: verdicts.record_verdict(connection, service.run, body), notifies=True
     )
+    if recorded:
+        await _note_verdict(service, body)
     return api.VerdictAnswer(recorded=recorded)
+
+
+async def _note_verdict(service: Service, body: api.VerdictBody) -> None:
+    """For the page, Prometheus and the file of events."""
+    lease = await service.read_rows(lambda connection: lease_of_file(connection, body.submission_id))
+    assert lease is not None, "its verdict was recorded"
+    service.run.metrics.event(
+        "verdict",
+        worker=lease.worker,
+        step=lease.step,
+        slot=lease.slot,
+        outcome="accepted" if body.accepted else "rejected",
+        reasons=[str(reason) for reason in body.reasons],
+        audited=bool(body.audited_groups),
+        tokens=sum(group.tokens for group in body.groups),
+        seconds=round(body.seconds, 3),
+    )
 
 
 async def batch(service: Service, body: api.BatchAddress, caller: Signed) -> api.BatchAnswer:
@@ -75,9 +96,11 @@ async def batch(service: Service, body: api.BatchAddress, caller: Signed) -> api
 async def publish(service: Service, body: api.VersionBody, caller: Signed) -> api.VersionAnswer:
     """Records a version of the policy once."""
     head = await service.write(caller, lambda connection: steps.publish(connection, service.run, body), notifies=True)
+    service.run.metrics.event("version", **body.report | {"version": body.version, "bytes_total": body.bytes_total})
     return api.VersionAnswer(ledger_head=head)
 
 
 async def evaluation(service: Service, body: api.EvaluationBody, caller: Signed) -> None:
     """Records what a version reached on the held-out problems."""
     await service.write(caller, lambda connection: steps.record_evaluation(connection, service.run, body))
+    service.run.metrics.event("evaluation", version=body.version, accuracy=body.accuracy, problems=body.problems)

@@ -71,6 +71,17 @@ class Json(Generic[ModelT]):
 
 
 @dataclass(frozen=True)
+class PlainJson(Generic[ModelT]):
+    """A JSON body of somebody who signs nothing."""
+
+    model: type[ModelT]
+    limit: BodyLimit = SMALL
+
+    async def read(self, incoming: Incoming) -> ModelT:
+        return self.model.model_validate_json(await incoming.body.whole(self.limit))
+
+
+@dataclass(frozen=True)
 class Address(Generic[ModelT]):
     """Parameters of the path and the query."""
 

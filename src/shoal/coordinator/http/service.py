@@ -14,11 +14,18 @@ from typing import Protocol, TypeVar
 from shoal.coordinator.http.auth import Gate, Signed
 from shoal.coordinator.http.open_uploads import OpenUploads
 from shoal.coordinator.http.refusals import too_many
+from shoal.coordinator.page.ledger_page import LedgerCheck
+from shoal.coordinator.page.recent import Recent
+from shoal.coordinator.page.rollouts import RolloutReader
+from shoal.coordinator.page.session import OwnerSession
+from shoal.coordinator.page.stream import EventHub
 from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.loop_results import LoopFuture, LoopResults
 from shoal.coordinator.store.writer import Store
+from shoal.metrics import Exporter
 from shoal.net import Connections, Proxies, RateLimit, UnderWay
+from shoal.protocol.page_views import CurvesView
 
 Result = TypeVar("Result")
 
@@ -64,9 +71,21 @@ class ChangeSignal:
 class Service:
     """Store, run and change signal, and the way operations run on them."""
 
-    def __init__(self, store: Store, run: Run, descriptor_bytes: bytes, open_files: int = 1024) -> None:
-        self.store, self.run, self.descriptor_bytes = store, run, descriptor_bytes
-        self.gate, self.changes, self.uploads = Gate(run), ChangeSignal(), OpenUploads(run)
+    def __init__(
+        self,
+        store: Store,
+        run: Run,
+        descriptor_bytes: bytes,
+        open_files: int = 1024,
+        rollouts: RolloutReader | None = None,
+    ) -> None:
+        self.store, self.run, self.descriptor_bytes, self.rollouts = store, run, descriptor_bytes, rollouts
+        self.session = OwnerSession(store, run.secret, run.descriptor.run_id)
+        self.gate, self.changes, self.uploads = Gate(run, self.session), ChangeSignal(), OpenUploads(run)
+        self.hub, self.exporter = EventHub(), Exporter(run.metrics, "coordinator")
+        self.curves: Recent[CurvesView] = Recent()
+        self.ledger_check = LedgerCheck(run.descriptor.coordinator_key)
+        run.metrics.listen(self.hub.hear)
         per_s = run.config.coordinator.requests_per_s_address
         self.address_limit = RateLimit(per_s, run.clock)
         self.new_keys = RateLimit(NEW_KEYS_PER_S if per_s else 0.0, run.clock, burst=NEW_KEYS_AT_ONCE)
@@ -85,6 +104,7 @@ class Service:
     def listen(self) -> None:
         """Notifies waiters whenever a change is on disk, whichever process made it. Belongs to the running loop."""
         loop = asyncio.get_running_loop()
+        self.hub.start()
 
         def on_change() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and with it everybody who waits
@@ -95,6 +115,7 @@ class Service:
     def stop_waiting(self) -> None:
         """Answers every long poll with what there is, so that a stop takes no longer than a request."""
         self.stopping = True
+        self.hub.close_all()
         self.changes.notify()
 
     def count_new_key(self, address: str) -> None:

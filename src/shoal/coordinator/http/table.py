@@ -8,16 +8,18 @@ from types import NoneType
 from starlette.responses import Response
 
 from shoal.coordinator.http import owner_handlers as owner
+from shoal.coordinator.http import page_handlers as page
+from shoal.coordinator.http import private_handlers as private
 from shoal.coordinator.http import public_handlers as public
 from shoal.coordinator.http import role_handlers as roles
 from shoal.coordinator.http import upload_handlers as uploads
 from shoal.coordinator.http import worker_handlers as workers
-from shoal.coordinator.http.auth import AnyKey, Anyone, Owner, Roles
-from shoal.coordinator.http.route import LARGE, PARQUET, Address, Json, Nothing, Route, UploadStream
-from shoal.protocol import api
+from shoal.coordinator.http.auth import AnyKey, Anyone, AnyVisitor, Owner, OwnerCookie, Roles
+from shoal.coordinator.http.route import LARGE, PARQUET, Address, Json, Nothing, PlainJson, Route, UploadStream
+from shoal.protocol import api, page_views
 from shoal.rundir import ROLES
 
-ANYONE, ANY_KEY, OWNER = Anyone(), AnyKey(), Owner()
+ANYONE, VISITOR, ANY_KEY, OWNER, BROWSER = Anyone(), AnyVisitor(), AnyKey(), Owner(), OwnerCookie()
 TRAINER, VALIDATOR, EVALUATOR, ANY_ROLE = (
     Roles(("trainer",)),
     Roles(("validator",)),
@@ -26,7 +28,8 @@ TRAINER, VALIDATOR, EVALUATOR, ANY_ROLE = (
 )
 NOTHING = Nothing()
 FILE_PATH = "/v1/submissions/{submission_id}/file"
-JSONL = "application/jsonl"
+JSONL, HTML, SSE, PROMETHEUS = "application/jsonl", "text/html", "text/event-stream", "text/plain"
+CURVES = 3
 WHOLE_LEDGER = 10
 """An export reads every entry; it counts as this many requests."""
 
@@ -36,6 +39,40 @@ ROUTES = (
     Route("GET", "/v1/history", public.history, ANYONE, NOTHING, api.HistoryView),
     Route("GET", "/v1/relays", public.relays, ANYONE, NOTHING, api.RelaysAnswer),
     Route("GET", "/v1/ledger", public.export_ledger, ANYONE, NOTHING, Response, media=JSONL, cost=WHOLE_LEDGER),
+    Route("GET", "/", page.index, VISITOR, NOTHING, Response, HTML, is_listed=False),
+    Route(
+        "GET", "/worker/{key}", page.worker_index, VISITOR, Address(page_views.WorkerAddress), Response, HTML,
+        is_listed=False,
+    ),
+    Route(
+        "GET", "/page/{name}", page.page_file, VISITOR, Address(page_views.FileAddress), Response, HTML,
+        is_listed=False,
+    ),
+    Route("GET", "/metrics", page.prometheus, ANYONE, NOTHING, Response, PROMETHEUS),
+    Route("GET", "/v1/events", page.events, VISITOR, NOTHING, Response, SSE),
+    Route("GET", "/v1/curves", page.show_curves, ANYONE, NOTHING, page_views.CurvesView, cost=CURVES),
+    Route("GET", "/v1/workers", page.show_workers, ANYONE, NOTHING, page_views.WorkersView, cost=CURVES),
+    Route(
+        "GET", "/v1/workers/{key}", page.show_contributor, ANYONE, Address(page_views.WorkerAddress),
+        page_views.ContributorView,
+    ),
+    Route("GET", "/v1/ledger/entries", page.show_ledger, ANYONE, Address(page_views.LedgerAddress), page_views.LedgerPage),
+    Route("GET", "/v1/session", private.show_session, VISITOR, NOTHING, page_views.SessionView),
+    Route("POST", "/v1/owner/session", private.open_session, VISITOR, PlainJson(page_views.SessionBody), Response),
+    Route("POST", "/v1/owner/link", private.rotate_link, OWNER, NOTHING, page_views.LinkAnswer),
+    Route("GET", "/v1/owner/steps/{step}", private.show_step, BROWSER, Address(page_views.StepAddress), page_views.OwnerStep),
+    Route(
+        "GET", "/v1/owner/groups/{step}/{slot}/{number}", private.show_group, BROWSER, Address(page_views.GroupAddress),
+        page_views.OwnerGroupView,
+    ),
+    Route(
+        "GET", "/v1/owner/timeline", private.show_timeline, BROWSER, Address(page_views.TimelineAddress),
+        page_views.OwnerTimeline,
+    ),
+    Route(
+        "GET", "/v1/owner/workers/{key}", private.show_worker, BROWSER, Address(page_views.WorkerAddress),
+        page_views.OwnerWorker,
+    ),
     Route("POST", "/v1/workers", workers.register, ANY_KEY, Json(api.RegisterBody), api.WorkerView),
     Route("POST", "/v1/heartbeat", workers.heartbeat, ANY_KEY, Json(api.HeartbeatBody), api.HeartbeatAnswer),
     Route("POST", "/v1/leases", workers.lease, ANY_KEY, Json(api.LeaseBody), api.LeaseAnswer),
@@ -53,4 +90,4 @@ ROUTES = (
     Route("POST", "/v1/run/state", owner.set_state, OWNER, Json(api.RunStateBody), api.RunStateAnswer),
     Route("POST", "/v1/bans", owner.ban, OWNER, Json(api.BanBody), api.WorkerView),
     Route("POST", "/v1/bans/lift", owner.unban, OWNER, Json(api.BanBody), api.WorkerView),
-)
+)  # fmt: skip

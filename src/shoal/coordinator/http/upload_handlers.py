@@ -53,6 +53,8 @@ async def submit(service: Service, upload: Upload, caller: Signed) -> api.Submis
         raise
     if answer.submission_id != submission_id:
         path.unlink(missing_ok=True)
+    else:
+        run.metrics.count("submitted")
     return answer
 
 

@@ -17,7 +17,9 @@ async def register(service: Service, body: api.RegisterBody, caller: Signed) -> 
         workers.register(connection, run, caller.key, body)
         return views.worker_view(connection, run, workers.require_worker(connection, caller.key))
 
-    return await service.write(caller, operation)
+    view = await service.write(caller, operation)
+    run.metrics.event("registered", worker=caller.key, name=body.name)
+    return view
 
 
 async def heartbeat(service: Service, body: api.HeartbeatBody, caller: Signed) -> api.HeartbeatAnswer:
@@ -43,7 +45,10 @@ async def heartbeat(service: Service, body: api.HeartbeatBody, caller: Signed) -
 
 async def lease(service: Service, body: api.LeaseBody, caller: Signed) -> api.LeaseAnswer:
     """Grants a slot, or says why there is none and when to ask again."""
-    return await service.write(caller, lambda connection: leasing.lease(connection, service.run, caller.key, body))
+    answer = await service.write(caller, lambda connection: leasing.lease(connection, service.run, caller.key, body))
+    if answer.lease is not None:
+        service.run.metrics.count("leases_granted")
+    return answer
 
 
 async def give_back(service: Service, body: api.LeaseAddress, caller: Signed) -> None:
@@ -55,5 +60,8 @@ async def give_back(service: Service, body: api.LeaseAddress, caller: Signed) ->
 
 async def announce_relay(service: Service, body: api.RelayBody, caller: Signed) -> api.RelaysAnswer:
     """Puts a relay on the list for some minutes; answers with the list."""
+    known = service.run.presence.relays.get(caller.key)
     service.run.presence.note_relay(caller.key, body, caller.stamp)
+    if known is None or known.body.newest_version != body.newest_version:
+        service.run.metrics.event("relay", key=caller.key, **body.model_dump())
     return views.relays(service.run)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from shoal.coordinator.states import GroupState
 from shoal.coordinator.store.database import Connection, is_shared, open_database
-from shoal.coordinator.store.rows import query, select
-from shoal.coordinator.store.tables import GroupRow, SubmissionRow, WorkerRow
+from shoal.coordinator.store.rows import find, query, select
+from shoal.coordinator.store.tables import GroupRow, LeaseRow, SubmissionRow, WorkerRow
 from shoal.coordinator.store.writer import Store
 from shoal.errors import ConfigError
 from shoal.rundir import RunDirectory
@@ -82,6 +82,11 @@ def worker_names(connection: Connection) -> dict[str, str]:
 def submissions(connection: Connection) -> list[SubmissionRow]:
     """In the order of their arrival."""
     return select(connection, SubmissionRow, "ORDER BY received_at")
+
+
+def lease_of_file(connection: Connection, submission_id: str) -> LeaseRow | None:
+    """The lease that a submission answers."""
+    return find(connection, LeaseRow, "JOIN submissions USING (lease_id) WHERE submission_id=?", (submission_id,))
 
 
 def groups(connection: Connection) -> list[GroupRow]:

@@ -1,0 +1,82 @@
+"""The ledger, a page of entries at a time, and how far this process has checked it. Reads only.
+
+Verdicts of steps that are still open are shown without slot and draw: the slot would show who has a backup lease.
+"""
+
+import json
+from dataclasses import dataclass, field
+
+from shoal.coordinator import ledger
+from shoal.coordinator.rules.runs import RunClock
+from shoal.coordinator.run import Run
+from shoal.coordinator.steps import current_step
+from shoal.coordinator.store import meta
+from shoal.coordinator.store.database import Connection
+from shoal.coordinator.store.rows import select
+from shoal.errors import SignatureError
+from shoal.identity import verify_signature
+from shoal.protocol.page_views import LedgerAddress, LedgerEntryView, LedgerPage
+
+CHECKED_AT_ONCE = 2000
+"""Entries that one request checks at most; about 100 µs each."""
+HIDDEN = ("slot", "audit_drawn", "audit_rate", "audit_step", "lease", "lease_id")
+
+
+@dataclass
+class LedgerCheck:
+    """Checks chain and signatures once per entry, some at a time."""
+
+    coordinator_key: str
+    checked: int = 0
+    last_hash: str = field(default=ledger.GENESIS)
+    problem: str = ""
+
+    def go_on(self, connection: Connection) -> None:
+        if self.problem:
+            return
+        stop = self.checked + CHECKED_AT_ONCE
+        for entry in select(connection, ledger.Entry, "WHERE seq >= ? AND seq < ? ORDER BY seq", (self.checked, stop)):
+            if not self._holds(entry):
+                self.problem = f"Entry {entry.seq} does not continue the chain, or is not signed by the coordinator."
+                return
+            self.checked, self.last_hash = self.checked + 1, entry.hash
+
+    def _holds(self, entry: ledger.Entry) -> bool:
+        expected = ledger._entry_hash(entry.seq, entry.at, entry.kind, entry.body, self.last_hash)
+        try:
+            verify_signature(self.coordinator_key, bytes.fromhex(entry.hash), entry.signature)
+        except (SignatureError, ValueError):
+            return False
+        return (entry.seq, entry.previous, entry.hash) == (self.checked, self.last_hash, expected)
+
+
+def ledger_page(connection: Connection, run: Run, check: LedgerCheck, address: LedgerAddress) -> LedgerPage:
+    check.go_on(connection)
+    total, head = ledger.head(connection)
+    stop = total if address.before is None else min(total, address.before)
+    rows = select(
+        connection,
+        ledger.Entry,
+        "WHERE seq < ? AND seq >= ? ORDER BY seq DESC",
+        (stop, max(0, stop - address.limit)),
+    )
+    clock, step = meta.run_clock(connection), current_step(connection)
+    return LedgerPage(
+        entries=[_view(row, clock, step) for row in rows],
+        total=total,
+        head=head,
+        coordinator_key=run.descriptor.coordinator_key,
+        verified_entries=check.checked,
+        problem=check.problem,
+    )
+
+
+def _view(entry: ledger.Entry, clock: RunClock, open_step: int) -> LedgerEntryView:
+    body = json.loads(entry.body)
+    if entry.kind not in ("batch", "version", "run", "registered"):
+        steps = [value for name in ("step", "audit_step") if isinstance(value := body.get(name), int)]
+        if any(step >= open_step for step in steps) or not steps:
+            body = {name: value for name, value in body.items() if name not in HIDDEN}
+    return LedgerEntryView(
+        seq=entry.seq, at_s=round(clock.at_s(entry.at), 1), kind=entry.kind, body=body, hash=entry.hash
+    )

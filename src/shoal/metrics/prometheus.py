@@ -1,0 +1,137 @@
+"""The metrics of a process in Prometheus text, fed by its event log and, at the moment of a scrape, by a status.
+
+Which metrics there are is decided by the table alone. What an event lacks, or what is not a finite number, is left out.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from shoal.metrics.events import EventLog, Record
+from shoal.metrics.table import METRICS, Metric, Role
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+Status = Mapping[str, Any]
+"""Values by the `field` of a gauge without an event: a number, or numbers by the value of its label."""
+
+
+class Exporter:
+    def __init__(self, events: EventLog, role: Role, status: Callable[[], Status] = dict) -> None:
+        self.registry = CollectorRegistry()
+        self._by_event: dict[str, list[_Fed]] = {}
+        chosen = [metric for metric in METRICS if metric.role == role]
+        for metric in chosen:
+            if metric.event and not _is_plain_count(metric):
+                self._by_event.setdefault(metric.event, []).append(_Fed(metric, self.registry))
+        self.registry.register(_AtScrape(events, [metric for metric in chosen if _is_plain_count(metric)]))
+        self._status = _StatusCollector([metric for metric in chosen if not metric.event], status)
+        self.registry.register(self._status)
+        events.listen(self.take)
+
+    def take(self, record: Record) -> None:
+        for fed in self._by_event.get(record["event"], ()):
+            fed.take(record)
+
+    def observe(self, event: str, **fields: object) -> None:
+        """Counts something that is too frequent to be written as an event."""
+        self.take({"event": event, **fields})
+
+    def text(self, status: Status | None = None) -> bytes:
+        if status is not None:
+            self._status.status = lambda: status
+        return generate_latest(self.registry)
+
+
+def serve_metrics(events: EventLog, role: Role, port: int, host: str = "127.0.0.1") -> int:
+    """Serves `/metrics` in a thread of its own, for as long as the process lives; returns the port."""
+    server, _ = start_http_server(port, host, Exporter(events, role).registry)
+    return int(server.server_port)
+
+
+def _is_plain_count(metric: Metric) -> bool:
+    return metric.kind == "counter" and not metric.field and not metric.labels
+
+
+class _Fed:
+    """A metric that takes one value per event."""
+
+    def __init__(self, metric: Metric, registry: CollectorRegistry) -> None:
+        self.metric = metric
+        name, labels = metric.name, [_label(name) for name in metric.labels]
+        self._series: Counter | Gauge | Histogram
+        if metric.kind == "histogram":
+            self._series = Histogram(name, metric.help, labels, buckets=metric.buckets, registry=registry)
+        else:
+            self._series = (Counter if metric.kind == "counter" else Gauge)(
+                name, metric.help, labels, registry=registry
+            )
+        self._children: dict[tuple[str, ...], Counter | Gauge | Histogram] = {}
+
+    def take(self, record: Record) -> None:
+        value = _number(record.get(self.metric.field)) if self.metric.field else 1.0
+        if value is None:
+            return
+        for values in self._label_values(record):
+            series = self._child(values)
+            if isinstance(series, Histogram):
+                series.observe(value)
+            elif isinstance(series, Gauge):
+                series.set(value)
+            else:
+                series.inc(max(0.0, value))
+
+    def _child(self, values: tuple[str, ...]) -> Counter | Gauge | Histogram:
+        if not values:
+            return self._series
+        if values not in self._children:
+            self._children[values] = self._series.labels(*values)
+        return self._children[values]
+
+    def _label_values(self, record: Record) -> Iterator[tuple[str, ...]]:
+        if not self.metric.labels:
+            yield ()
+            return
+        found = record.get(self.metric.labels[0])
+        for item in found if isinstance(found, list | tuple) else () if found is None else (found,):
+            yield (str(item),)
+
+
+def _label(name: str) -> str:
+    return "reason" if name == "reasons" else name
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+class _AtScrape(Collector):
+    """Counters that the event log keeps itself."""
+
+    def __init__(self, events: EventLog, metrics: list[Metric]) -> None:
+        self._events, self._metrics = events, metrics
+
+    def collect(self) -> Iterator[Family]:
+        for metric in self._metrics:
+            yield CounterMetricFamily(metric.name, metric.help, value=self._events.counters[metric.event])
+
+
+class _StatusCollector(Collector):
+    def __init__(self, metrics: list[Metric], status: Callable[[], Status]) -> None:
+        self._metrics, self.status = metrics, status
+
+    def collect(self) -> Iterator[Family]:
+        status = self.status()
+        for metric in self._metrics:
+            family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+            found = status.get(metric.field)
+            values = found if isinstance(found, Mapping) else {} if found is None else {None: found}
+            for label, value in values.items():
+                if (known := _number(value)) is not None:
+                    family.add_metric([] if label is None else [str(label)], known)
+            if family.samples:
+                yield family
