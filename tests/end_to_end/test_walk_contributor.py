@@ -57,7 +57,7 @@ def worked_again(log: Path) -> bool | None:
     return "submitted" in log.read_text().partition("the ban is lifted, joining again")[2] or None
 
 
-@pytest.mark.parametrize("family", [4])
+@pytest.mark.parametrize("family", [4, 6])
 def test_a_contributor_on_another_network(tmp_path: Path, family: int) -> None:
     run_file = everywhere(tmp_path, family)
     with cable() as ends:

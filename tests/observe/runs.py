@@ -1,6 +1,7 @@
 """A made-up run with the shape of the demo: three honest workers, two cheaters, forty steps."""
 
 import math
+from collections import Counter
 
 from shoal.protocol.api import (
     EvaluationView,
@@ -114,6 +115,7 @@ def make_history(steps: int = STEPS) -> HistoryView:
 
 
 def make_status(step: int = STEPS, *, workers: list[WorkerView] | None = None) -> StatusView:
+    workers = make_workers() if workers is None else workers
     return StatusView(
         run_id="demo-5d1f90c2",
         run_state="finished" if step >= STEPS else "running",
@@ -126,7 +128,8 @@ def make_status(step: int = STEPS, *, workers: list[WorkerView] | None = None) -
         groups_needed=32,
         slots_open=3,
         submissions_pending=2,
-        workers=make_workers() if workers is None else workers,
+        workers=workers,
+        worker_counts=Counter(worker.state for worker in workers),
         relays=[
             RelayView(
                 key=f"{number:064x}",

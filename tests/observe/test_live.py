@@ -67,6 +67,13 @@ def test_progress_line_before_anything_happened() -> None:
     assert "reward -  held-out -" in line
 
 
+def test_workers_beyond_those_that_are_listed_are_counted() -> None:
+    status = make_status().model_copy(
+        update={"worker_counts": {"probation": 700, "trusted": 50, "gone": 9, "banned": 3}}
+    )
+    assert "workers 750  " in progress_line(status, make_history())
+
+
 def test_terminal_gets_pictures_and_keeps_the_last() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=100, height=40, _environ={"TERM": "xterm"})

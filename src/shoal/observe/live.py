@@ -143,7 +143,7 @@ def progress_line(status: StatusView, history: HistoryView) -> str:
     """The run in one line."""
     reward = series.metric_curve(history, series.REWARD)
     heldout = series.heldout_curve(history)
-    present = sum(worker.state not in ("gone", "banned") for worker in status.workers)
+    present = sum(count for state, count in status.worker_counts.items() if state not in ("gone", "banned"))
     parts = [
         f"[{duration(status.uptime_s)}] step {min(status.step, status.steps)}/{status.steps}",
         f"version {status.newest_version}",

@@ -336,7 +336,7 @@ class StatusView(Answer):
     submissions_pending: int
     workers: list[WorkerView]
     """Everybody in a small swarm, the most productive of a large one."""
-    worker_counts: dict[str, int] = {}
+    worker_counts: dict[str, int]
     """All workers by state."""
     relays: list[RelayView]
     verdicts: dict[str, int]
