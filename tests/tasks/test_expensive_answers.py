@@ -20,8 +20,7 @@ COMPUTES = "while True:\n    pass"
 WAITS = "import time\ntime.sleep(10_000)"
 FILLS = "rows = []\nwhile True:\n    rows.append(bytes(1 << 20))"
 PRINTS = "while True:\n    print('x' * 1000)"
-LARGE_UNION = r"\cup".join(rf"(\sqrt{{{2 * n}}},\sqrt{{{2 * n + 1}}})" for n in range(1, 30))
-TURNED_UNION = r"\cup".join(reversed(LARGE_UNION.split(r"\cup")))
+INTERVALS = [rf"(\sqrt{{{2 * n}}},\sqrt{{{2 * n + 1}}})" for n in range(1, 30)]
 
 
 def budget() -> ScoringBudget:
@@ -60,19 +59,24 @@ def test_expensive_programs_do_not_cost_cheap_answers_their_score() -> None:
     assert {score.reward for score in found[:-4]} == {0.0}
 
 
+def union(first: int) -> str:
+    return r"\cup".join(INTERVALS[first:] + INTERVALS[:first])
+
+
 def test_mathematics_that_is_expensive_to_compare_is_stopped_by_the_budget_of_the_submission() -> None:
     task = Task(
         problem_id="m",
         source="t",
         task_type="verifiable_math",
         prompt="?",
-        verification_info={"ground_truth": LARGE_UNION},
+        verification_info={"ground_truth": union(0)},
     )
-    boxes = " ".join(rf"\boxed{{{TURNED_UNION.replace('60', str(60 + 2 * box))}}}" for box in range(3))
-    one = score_all([(task, f"</think>{boxes}")])[0]
+    answer = "</think>" + " ".join(rf"\boxed{{{union(first)}}}" for first in (3, 9, 14, 22))
+    one = score_all([(task, answer)])[0]
     allowed = 5 * one.cost_s
-    found = score_all([(task, f"</think>{boxes}")] * ANSWERS, budget=ScoringBudget(allowed, 1000.0))
+    found = score_all([(task, answer)] * ANSWERS, budget=ScoringBudget(allowed, 1000.0))
     scored = [score for score in found if score.scored]
+    assert one.reward == 1.0
     assert one.cost_s > 0.01, "the answer is not expensive"
     assert 0 < len(scored) < ANSWERS
     assert spent(scored[:-1]) <= allowed

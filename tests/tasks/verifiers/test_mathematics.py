@@ -198,3 +198,9 @@ def test_what_takes_too_many_operations_is_named() -> None:
 def test_ornaments_do_not_matter() -> None:
     assert tidy("$\\left( 1{,}000 \\right)$") == "( 1000 )"
     assert tidy("$$\\dfrac{1}{2}.$$") == tidy("½") == "\\frac {1}{2}"
+
+
+def test_large_unions_of_irrational_intervals_are_compared_within_the_operations_of_one_answer() -> None:
+    intervals = [rf"(\sqrt{{{2 * n}}},\sqrt{{{2 * n + 1}}})" for n in range(1, 30)]
+    assert is_equal(r"\cup".join(intervals), r"\cup".join(reversed(intervals)))
+    assert not is_equal(r"\cup".join(intervals), r"\cup".join(intervals[1:]))

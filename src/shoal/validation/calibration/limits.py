@@ -195,7 +195,8 @@ def load_calibration(path: str) -> Calibration:
         return Calibration.model_validate_json(text)
     except OSError as error:
         raise ConfigError(
-            f"The calibration {path} cannot be read: {error.strerror}.", hint="Make one with `shoal calibrate`."
+            f"The calibration {path} cannot be read: {error.strerror}.",
+            hint=f"Make it with `shoal calibrate {path} RUN_FILE`.",
         ) from None
     except ValidationError as error:
         raise ConfigError(f"{path} is not a calibration: {error.errors()[0]['msg']}.") from None

@@ -75,6 +75,10 @@ class Evaluator:
         context.dps = DIGITS
         return context
 
+    @cached_property
+    def _tolerance(self) -> Any:
+        return self.mp.mpf(10) ** -320
+
     def value(self, node: Node, point: dict[str, Fraction] | None = None, *, real: bool = False) -> Value:
         self.spend(1)
         if node.op == "number":
@@ -133,8 +137,9 @@ class Evaluator:
     def same(self, one: Value, other: Value) -> bool:
         if isinstance(one, Fraction) and isinstance(other, Fraction):
             return one == other
+        self.spend(1)
         one, other = self.inexact(one), self.inexact(other)
-        return bool(abs(one - other) <= max(abs(one), abs(other), 1) * self.mp.mpf(10) ** -320)
+        return bool(abs(one - other) <= max(abs(one), abs(other), 1) * self._tolerance)
 
     def less(self, one: Value, other: Value) -> bool:
         """Of two real numbers; complex ones have no order."""

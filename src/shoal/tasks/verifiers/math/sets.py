@@ -83,12 +83,17 @@ class _Order:
     def __init__(self, ends: Sequence[Value], evaluator: Evaluator) -> None:
         self._evaluator = evaluator
         self._ranks = [(value, sum(evaluator.less(other, value) for other in ends)) for value in ends]
+        self._found: dict[int, int] = {}
 
     def _rank(self, value: Value) -> int:
-        return next(rank for known, rank in self._ranks if self._evaluator.same(known, value))
+        """Looked up once per end of an interval: a comparison of irrational numbers takes time."""
+        if id(value) not in self._found:
+            self._found[id(value)] = next(rank for known, rank in self._ranks if self._evaluator.same(known, value))
+        return self._found[id(value)]
 
     def contains(self, members: Interval | Combined, place: Fraction) -> bool:
         if isinstance(members, Combined):
+            self._evaluator.spend(1)
             inside = [self.contains(part, place) for part in members.parts]
             if members.operator == "\\setminus":
                 return inside[0] and not any(inside[1:])
