@@ -450,6 +450,22 @@ def test_a_version_that_no_relay_has_any_more_costs_its_slot(contributor: Contri
     assert contributor.reports.some("step 3 slot 0 cannot be worked on: No relay delivered version 7.")
 
 
+def test_a_worker_whose_version_was_withdrawn_goes_on_with_the_earlier_one(tiny_run: TinyRun) -> None:
+    contributor = Contributor(tiny_run, 0, 1)
+    leases = [make_lease(0, version=1), make_lease(1, version=0)]
+    contributor.coordinator.grant(*leases)
+    contributor.coordinator.finish()
+
+    def withdraw() -> None:
+        contributor.weights.published = [0]
+
+    at_step(contributor, 3, withdraw)
+    contributor.worker.run()
+    made = tokens_of(contributor, tiny_run)
+    assert [made[lease.lease_id] for lease in leases] == [expected_tokens(tiny_run, lease) for lease in leases]
+    assert contributor.engine.diary.count("load v0") == 1
+
+
 class Clumsy(Worker):
     """Its verifier fails on some answers."""
 

@@ -1,6 +1,6 @@
 import pytest
 
-from shoal.worker.machine import Machine, machine_memory, memory_in_use
+from shoal.worker.machine import Machine, is_worth_more_rows, machine_memory, memory_in_use
 
 
 def test_memory_is_known_and_this_process_uses_some_of_it() -> None:
@@ -27,3 +27,12 @@ def test_the_line_leaves_out_what_was_not_measured() -> None:
     assert "relays" not in Machine(100.0).line()
     assert "memory" not in Machine(100.0).line()
     assert Machine(1234.0, 2e6, 8 << 30).line().startswith("1,234 tokens/s, ")
+
+
+def test_a_link_without_limit_can_be_reported() -> None:
+    assert Machine(100.0, 1e12).registration("worker", "torch/float32/cpu").link_bytes_per_s < 1e12
+
+
+def test_more_samples_at_a_time_are_worth_it_while_they_are_much_faster_together() -> None:
+    assert is_worth_more_rows(100.0, 300.0)
+    assert not is_worth_more_rows(100.0, 120.0)

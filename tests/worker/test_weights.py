@@ -161,3 +161,15 @@ def test_nothing_is_fetched_once_stop_has_returned(follow: Callable[..., WeightF
     assert fetching.wait(DEADLINE_S)
     follower.stop()
     assert ended == ["fetch"]
+
+
+def test_versions_that_the_owner_withdrew_are_held_no_longer(tmp_path: Path) -> None:
+    weights = DiskWeights({0: tmp_path, 1: tmp_path}, [0, 1])
+    follower = WeightFollower(weights, keep_versions=3)  # type: ignore[arg-type]
+    follower._take(weights.head())
+    follower.path(0, version_digest(0), deadline_s=1.0)
+    assert follower.held() == [0, 1]
+    weights.published = [0]
+    follower._take(weights.head())
+    assert follower.held() == [0]
+    assert follower.newest_held() == (0, version_digest(0))

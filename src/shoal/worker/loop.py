@@ -208,8 +208,10 @@ class Worker:
 
     def _usable_versions(self) -> list[int]:
         """While there is other work, no lease of an older version is worth two swaps of weights."""
-        oldest = -1 if self._loaded is None or (self._no_work == "no_work" and not self._slots) else self._loaded[0]
-        return [version for version in self.weights.held() if version >= oldest]
+        held = self.weights.held()
+        if self._loaded is None or self._loaded[0] not in held or (self._no_work and not self._slots):
+            return held
+        return [version for version in held if version >= self._loaded[0]]
 
     def _drop_expired(self, stream: Stream) -> None:
         now = self.client.server_time()
@@ -225,10 +227,9 @@ class Worker:
         self._slots.remove(slot)
 
     def _newer_weights(self) -> Version | None:
+        """The version to go on with; its number is lower if the owner withdrew the loaded one."""
         newest = self.weights.newest_held()
-        if newest is None or newest == self._loaded or (self._loaded is not None and newest[0] < self._loaded[0]):
-            return None
-        return newest
+        return None if newest == self._loaded else newest
 
     def _swap(self) -> None:
         """With nothing in the engine: the version of the next slot, or the newest one if no slot is there."""

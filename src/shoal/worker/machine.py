@@ -11,6 +11,8 @@ DRIFT = 2.0
 """A speed that is off by more than this factor is reported to the coordinator, whose deadlines depend on it."""
 NEWEST_SHARE = 0.3
 """How much the newest slot counts in the running mean of the speed."""
+FASTEST_LINK_BYTES_S = 1e11
+"""What came from a cache arrives in no time."""
 PROBED_ROWS = (8, 32, 128, 512)
 WORTH_MORE_ROWS = 1.5
 """Four times as many samples at a time must be this much faster together, or each would only take longer."""
@@ -62,7 +64,7 @@ class Machine:
             numerics_class=numerics_class,
             tokens_per_s=self.tokens_per_s,
             memory_bytes=self.memory_bytes,
-            link_bytes_per_s=self.link_bytes_per_s,
+            link_bytes_per_s=min(self.link_bytes_per_s, FASTEST_LINK_BYTES_S),
         )
 
     def line(self) -> str:
