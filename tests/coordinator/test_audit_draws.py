@@ -20,6 +20,8 @@ def audited_late(swarm: Swarm) -> list[dict[str, Any]]:
     swarm.accept()
     bob.submit(late.lease_id, b"late")
     swarm.accept()
+    for row in swarm.all("SELECT step FROM batches ORDER BY step"):
+        swarm.record(int(str(row["step"])))
     return [json.loads(str(row["body"])) for row in swarm.all("SELECT body FROM ledger WHERE kind='verdict'")]
 
 

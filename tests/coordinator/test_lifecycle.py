@@ -63,10 +63,12 @@ def test_the_lease_reveals_its_slot_seed_and_nothing_else(swarm: Swarm) -> None:
     assert RUN_SECRET.hex().encode() not in export
 
 
-def test_the_step_secret_is_published_when_the_batch_is_formed(swarm: Swarm) -> None:
+def test_the_step_secret_is_published_when_the_batch_is_recorded(swarm: Swarm) -> None:
     swarm.publish(0)
     (ann,) = swarm.join("ann")
     swarm.produce(ann)
+    assert step_secret(RUN_SECRET, 0).hex().encode() not in ann.ledger_export(), "the proposal may still change"
+    swarm.record(0)
     export = ann.ledger_export()
     assert step_secret(RUN_SECRET, 0).hex().encode() in export
     assert step_secret(RUN_SECRET, 1).hex().encode() not in export

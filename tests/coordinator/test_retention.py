@@ -68,6 +68,7 @@ def files(swarm: Swarm) -> set[str]:
 
 def publish(swarm: Swarm, version: int, oldest_checkpoint: int) -> None:
     digest = f"{version:064x}"
+    swarm.record(version - 1)
     swarm.client("trainer").publish(
         api.VersionBody(
             version=version,

@@ -1,4 +1,4 @@
-"""The four state machines, and that nothing leaves them."""
+"""The state machines, and that nothing leaves them."""
 
 from enum import StrEnum
 from itertools import product
@@ -14,6 +14,7 @@ from shoal.coordinator.states import (
     MACHINES,
     SLOT,
     UNDECIDED,
+    BatchState,
     GroupState,
     LeaseState,
     Machine,
@@ -30,6 +31,7 @@ KINDS: dict[str, type[StrEnum]] = {
     "lease": LeaseState,
     "submission": SubmissionState,
     "group": GroupState,
+    "batch": BatchState,
 }
 
 

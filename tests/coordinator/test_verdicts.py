@@ -229,10 +229,11 @@ def test_a_verdict_that_comes_after_the_ban_changes_nothing(swarm: Swarm) -> Non
     assert ledger_kinds(swarm).count("ban") == 1
 
 
-def test_groups_in_a_formed_batch_stay_when_their_maker_is_banned(swarm: Swarm) -> None:
+def test_groups_in_a_recorded_batch_stay_when_their_maker_is_banned(swarm: Swarm) -> None:
     swarm.publish(0)
     (eve,) = swarm.join("eve")
     swarm.produce(eve)
+    swarm.record(0)
     swarm.work(eve)
     swarm.reject(Reason.REWARD)
     batch = swarm.client("trainer").batch(0, wait_s=0).batch

@@ -72,6 +72,19 @@ def test_without_a_name_a_run_admits_the_finest_classes_only(model: Path, tmp_pa
     assert not any("admits" in report for report in reports)
 
 
+def test_an_owner_is_shown_what_the_limit_on_unaudited_work_costs_a_small_swarm(model: Path, tmp_path: Path) -> None:
+    reports: list[str] = []
+    initialise(config(model, tmp_path / "run"), reports.append)
+    (cost,) = [report for report in reports if "without an audit" in report]
+    assert cost == (
+        "no key brings more than 3 of 32 groups into a batch without an audit. Least share of groups that are audited"
+        " by number of keys at the floor: 1: 91%, 2: 81%, 4: 62%, 8: 25%, from 10 keys on 10%"
+    )
+    alone = config(model, tmp_path / "alone", trust={"unaudited_share": 1.0})
+    initialise(alone, reports.append)
+    assert reports[-1] == "no key brings more than 32 of 32 groups into a batch without an audit. From 1 keys on 10%"
+
+
 def test_an_owner_who_admits_a_coarse_class_is_shown_what_it_costs(model: Path, tmp_path: Path) -> None:
     reports: list[str] = []
     both = ["torch/float32/cpu", "torch/bfloat16/cpu"]

@@ -28,6 +28,9 @@ class FakeCoordinator:
         self.leases: list[api.LeaseAnswer | Refuse] = []
         self.claims: list[api.ClaimAnswer] = []
         self.batches: dict[int, api.BatchAnswer] = {}
+        self.screenings: list[api.BatchRecord] = []
+        """Answers to the statistics of proposed batches."""
+        self.screened: list[api.ScreeningBody] = []
         self.files: dict[str, bytes] = {}
         self.refusals: dict[str, Refuse] = {}
         """Path prefix → refusal."""
@@ -111,6 +114,7 @@ class FakeCoordinator:
             "GET /v1/submissions/": lambda name, content: self.files[name.removesuffix("/file")],
             "POST /v1/verdicts": self._verdict,
             "GET /v1/batches/": lambda step, content: self.batches[int(step)],
+            "POST /v1/batches/screening": self._screen,
             "POST /v1/versions": self._version,
             "GET /v1/history": lambda rest, content: self.history,
             "POST /v1/evaluations": self._evaluation,
@@ -147,6 +151,10 @@ class FakeCoordinator:
     def _verdict(self, rest: str, content: bytes) -> BaseModel:
         self.verdicts.append(api.VerdictBody.model_validate_json(content))
         return api.VerdictAnswer(recorded=True)
+
+    def _screen(self, rest: str, content: bytes) -> BaseModel:
+        self.screened.append(api.ScreeningBody.model_validate_json(content))
+        return self.screenings.pop(0)
 
     def _version(self, rest: str, content: bytes) -> BaseModel:
         self.versions.append(api.VersionBody.model_validate_json(content))

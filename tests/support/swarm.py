@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar, Unpack
@@ -33,6 +33,7 @@ TEST_DATABASE = "SHOAL_TEST_DATABASE"
 HEARTBEAT = api.HeartbeatBody(activity="generating", tokens_generated=5, bytes_received=7)
 
 NEVER_S = 3600.0
+NO_STATISTICS: Mapping[str, float] = {}
 """Between sweeps: tests sweep by hand."""
 
 
@@ -88,7 +89,13 @@ def small_config(**sections: dict[str, object]) -> ShoalConfig:
         "rollouts": {"group_size": 2, "tasks_per_slot": 2, "max_prompt_tokens": 16, "max_new_tokens": 40},
         "training": {"async_level": 1, "groups_per_step": 2, "oversampling": 4.0},
         "coordinator": {"lease_s": 60, "gone_after_s": 30, "clock_window_s": 300, "max_upload_bytes": 10_000},
-        "trust": {"probation_audits": 2, "stake_tokens": 30, "key_share": 1.0, "probation_share": 1.0},
+        "trust": {
+            "probation_audits": 2,
+            "stake_tokens": 30,
+            "key_share": 1.0,
+            "probation_share": 1.0,
+            "unaudited_share": 1.0,
+        },
         "validation": {"claim_s": 20, "max_tries": 3},
     }
     return build_config({name: tree.get(name, {}) | sections.get(name, {}) for name in {**tree, **sections}})
@@ -182,8 +189,18 @@ class Swarm:
 
     def publish(self, version: int, digest: str = "") -> api.VersionAnswer:
         digest = digest or f"{version:064x}"
+        self.record(version - 1)
         body = api.VersionBody(version=version, manifest_digest=digest, weights_digest=digest, bytes_total=100)
         return self.client("trainer").publish(body)
+
+    def record(self, step: int, statistics: Mapping[str, float] = NO_STATISTICS) -> api.BatchRecord | None:
+        """As a trainer does that finds every group probable but those named."""
+        batch = self.client("trainer").batch(step, 0).batch if step >= 0 else None
+        while batch is not None and batch.state == "proposed":
+            values = {group.group_id: statistics.get(group.group_id, 0.0) for group in batch.groups}
+            body = api.ScreeningBody(step=step, attempt=batch.attempt, statistics=values)
+            batch = self.client("trainer").screen(body)
+        return batch
 
     def join(self, *names: str) -> list[CoordinatorClient]:
         clients = [self.client(name) for name in names]

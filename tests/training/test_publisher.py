@@ -262,8 +262,8 @@ def test_a_step_is_trained_while_the_version_before_is_staged(start: Start, tmp_
             assert trained[number].wait(PATIENCE_S), "training stood still until the version was staged"
         return stage(number, tensors)
 
-    def note(groups: Any) -> Any:
-        report = train_step(groups)
+    def note(groups: Any, settle: Any = None) -> Any:
+        report = train_step(groups, settle)
         trained[report.step].set()
         return report
 
@@ -343,8 +343,8 @@ def while_the_next_step_is_trained(service: TrainerService) -> None:
     def hold(number: int, tensors: Any) -> Any:
         return threading.Event().wait() if number == 2 else stage(number, tensors)
 
-    def kill(groups: Any) -> Any:
-        report = train_step(groups)
+    def kill(groups: Any, settle: Any = None) -> Any:
+        report = train_step(groups, settle)
         return die() if report.step == 2 else report
 
     origin.stage = hold  # type: ignore[method-assign, assignment]

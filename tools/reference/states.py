@@ -18,6 +18,7 @@ def diagrams() -> str:
         _section("Lease", states.LeaseState, mermaid(states.LEASE)),
         _section("Submission", states.SubmissionState, mermaid(states.SUBMISSION)),
         _section("Group", states.GroupState, mermaid(states.GROUP)),
+        _section("Batch", states.BatchState, mermaid(states.BATCH)),
     ]
     return "\n" + "\n\n".join(sections) + "\n"
 

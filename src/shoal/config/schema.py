@@ -133,6 +133,9 @@ class TrainingConfig(Section):
     """β of the KL term to the base model; 0 does not even load the reference model."""
     entropy_eta: Annotated[float, Field(ge=0)] = 1e-4
     """η of the entropy bonus."""
+    screening_limit: Annotated[float, Field(gt=0)] = 30.0
+    """A group of a proposed batch whose log-probability lies this many standard deviations from what the trainer's policy expects
+    is held back and audited; honest groups of every admitted age stay below it."""
     kl_limit: Annotated[float, Field(gt=0)] = 1.0
     """The run stops when a step moves the policy, or the swarm lags behind it, by more than this KL per token."""
     micro_batch_tokens: Positive = 4096
@@ -241,6 +244,9 @@ class TrustConfig(Section):
     """Verified tokens whose credit is held back as stake; what exceeds them is released."""
     key_share: Fraction = 0.5
     """Largest share of one step that one key may fill while others work."""
+    unaudited_share: Fraction = 0.1
+    """Largest share of a batch that groups of one key may fill without an audit; what a key makes beyond it is audited. With
+    fewer than 1 / share keys more than the floor is audited: `shoal init` says how much. 1 leaves it to the draw."""
     probation_share: Fraction = 0.5
     """Largest share of one step that all keys on probation may fill while proven keys work."""
 

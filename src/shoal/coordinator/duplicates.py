@@ -4,6 +4,7 @@ The same slot, version and numerics class give the same tokens up to rare roundi
 them; the difference alone penalises no worker. Runs inside one transaction of the store.
 """
 
+from shoal.coordinator.audits import audit_in_full
 from shoal.coordinator.credit import add_credit, take_credit
 from shoal.coordinator.deliveries import observe
 from shoal.coordinator.run import Run
@@ -11,7 +12,6 @@ from shoal.coordinator.states import SlotState, SubmissionState
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import select
 from shoal.coordinator.store.tables import LeaseRow, SubmissionRow
-from shoal.coordinator.submissions import audit_in_full
 from shoal.coordinator.workers import known_worker
 from shoal.protocol import api
 

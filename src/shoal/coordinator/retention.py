@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shoal.coordinator import steps
 from shoal.coordinator.rules import runs
 from shoal.coordinator.run import Run
-from shoal.coordinator.states import ENDED, GroupState, one_of
+from shoal.coordinator.states import ENDED, UNUSED, one_of
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import number, select
 from shoal.coordinator.store.tables import SubmissionRow
@@ -59,7 +59,7 @@ def due(connection: Connection, run: Run) -> list[str]:
         SubmissionRow,
         f"JOIN leases USING (lease_id) WHERE collected_at IS NULL AND submissions.state IN {one_of(*ENDED)}"
         " AND COALESCE(decided_at, received_at) < ? AND leases.step < ? AND NOT EXISTS (SELECT 1 FROM groups WHERE"
-        f" groups.submission_id=submissions.submission_id AND (groups.state='{GroupState.ACCEPTED}'"
+        f" groups.submission_id=submissions.submission_id AND (groups.state IN {one_of(*UNUSED)}"
         " OR groups.batch_step >= ?)) ORDER BY received_at LIMIT ?",
         (before.decided_before, before.step, before.step, MOST_AT_ONCE),
     )

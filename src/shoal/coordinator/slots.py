@@ -191,11 +191,25 @@ def move_groups(connection: Connection, groups: Sequence[GroupRow], state: Group
     _count_waiting(connection, groups, -1)
 
 
-def consume_groups(connection: Connection, groups: Sequence[GroupRow], step: int) -> None:
-    """Puts waiting groups, in this order, into the batch of the step."""
-    for position, group in enumerate(groups):
-        update(connection, group, state=GroupState.CONSUMED, batch_step=step, position=position)
+def propose_groups(connection: Connection, groups: Sequence[GroupRow], step: int, first: int = 0) -> None:
+    """Puts waiting groups, in this order, into the proposed batch of the step."""
+    for position, group in enumerate(groups, start=first):
+        update(connection, group, state=GroupState.PROPOSED, batch_step=step, position=position)
     _count_waiting(connection, groups, -1)
+
+
+def return_groups(connection: Connection, groups: Sequence[GroupRow]) -> None:
+    """Withheld groups whose audit was clean wait again; they are not screened a second time."""
+    update_all(connection, groups, state=GroupState.ACCEPTED, logprobs_verified=True)
+    _count_waiting(connection, groups, 1)
+
+
+def withdraw_groups(connection: Connection, groups: Sequence[GroupRow]) -> None:
+    """Takes groups out of everything but recorded batches."""
+    waiting = [group for group in groups if group.state is GroupState.ACCEPTED]
+    move_groups(connection, waiting, GroupState.WITHDRAWN)
+    others = [group for group in groups if group.state is not GroupState.ACCEPTED]
+    update_all(connection, others, state=GroupState.WITHDRAWN, batch_step=None, position=None)
 
 
 def waiting_groups(connection: Connection, oldest_version: int) -> list[Waiting]:

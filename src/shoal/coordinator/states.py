@@ -1,4 +1,4 @@
-"""The four state machines of the coordinator: slot, lease, submission, group.
+"""The five state machines of the coordinator: slot, lease, submission, group, batch.
 
 A state changes only along a transition of its machine; `store.rows.update` is the one place where states change, and it asks
 `Machine.require`. SQL is built from the names here, and `mermaid` draws the diagrams of docs/design/coordinator.md.
@@ -50,9 +50,18 @@ class GroupState(StrEnum):
 
     ACCEPTED = "accepted"
     NO_SIGNAL = "no_signal"
+    PROPOSED = "proposed"
+    WITHHELD = "withheld"
     CONSUMED = "consumed"
     EXPIRED = "expired"
     WITHDRAWN = "withdrawn"
+
+
+class BatchState(StrEnum):
+    """The groups of one training step: first a proposal to the trainer, then a record that every resume reads."""
+
+    PROPOSED = "proposed"
+    RECORDED = "recorded"
 
 
 State = TypeVar("State", bound=StrEnum)
@@ -122,7 +131,7 @@ SUBMISSION = Machine(
         (SubmissionState.PENDING, SubmissionState.VOID): "its key is banned",
         (SubmissionState.CLAIMED, SubmissionState.PENDING): "a fault, the claim runs out, or an audit follows",
         (SubmissionState.CLAIMED, SubmissionState.DECIDED): "accepted or rejected",
-        (SubmissionState.DECIDED, SubmissionState.PENDING): "another file of its slot differs, an audit follows",
+        (SubmissionState.DECIDED, SubmissionState.PENDING): "in doubt, an audit of all groups follows",
         (SubmissionState.CLAIMED, SubmissionState.QUARANTINED): "too many faults",
         (SubmissionState.CLAIMED, SubmissionState.VOID): "its key is banned",
     },
@@ -134,17 +143,24 @@ GROUP = Machine(
         GroupState.NO_SIGNAL: "accepted, rewards are equal",
     },
     {
-        (GroupState.ACCEPTED, GroupState.CONSUMED): "enters a batch",
+        (GroupState.ACCEPTED, GroupState.PROPOSED): "a batch is proposed with it",
         (GroupState.ACCEPTED, GroupState.EXPIRED): "too old for the batch",
-        (GroupState.ACCEPTED, GroupState.WITHDRAWN): "its key is banned",
+        (GroupState.ACCEPTED, GroupState.WITHDRAWN): "its key is banned, or its file rejected",
+        (GroupState.PROPOSED, GroupState.CONSUMED): "the batch is recorded",
+        (GroupState.PROPOSED, GroupState.WITHHELD): "the trainer finds it improbable, an audit follows",
+        (GroupState.PROPOSED, GroupState.WITHDRAWN): "its key is banned, or its file rejected",
+        (GroupState.WITHHELD, GroupState.ACCEPTED): "the audit was clean",
+        (GroupState.WITHHELD, GroupState.WITHDRAWN): "its key is banned, or its file rejected",
     },
 )
-MACHINES: tuple[Machine[SlotState] | Machine[LeaseState] | Machine[SubmissionState] | Machine[GroupState], ...] = (
-    SLOT,
-    LEASE,
-    SUBMISSION,
-    GROUP,
+BATCH = Machine(
+    "batch",
+    {BatchState.PROPOSED: "enough groups are ready"},
+    {(BatchState.PROPOSED, BatchState.RECORDED): "the trainer has checked every group"},
 )
+MACHINES: tuple[
+    Machine[SlotState] | Machine[LeaseState] | Machine[SubmissionState] | Machine[GroupState] | Machine[BatchState], ...
+] = (SLOT, LEASE, SUBMISSION, GROUP, BATCH)
 
 FILLING = (SlotState.LEASED, SlotState.SUBMITTED)
 """Slots that a key works on or has filled without a verdict."""
@@ -152,6 +168,8 @@ HOLDING = (LeaseState.LEASED, LeaseState.SUBMITTED)
 """Leases that count as filled by their key."""
 DROPPED = (LeaseState.RETURNED, LeaseState.EXPIRED, LeaseState.ABANDONED)
 """Leases that ended without a file."""
+UNUSED = (GroupState.ACCEPTED, GroupState.PROPOSED, GroupState.WITHHELD)
+"""Groups that no recorded batch holds yet, and one may."""
 UNDECIDED = (SubmissionState.PENDING, SubmissionState.CLAIMED)
 ENDED = (SubmissionState.DECIDED, SubmissionState.QUARANTINED, SubmissionState.VOID)
 

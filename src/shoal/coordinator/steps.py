@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from typing import cast
 
 from shoal.coordinator import ledger, slots
+from shoal.coordinator.audits import audit_in_full
 from shoal.coordinator.rules import batches, runs
 from shoal.coordinator.run import Run
-from shoal.coordinator.states import FILLING, UNDECIDED, GroupState, LeaseState, one_of
+from shoal.coordinator.states import FILLING, UNDECIDED, BatchState, GroupState, LeaseState, SubmissionState, one_of
 from shoal.coordinator.store import meta
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import find, insert, number, query, select
-from shoal.coordinator.store.tables import BatchRow, EvaluationRow, GroupRow, VersionRow
+from shoal.coordinator.store.tables import BatchRow, EvaluationRow, GroupRow, SubmissionRow, VersionRow
 from shoal.errors import RefusedError
 from shoal.protocol import api
-from shoal.protocol.assignment import step_secret
+
+GROUP_VIEW = "step, slot, number, group_id, policy_version, deferred, worker, logprobs_verified AS audited"
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,11 @@ def current_step(connection: Connection) -> int:
     return number(connection, "SELECT MAX(step) + 1 AS n FROM batches")
 
 
+def recorded_batches(connection: Connection) -> int:
+    """Steps whose batch is final, from the first one on."""
+    return number(connection, f"SELECT MAX(step) + 1 AS n FROM batches WHERE state='{BatchState.RECORDED}'")
+
+
 def newest_version(connection: Connection) -> int:
     """−1 before the first."""
     return number(connection, "SELECT MAX(version) + 1 AS n FROM versions") - 1
@@ -132,12 +139,11 @@ def step_counts(connection: Connection, run: Run, step: int) -> batches.StepCoun
     )
 
 
-def _step_view(connection: Connection, step: int, counts: batches.StepCounts) -> batches.StepView:
+def step_view(connection: Connection, step: int, counts: batches.StepCounts) -> batches.StepView:
     waiting = query(
         connection,
         batches.GroupView,
-        "SELECT step, slot, number, group_id, policy_version, deferred FROM groups"
-        f" WHERE state='{GroupState.ACCEPTED}'",
+        f"SELECT {GROUP_VIEW} FROM groups WHERE state='{GroupState.ACCEPTED}'",
     )
     blocking = query(
         connection,
@@ -149,30 +155,41 @@ def _step_view(connection: Connection, step: int, counts: batches.StepCounts) ->
 
 
 def advance(connection: Connection, run: Run) -> bool:
-    """Forms the batch of the current step if it is complete; groups that are too old for it expire."""
+    """Proposes the batch of the current step if it is complete; groups that are too old for it expire."""
     step, training = current_step(connection), run.config.training
     if step >= run.config.run.steps:
         return False
     counts = step_counts(connection, run, step)
     if not batches.may_be_complete(counts, training):
         return False
-    batch = batches.decide(_step_view(connection, step, counts), training)
+    view = step_view(connection, step, counts)
+    batch = batches.decide(view, training, run.config.trust)
     if batch is None:
+        _audit_surplus(connection, run, view)
         return False
-    _form(connection, run, step, counts, batch)
+    _propose(connection, run, step, counts, batch)
     return True
 
 
-def _form(connection: Connection, run: Run, step: int, counts: batches.StepCounts, batch: batches.Batch) -> None:
+def _audit_surplus(connection: Connection, run: Run, view: batches.StepView) -> None:
+    """Groups beyond the share of their key are audited, so that a batch never waits for another key. There are some only if the
+    share was lowered since they were verified: a claim leaves no more than the share without an audit."""
+    groups = {group.group_id for group in batches.surplus(view, run.config.training, run.config.trust)}
+    for row in select(connection, SubmissionRow, f"WHERE state='{SubmissionState.DECIDED}'") if groups else ():
+        of_file = select(connection, GroupRow, "WHERE submission_id=?", (row.submission_id,))
+        if any(group.group_id in groups for group in of_file):
+            audit_in_full(connection, run, row)
+
+
+def _propose(connection: Connection, run: Run, step: int, counts: batches.StepCounts, batch: batches.Batch) -> None:
     waiting = {row.group_id: row for row in select(connection, GroupRow, f"WHERE state='{GroupState.ACCEPTED}'")}
     slots.move_groups(connection, [waiting[group.group_id] for group in batch.expired], GroupState.EXPIRED)
-    slots.consume_groups(connection, [waiting[group.group_id] for group in batch.groups], step)
-    now = run.clock()
+    slots.propose_groups(connection, [waiting[group.group_id] for group in batch.groups], step)
     insert(
         connection,
         BatchRow(
             step=step,
-            formed_at=now,
+            formed_at=run.clock(),
             groups=len(batch.groups),
             generated=counts.resolved_groups,
             dropped=json.dumps(_dropped_counts(connection, step, len(batch.expired))),
@@ -180,15 +197,6 @@ def _form(connection: Connection, run: Run, step: int, counts: batches.StepCount
         ),
     )
     slots.close_step(connection, step)
-    ledger.append(
-        connection,
-        run.keypair,
-        now,
-        "batch",
-        step=step,
-        groups=[group.group_id for group in batch.groups],
-        step_secret=step_secret(run.secret, step).hex(),
-    )
 
 
 def _dropped_counts(connection: Connection, step: int, expired: int) -> dict[str, int]:
@@ -207,11 +215,13 @@ def batch_record(connection: Connection, step: int) -> api.BatchRecord | None:
         connection,
         _BatchGroup,
         "SELECT groups.*, submissions.digest AS digest FROM groups JOIN submissions USING (submission_id)"
-        " WHERE batch_step=? ORDER BY position",
+        f" WHERE batch_step=? AND groups.state IN {one_of(GroupState.PROPOSED, GroupState.CONSUMED)} ORDER BY position",
         (step,),
     )
     return api.BatchRecord(
         step=step,
+        state=row.state.value,
+        attempt=row.attempt,
         groups=[_batch_group(group) for group in groups],
         dropped=json.loads(row.dropped),
         generated_groups=row.generated,
@@ -256,7 +266,7 @@ def publish(connection: Connection, run: Run, body: api.VersionBody) -> str:
 
 def _record_version(connection: Connection, run: Run, body: api.VersionBody) -> str:
     expected, now = newest_version(connection) + 1, run.clock()
-    if body.version != expected or body.version > current_step(connection):
+    if body.version != expected or body.version > recorded_batches(connection):
         raise RefusedError("version_order", f"Version {expected} is the next one, not {body.version}.", status=409)
     report = json.dumps(body.report)
     insert(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.coordinator import ledger, slots
+from shoal.coordinator.audits import unaudited_limit
 from shoal.coordinator.deliveries import drop_lease
 from shoal.coordinator.leasing import lease_of
 from shoal.coordinator.rules import retries, trust
@@ -121,11 +122,13 @@ def _claim_next(connection: Connection, run: Run, key: str, request_id: str) -> 
         claimed_by=key,
         claim_request=request_id,
         claim_expires=now + run.config.validation.claim_s,
+        unaudited_limit=unaudited_limit(connection, run, row.worker),
         tries=row.tries + 1,
     )
 
 
 def _claim_of(connection: Connection, run: Run, row: SubmissionRow) -> api.Claim:
+    groups = run.descriptor.rollouts.tasks_per_slot
     return api.Claim(
         claim_id=row.claim_id or "",
         submission_id=row.submission_id,
@@ -133,18 +136,10 @@ def _claim_of(connection: Connection, run: Run, row: SubmissionRow) -> api.Claim
         digest=row.digest,
         lease=lease_of(run, lease_of_submission(connection, row)),
         audit_groups=row.groups_to_audit,
+        audit_order=list(trust.audit_order(step_secret(run.secret, row.audit_step), row.digest, groups)),
+        unaudited_limit=row.unaudited_limit,
         numerics_class=row.numerics_class,
     )
-
-
-def audit_in_full(connection: Connection, run: Run, row: SubmissionRow) -> bool:
-    """Sends a file to an audit of all its groups; false if it had one, or is waiting for one already."""
-    everything = list(range(run.descriptor.rollouts.tasks_per_slot))
-    if row.groups_to_audit == everything:
-        return False
-    waiting = {"state": SubmissionState.PENDING, "claim_id": None, "retry_at": 0.0}
-    update(connection, row, **waiting, audit_groups=json.dumps(everything), audit_rate=1.0)
-    return True
 
 
 def lease_of_submission(connection: Connection, row: SubmissionRow) -> LeaseRow:

@@ -13,6 +13,7 @@ from shoal.coordinator.run import Run
 from shoal.coordinator.states import (
     FILLING,
     UNDECIDED,
+    UNUSED,
     GroupState,
     LeaseState,
     SlotState,
@@ -112,8 +113,12 @@ def _accept(
 def _confirm(
     connection: Connection, run: Run, row: SubmissionRow, body: api.VerdictBody, event: trust.TrustEvent
 ) -> None:
-    """A file that counts, or counted, has passed the audit that another file of its slot caused."""
+    """A file that counts, or counted, has passed an audit of everything in it; what was held back waits for a batch again."""
     _close(connection, run, row, body)
+    of_file = select(connection, GroupRow, "WHERE submission_id=?", (row.submission_id,))
+    slots.return_groups(connection, [group for group in of_file if group.state is GroupState.WITHHELD])
+    waiting = [group for group in of_file if group.state is GroupState.ACCEPTED]
+    update_all(connection, waiting, logprobs_verified=True)  # those of a batch keep what it was recorded with
     _save_event(connection, run, known_worker(connection, row.worker), body, event)
 
 
@@ -157,6 +162,8 @@ def _reject(
     connection: Transaction, run: Run, row: SubmissionRow, body: api.VerdictBody, event: trust.TrustEvent
 ) -> None:
     slots.release_slot(connection, _close(connection, run, row, body))
+    unused = f"WHERE submission_id=? AND state IN {one_of(*UNUSED)}"
+    slots.withdraw_groups(connection, select(connection, GroupRow, unused, (row.submission_id,)))
     worker = record_failure(connection, run, row.worker)
     worker = update(connection, worker, rejected=worker.rejected + 1)
     record = trust.after(trust_record(worker), event, run.config.trust)
@@ -192,9 +199,9 @@ def ban(connection: Transaction, run: Run, worker: WorkerRow, reason: str) -> Wo
 
 
 def _withdraw(connection: Connection, key: str) -> None:
-    """Takes back what no batch holds; slots of the current step count as never done, so that others fill the gap."""
-    waiting = f"WHERE state='{GroupState.ACCEPTED}' AND worker=?"
-    slots.move_groups(connection, select(connection, GroupRow, waiting, (key,)), GroupState.WITHDRAWN)
+    """Takes back what no recorded batch holds; slots of the current step count as never done, so that others fill the gap."""
+    unused = f"WHERE state IN {one_of(*UNUSED)} AND worker=?"
+    slots.withdraw_groups(connection, select(connection, GroupRow, unused, (key,)))
     undecided = f"WHERE worker=? AND state IN {one_of(*UNDECIDED)}"
     update_all(connection, select(connection, SubmissionRow, undecided, (key,)), state=SubmissionState.VOID)
     for lease in select(

@@ -146,7 +146,11 @@ class Claim(Answer):
     digest: str
     lease: Lease
     audit_groups: list[int]
-    """Groups that the audit draw, or a doubt, has chosen; none means that there is no audit."""
+    """Groups that the audit draw, or a doubt, has chosen."""
+    audit_order: list[int] = []
+    """All groups, in the order in which more of them are audited."""
+    unaudited_limit: Annotated[int, Field(ge=0)] = 1 << 20
+    """How many groups that carry a training signal may stay without an audit."""
     numerics_class: str = ""
     """Under which the worker was registered when the file arrived; empty if it was not noted."""
 
@@ -209,6 +213,10 @@ class BatchGroup(Answer):
 
 class BatchRecord(Answer):
     step: int
+    state: Literal["proposed", "recorded"] = "recorded"
+    """A proposed batch may still lose groups; a recorded one is what every resume trains on."""
+    attempt: int = 0
+    """How many lists of this step were proposed before."""
     groups: list[BatchGroup]
     dropped: dict[str, int]
     """Groups of this step that the batch does not hold, by reason."""
@@ -225,6 +233,13 @@ class BatchAnswer(Answer):
     batch: BatchRecord | None = None
     waiting_for: str = ""
     run_state: str = "running"
+
+
+class ScreeningBody(Body):
+    step: Count
+    attempt: Count
+    statistics: dict[ShortText, float]
+    """Of each group of the proposed batch; how far its log-probability lies from what the trainer's policy expects."""
 
 
 class VersionBody(Body):

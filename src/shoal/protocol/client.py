@@ -177,6 +177,9 @@ class CoordinatorClient:
     def batch(self, step: int, wait_s: float = 20.0) -> api.BatchAnswer:
         return self._get(f"/v1/batches/{step}?wait_s={wait_s:g}", api.BatchAnswer)
 
+    def screen(self, body: api.ScreeningBody) -> api.BatchRecord:
+        return self._post("/v1/batches/screening", body, api.BatchRecord)
+
     def publish(self, body: api.VersionBody) -> api.VersionAnswer:
         return self._post("/v1/versions", body, api.VersionAnswer)
 

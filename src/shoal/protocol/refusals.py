@@ -52,6 +52,7 @@ REFUSALS: dict[str, RefusalCode] = {
     "too_many_relays": RefusalCode((409,), "the list of relays is full"),
     "too_many_streams": RefusalCode((503,), "too many pages are open; the browser tries again"),
     "too_slow": RefusalCode((422,), "the machine is too slow for the run's slots"),
+    "unknown_batch": RefusalCode((404,), "the step has no batch yet"),
     "unknown_lease": RefusalCode((404,), "this key holds no such lease"),
     "unknown_group": RefusalCode((404,), "no file of this group has arrived"),
     "unknown_submission": RefusalCode((404,), "no such submission"),

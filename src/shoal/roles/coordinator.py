@@ -6,11 +6,14 @@ from shoal.rundir import RunDirectory
 
 def coordinate(directory: RunDirectory, report: Report) -> None:
     from shoal.coordinator import run_coordinator
+    from shoal.coordinator.rules.batches import cost_of_share
     from shoal.coordinator.rules.trust import LossRule
     from shoal.inspection.groups import GroupReader
 
     def on_ready(url: str) -> None:
         report(f"coordinator of {directory.descriptor().run_id} at {url}")
-        report(f"cheating loses: {LossRule.of(directory.config())}")
+        config = directory.config()
+        report(f"cheating loses: {LossRule.of(config)}")
+        report(cost_of_share(config.training, config.trust))
 
     run_coordinator(directory, on_ready=on_ready, rollouts=GroupReader(directory))

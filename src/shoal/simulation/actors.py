@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
+from shoal.coordinator.rules.trust import groups_to_audit
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
 from shoal.simulation.clock import EventClock
@@ -63,6 +64,7 @@ class Trainer:
         while len(self.formed_at) < self.coordinator.step():
             self.formed_at.append(self.clock())
         if self.coordinator.step() > self.version:
+            self.coordinator.record(self.version)
             self.clock.after(self.train_s, self._publish)
         else:
             self.clock.after(POLL_S, self._look)
@@ -102,11 +104,13 @@ class Validator:
     def _verdict(self, claim: api.Claim) -> api.VerdictBody:
         is_junk = claim.lease.lease_id in self.junk
         per_slot = self.coordinator.run.descriptor.rollouts.tasks_per_slot
+        groups = [] if is_junk else self.work.groups(claim.lease.slot_seed, per_slot)
+        useful = {group.group for group in groups if group.useful}
         return api.VerdictBody(
             claim_id=claim.claim_id,
             submission_id=claim.submission_id,
             accepted=not is_junk,
             reasons=[Reason.LOGPROBS] if is_junk else [],
-            audited_groups=claim.audit_groups,
-            groups=[] if is_junk else self.work.groups(claim.lease.slot_seed, per_slot),
+            audited_groups=groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limit),
+            groups=groups,
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from shoal.config import ShoalConfig
-from shoal.coordinator import housekeeping, leasing, steps, submissions, verdicts, workers
+from shoal.coordinator import housekeeping, leasing, screening, steps, submissions, verdicts, workers
 from shoal.coordinator.presence import Presence
 from shoal.coordinator.run import Run
 from shoal.coordinator.server import begin
@@ -106,6 +106,16 @@ class LocalCoordinator:
 
     def verdict(self, body: api.VerdictBody) -> bool:
         return self._write(lambda connection: verdicts.record_verdict(connection, self.run, body))
+
+    def record(self, step: int, statistics: Callable[[str], float] = lambda group_id: 0.0) -> api.BatchRecord:
+        """Screens the proposed batch, as a trainer does, until it is recorded."""
+        batch = self.batch(step)
+        assert batch is not None, "the step has a batch"
+        while batch.state == "proposed":
+            values = {group.group_id: statistics(group.group_id) for group in batch.groups}
+            body = api.ScreeningBody(step=step, attempt=batch.attempt, statistics=values)
+            batch = self._write(lambda connection: screening.screen(connection, self.run, body))  # noqa: B023
+        return batch
 
     def publish(self, version: int) -> None:
         digest = f"{version:064x}"

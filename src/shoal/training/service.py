@@ -24,6 +24,7 @@ from shoal.training.checkpoints import always
 from shoal.training.packing.samples import Group, Sample
 from shoal.training.publisher import Published, Publisher, Publishing, Version
 from shoal.training.reports import StepReport
+from shoal.training.screening import Screening
 from shoal.training.trackers import Trackers
 from shoal.training.trainer import DivergedError, Trainer
 
@@ -139,10 +140,17 @@ class TrainerService:
         waited = self._clock()
         groups = list(self.fetch_groups(batch))
         fetched = self._clock()
-        # The oversampling cap may be reached without a group that has a signal; then the version is published unchanged.
-        report = self.trainer.train_step(groups) if groups else self.trainer.skip_step()
+        screening = Screening(self.client, self.trainer.world, batch, self.fetch_groups)
+        report = self._train_on(groups, screening)
         self.metrics.count("step")
-        return StepRecord(report, batch, wait_batch_s=waited - started, fetch_s=fetched - waited)
+        return StepRecord(report, screening.batch, wait_batch_s=waited - started, fetch_s=fetched - waited)
+
+    def _train_on(self, groups: list[Group], screening: Screening) -> StepReport:
+        """The oversampling cap may be reached without a group that has a signal; then the version is published unchanged."""
+        if groups:
+            return self.trainer.train_step(groups, screening)
+        screening([])
+        return self.trainer.skip_step()
 
     def wait_for_batch(self, step: int) -> api.BatchRecord:
         """The durable batch of a step. Waits as long as the run lives; says every few seconds what is missing.

@@ -1,6 +1,7 @@
 """The training engine: groups in, the next policy version out.
 
-`train_step` recomputes the old log-probabilities of the whole batch, then takes one optimiser step per mini-batch. The loss is
+`train_step` computes the old log-probabilities of the whole batch and the first gradient, lets a caller settle from one statistic
+per group which groups are trained, then takes one optimiser step per mini-batch. The loss is
 summed over tokens and divided by the mini-batch's global token weight. Given the same groups, seed and thread count the
 weights are bit-identical, across kills and resumes; after an error the object must not be used again.
 """
@@ -9,6 +10,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,6 +34,7 @@ from shoal.training.objective.registry import find_function
 from shoal.training.packing.batch import Member, MicroBatch, MiniBatch, build_minibatch, choose_members, split_groups
 from shoal.training.packing.samples import Group, check_groups
 from shoal.training.reports import StepReport, TokenSums, group_metrics, token_metrics, token_statistics
+from shoal.training.screening import GroupScores
 
 BETAS = (0.9, 0.99)
 """AdamW moments; 0.99 follows the drifting objective faster than 0.999."""
@@ -44,6 +47,20 @@ class DivergedError(ShoalError):
 
     code = "diverged"
     permanent = True
+
+
+Settle = Callable[[Sequence[float]], Sequence[Group] | None]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A batch before its first update."""
+
+    groups: Sequence[Group]
+    advantages: list[list[float]]
+    minibatches: list[MiniBatch]
+    sums: TokenSums
+    scores: GroupScores
 
 
 class Trainer:
@@ -92,23 +109,24 @@ class Trainer:
         self._wire_copy = WireCopy(self.policy.model)
         self._checkpoints = Checkpoints(checkpoints_of(work_dir), self.world, keep=config.keep_checkpoints)
 
-    def train_step(self, groups: Sequence[Group]) -> StepReport:
-        """Train on one batch; every rank passes the same groups."""
-        check_groups(groups)
+    def train_step(self, groups: Sequence[Group], settle: Settle | None = None) -> StepReport:
+        """Train on one batch; every rank passes the same groups.
+
+        `settle` is given the statistic of each group before the first update. It returns other groups to train on instead, or
+        None for these.
+        """
         started = self._clock()
-        # What a user's own function samples depends on seed and step only, so no random state has to be saved.
-        torch.manual_seed(random.Random(f"{self._seed}/{self.step}").getrandbits(63))
-        members = choose_members(groups, self._advantage, self.config, self._max_new_tokens)
-        minibatches = [
-            self._build(part) for part in split_groups(members, self.config.minibatches, self._seed, self.step)
-        ]
-        self._recompute_logprobs(minibatches)
+        first = self._prepare(groups)
+        while settle is not None and (others := settle(first.scores.statistics(self.world))) is not None:
+            if not others:
+                return self.skip_step()
+            first = self._prepare(others)
+        self._check_lag("kl_behaviour", first.scores.lag(self.world))
         recomputed = self._clock()
-        sums = TokenSums(self.world.device)
-        norms = [self._update(minibatch, sums) for _ in range(self.config.epochs) for minibatch in minibatches]
+        norms = [self._update(first, number) for number in range(self.config.epochs * len(first.minibatches))]
         report = StepReport(
-            **group_metrics(self.step, groups, [[member.advantage for member in group] for group in members]),
-            **self._update_metrics(sums.reduce(self.world), norms),
+            **group_metrics(self.step, first.groups, first.advantages),
+            **self._update_metrics(first.sums.reduce(self.world), norms),
             **_times(started, recomputed, self._clock()),
         )
         report.tokens_per_s = report.trained_tokens / report.step_s if report.step_s else 0.0
@@ -118,6 +136,7 @@ class Trainer:
 
     def skip_step(self) -> StepReport:
         """A step without anything to train on: the weights stay as they are, under the next number."""
+        self._optimiser.zero_grad()
         self.step += 1
         return StepReport(self.step - 1, self.step)
 
@@ -179,25 +198,51 @@ class Trainer:
             device=self.world.device,
         )
 
+    def _prepare(self, groups: Sequence[Group]) -> _Prepared:
+        """All that comes before the first update, its gradient included: nothing is computed twice, and nothing has changed."""
+        check_groups(groups)
+        self._optimiser.zero_grad()
+        # What a user's own function samples depends on seed and step only, so no random state has to be saved.
+        torch.manual_seed(random.Random(f"{self._seed}/{self.step}").getrandbits(63))
+        members = choose_members(groups, self._advantage, self.config, self._max_new_tokens)
+        parts = split_groups(members, self.config.minibatches, self._seed, self.step)
+        device = self.world.device
+        first = _Prepared(
+            groups,
+            [[member.advantage for member in group] for group in members],
+            [self._build(part) for part in parts],
+            TokenSums(device),
+            GroupScores(len(groups), device),
+        )
+        self._recompute_logprobs(first)
+        if first.minibatches:
+            self._backward(first.minibatches[0], first.sums, first.scores)
+        return first
+
     @torch.no_grad()
-    def _recompute_logprobs(self, minibatches: Sequence[MiniBatch]) -> None:
+    def _recompute_logprobs(self, first: _Prepared) -> None:
         """Old and reference log-probabilities of the whole batch, before the first update.
 
         The first mini-batch is left out: its own forward pass runs on the same weights and the same bins, bit for bit.
         """
-        for number, minibatch in enumerate(minibatches):
+        for number, minibatch in enumerate(first.minibatches):
             for micro_batch in minibatch.micro_batches:
                 if number > 0:
-                    micro_batch.old_N = self.policy(micro_batch.bin)[0]
+                    micro_batch.old_N, *spread = self.policy(micro_batch.bin)
+                    first.scores.add(micro_batch, micro_batch.old_N, *spread)
                 if self._reference is not None:
                     micro_batch.reference_N = self._reference(micro_batch.bin)[0]
 
-    def _update(self, minibatch: MiniBatch, sums: TokenSums) -> float:
-        """One optimiser step; returns the gradient norm before clipping."""
+    def _backward(self, minibatch: MiniBatch, sums: TokenSums, scores: GroupScores | None = None) -> None:
         for micro_batch in minibatch.micro_batches:
             # FSDP averages gradients over ranks, the loss is a sum over them.
-            loss = self._loss_of(micro_batch, sums) * (self.world.size / minibatch.total_weight)
+            loss = self._loss_of(micro_batch, sums, scores) * (self.world.size / minibatch.total_weight)
             torch.autograd.backward(loss)
+
+    def _update(self, first: _Prepared, number: int) -> float:
+        """One optimiser step; returns the gradient norm before clipping. The first gradient is there already."""
+        if number:
+            self._backward(first.minibatches[number % len(first.minibatches)], first.sums)
         norm = clip_gradients(self.policy.parameters(), self.config.max_grad_norm)
         if not math.isfinite(norm):
             raise DivergedError(
@@ -211,9 +256,11 @@ class Trainer:
         self.updates += 1
         return norm
 
-    def _loss_of(self, micro_batch: MicroBatch, sums: TokenSums) -> Tensor:
-        """Weighted sum over the tokens of one bin; adds what is reported about them to `sums`."""
-        logprobs_N, entropies_N, _ = self.policy(micro_batch.bin)
+    def _loss_of(self, micro_batch: MicroBatch, sums: TokenSums, scores: GroupScores | None) -> Tensor:
+        """Weighted sum over the tokens of one bin; adds what is reported about them to `sums` and `scores`."""
+        logprobs_N, entropies_N, variances_N = self.policy(micro_batch.bin)
+        if scores is not None:
+            scores.add(micro_batch, logprobs_N, entropies_N, variances_N)
         if micro_batch.old_N is None:
             micro_batch.old_N = logprobs_N.detach()
         tokens = TokenBatch(
@@ -261,12 +308,14 @@ class Trainer:
 
     def _check_divergence(self, report: StepReport) -> None:
         for name in ("kl_update", "kl_behaviour"):
-            value = getattr(report, name)
-            if not math.isfinite(value) or value > self.config.kl_limit:
-                raise DivergedError(
-                    f"{name} of step {self.step} is {value:.3g}, above the limit {self.config.kl_limit:g}.",
-                    hint="Resume from the last checkpoint with a lower learning rate, or raise training.kl_limit.",
-                )
+            self._check_lag(name, getattr(report, name))
+
+    def _check_lag(self, name: str, value: float) -> None:
+        if not math.isfinite(value) or value > self.config.kl_limit:
+            raise DivergedError(
+                f"{name} of step {self.step} is {value:.3g}, above the limit {self.config.kl_limit:g}.",
+                hint="Resume from the last checkpoint with a lower learning rate, or raise training.kl_limit.",
+            )
 
 
 def _times(started: float, recomputed: float, finished: float) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.coordinator.rules.trust import groups_to_audit
 from shoal.errors import IntegrityError, RefusedError, ShoalError, UnavailableError
 from shoal.joined import JoinedRun
 from shoal.metrics import EventLog, Report, silent
@@ -88,9 +89,9 @@ class Validator:
         try:
             checked = check_claims(data, claim, self.joined.workload, self.engine.vocab_size)
             checked = self.reward_models.amend(checked) if self.reward_models else checked
-            if not claim.audit_groups:
-                return accepted(claim, checked)
-            return self._audit(claim, checked)
+            useful = {group.group for group in group_verdicts(checked) if group.useful}
+            groups = groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limit)
+            return self._audit(claim, checked, groups) if groups else accepted(claim, checked)
         except RejectedError as error:
             return rejected(claim, [error.finding])
         except UnavailableError as error:
@@ -99,15 +100,15 @@ class Validator:
             log.exception("the check of %s failed", claim.submission_id)
             return rejected(claim, [Finding(Reason.VALIDATOR_CRASH, f"{type(error).__name__}: {error}")])
 
-    def _audit(self, claim: api.Claim, checked: Checked) -> api.VerdictBody:
+    def _audit(self, claim: api.Claim, checked: Checked, groups: list[int]) -> api.VerdictBody:
         limits = self.calibration.limits(checked.header.numerics_class)
         if limits is None:
             return rejected(claim, [Finding(Reason.NUMERICS_UNKNOWN, checked.header.numerics_class)])
         self._load(claim.lease)
         temperature = self.joined.descriptor.rollouts.temperature
-        findings, metrics = audit(checked, self.engine, limits, temperature, claim.audit_groups)
+        findings, metrics = audit(checked, self.engine, limits, temperature, groups)
         verdict = rejected(claim, findings) if findings else accepted(claim, checked)
-        return verdict.model_copy(update={"audited_groups": claim.audit_groups, "metrics": metrics})
+        return verdict.model_copy(update={"audited_groups": groups, "metrics": metrics})
 
     def _load(self, lease: api.Lease) -> None:
         if self._loaded == lease.manifest_digest:

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.config import TrainingConfig
+from shoal.config import TrainingConfig, TrustConfig
 from shoal.coordinator.rules.batches import (
     Batch,
     GroupView,
@@ -11,10 +11,14 @@ from shoal.coordinator.rules.batches import (
     StepView,
     decide,
     groups_wanted,
+    least_audited_share,
     may_be_complete,
+    refill,
+    surplus,
 )
 
 CONFIG = TrainingConfig(groups_per_step=4, oversampling=4.0, async_level=1)
+TRUST = TrustConfig(unaudited_share=0.5)
 
 
 def group(step: int, slot: int, number: int = 0, version: int | None = None) -> GroupView:
@@ -39,7 +43,7 @@ def names(groups: Sequence[GroupView]) -> tuple[str, ...]:
 
 
 def batch(view: StepView, config: TrainingConfig = CONFIG) -> Batch:
-    decided = decide(view, config)
+    decided = decide(view, config, TRUST)
     assert decided is not None
     return decided
 
@@ -55,18 +59,18 @@ def test_groups_enter_in_slot_order_whatever_the_order_of_arrival() -> None:
 
 def test_a_slot_on_its_first_lease_holds_later_ones_back() -> None:
     arrived = [group(5, slot) for slot in (0, 2, 3, 4, 5)]
-    assert decide(view(*arrived, blocking_slots=[1], outstanding_groups=1), CONFIG) is None
-    assert decide(view(*arrived, blocking_slots=[6], outstanding_groups=1), CONFIG) is not None
+    assert decide(view(*arrived, blocking_slots=[1], outstanding_groups=1), CONFIG, TRUST) is None
+    assert decide(view(*arrived, blocking_slots=[6], outstanding_groups=1), CONFIG, TRUST) is not None
 
 
 def test_a_slot_that_was_dropped_once_holds_back_nobody() -> None:
     arrived = [group(5, slot) for slot in (0, 2, 3, 4)]
-    assert decide(view(*arrived, blocking_slots=[], outstanding_groups=1), CONFIG) is not None
+    assert decide(view(*arrived, blocking_slots=[], outstanding_groups=1), CONFIG, TRUST) is not None
 
 
 def test_blocking_slots_never_hold_back_groups_of_earlier_steps() -> None:
     carried = [group(4, slot) for slot in range(4)]
-    assert decide(view(*carried, blocking_slots=[0], outstanding_groups=1), CONFIG) is not None
+    assert decide(view(*carried, blocking_slots=[0], outstanding_groups=1), CONFIG, TRUST) is not None
 
 
 def test_groups_carried_over_come_first() -> None:
@@ -95,7 +99,7 @@ def test_at_the_cap_the_step_trains_on_what_there_is() -> None:
 
 def test_at_the_cap_the_step_still_waits_for_what_is_on_its_way() -> None:
     full = view(group(5, 0), resolved_groups=14, outstanding_groups=2)
-    assert (decide(full, CONFIG), wanted(full)) == (None, 0)
+    assert (decide(full, CONFIG, TRUST), wanted(full)) == (None, 0)
 
 
 def test_a_fresh_step_asks_for_enough_groups_at_a_useful_share_of_one_half() -> None:
@@ -127,7 +131,7 @@ def test_every_decision_keeps_the_rules(
     groups = {f"{step}/{slot}/{number}": group(step, slot, number, version) for step, slot, number, version in waiting}
     outstanding = max(outstanding, len(set(blocking)))
     now = view(*groups.values(), blocking_slots=blocking, outstanding_groups=outstanding, resolved_groups=resolved)
-    decision, more = decide(now, CONFIG), wanted(now)
+    decision, more = decide(now, CONFIG, TRUST), wanted(now)
     assert decision is None or may_be_complete(now.counts, CONFIG), "what may not be complete is not even read"
     if decision is not None:
         assert set(decision.expired) == {one for one in groups.values() if one.policy_version < 4}
@@ -139,3 +143,43 @@ def test_every_decision_keeps_the_rules(
     elif outstanding == 0:
         assert more > 0, "a step that waits for nobody must ask for work"
     assert resolved + outstanding + more <= max(16, resolved + outstanding)
+
+
+def unaudited(step: int, slot: int, worker: str, number: int = 0) -> GroupView:
+    return GroupView(step, slot, number, f"{step}/{slot}/{number}", step, worker=worker, audited=False)
+
+
+def test_one_key_fills_no_more_than_its_share_of_a_batch_without_an_audit() -> None:
+    """Three keys filled 90 % of a batch before."""
+    config, trust = TrainingConfig(groups_per_step=10), TrustConfig(unaudited_share=0.1)
+    eves = [unaudited(5, slot, f"eve-{slot % 3}", number) for slot in range(9) for number in range(2)]
+    honest = [unaudited(5, 20 + slot, f"honest-{slot}") for slot in range(8)]
+    now = StepView(5, StepCounts(26, 26, 0, 26), [*eves, *honest], ())
+    decided = decide(now, config, trust)
+    assert decided is not None
+    workers = [one.worker for one in decided.groups]
+    assert len(workers) == 10
+    assert max(workers.count(name) for name in workers) == 1
+    assert {one.worker for one in surplus(now, config, trust)} == {"eve-0", "eve-1", "eve-2"}
+
+
+def test_audited_groups_fill_any_share() -> None:
+    config, trust = TrainingConfig(groups_per_step=4), TrustConfig(unaudited_share=0.1)
+    arrived = [group(5, slot) for slot in range(6)]
+    decided = decide(view(*arrived), config, trust)
+    assert decided is not None
+    assert len(decided.groups) == 4
+
+
+def test_a_refill_counts_what_the_batch_holds_of_a_key() -> None:
+    config, trust = TrainingConfig(groups_per_step=4), TrustConfig(unaudited_share=0.25)
+    kept = [unaudited(5, 0, "eve"), unaudited(5, 1, "ann")]
+    waiting = [unaudited(5, 2, "eve"), unaudited(5, 3, "bob"), unaudited(5, 4, "cid"), unaudited(5, 5, "dan")]
+    found = refill(view(*waiting), kept, config, trust)
+    assert [one.worker for one in found] == ["bob", "cid"]
+
+
+def test_what_the_share_costs_a_small_swarm() -> None:
+    config, trust = TrainingConfig(groups_per_step=32), TrustConfig(unaudited_share=0.1, audit_floor=0.1)
+    costs = [round(least_audited_share(keys, config, trust), 3) for keys in (1, 4, 8, 10, 100)]
+    assert costs == [0.906, 0.625, 0.25, 0.1, 0.1]

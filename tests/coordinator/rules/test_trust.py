@@ -9,9 +9,11 @@ from shoal.coordinator.rules.trust import (
     TrustEvent,
     TrustRecord,
     after,
+    audit_order,
     audit_rate,
     audited_groups,
     earned_state,
+    groups_to_audit,
     is_usable,
     split_credit,
 )
@@ -211,3 +213,26 @@ def test_cheating_in_one_group_is_what_must_not_pay() -> None:
 
 def test_without_audits_no_stake_is_enough() -> None:
     assert not LossRule(0.0, 1.0, 10**9, 1).holds
+
+
+@given(
+    st.sets(st.integers(0, 7)),
+    st.permutations(range(8)),
+    st.sets(st.integers(0, 7)),
+    st.integers(min_value=0, max_value=9),
+)
+def test_no_more_useful_groups_than_the_limit_stay_without_an_audit(
+    drawn: set[int], order: list[int], useful: set[int], limit: int
+) -> None:
+    audited = groups_to_audit(sorted(drawn), order, useful, limit)
+    assert drawn <= set(audited)
+    assert len(useful - set(audited)) == min(limit, len(useful - drawn))
+    assert set(audited) - drawn <= useful, "a group without a signal is not trained on"
+
+
+def test_the_groups_that_a_higher_rate_would_draw_are_audited_first() -> None:
+    digest = f"{7:064x}"
+    order = audit_order(SECRET, digest, 8)
+    for rate in (0.1, 0.3, 0.6, 1.0):
+        drawn = audited_groups(SECRET, digest, rate, 8)
+        assert set(order[: len(drawn)]) == set(drawn)

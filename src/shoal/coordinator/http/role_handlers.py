@@ -5,7 +5,7 @@ import re
 
 from starlette.responses import FileResponse, RedirectResponse, Response
 
-from shoal.coordinator import steps, submissions, verdicts
+from shoal.coordinator import screening, steps, submissions, verdicts
 from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.route import PARQUET
 from shoal.coordinator.http.service import Service
@@ -91,6 +91,13 @@ async def batch(service: Service, body: api.BatchAddress, caller: Signed) -> api
         return api.BatchAnswer(waiting_for=waiting_for, run_state=steps.run_state(connection, service.run))
 
     return await service.read(what_is_missing)
+
+
+async def screen(service: Service, body: api.ScreeningBody, caller: Signed) -> api.BatchRecord:
+    """Records a proposed batch without the groups that the trainer finds improbable, or proposes other groups for them."""
+    return await service.write(
+        caller, lambda connection: screening.screen(connection, service.run, body), notifies=True
+    )
 
 
 async def publish(service: Service, body: api.VersionBody, caller: Signed) -> api.VersionAnswer:

@@ -85,6 +85,7 @@ ROUTES = (
     Route("POST", "/v1/claims", roles.claim, VALIDATOR, Json(api.ClaimBody), api.ClaimAnswer),
     Route("POST", "/v1/verdicts", roles.verdict, VALIDATOR, Json(api.VerdictBody, LARGE), api.VerdictAnswer),
     Route("GET", "/v1/batches/{step}", roles.batch, TRAINER, Address(api.BatchAddress), api.BatchAnswer),
+    Route("POST", "/v1/batches/screening", roles.screen, TRAINER, Json(api.ScreeningBody, LARGE), api.BatchRecord),
     Route("POST", "/v1/versions", roles.publish, TRAINER, Json(api.VersionBody, LARGE), api.VersionAnswer),
     Route("POST", "/v1/evaluations", roles.evaluation, EVALUATOR, Json(api.EvaluationBody), NoneType),
     Route("POST", "/v1/run/state", owner.set_state, OWNER, Json(api.RunStateBody), api.RunStateAnswer),

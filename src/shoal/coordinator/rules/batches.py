@@ -7,10 +7,11 @@ outstanding. Groups that are too old for it expire with it.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.config import TrainingConfig
+from shoal.config import TrainingConfig, TrustConfig
 
 SLACK = 1.25
 """Expected useful groups in flight over those needed: hides the tail of the slowest slot."""
@@ -31,6 +32,8 @@ class GroupView:
     policy_version: int
     deferred: bool = False
     """Whether it waits for the step after its own."""
+    worker: str = ""
+    audited: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +80,72 @@ class Batch:
     expired: tuple[GroupView, ...]
 
 
-def decide(view: StepView, config: TrainingConfig) -> Batch | None:
+def decide(view: StepView, config: TrainingConfig, trust: TrustConfig) -> Batch | None:
     """The batch of the step; none while it waits for groups."""
-    oldest = oldest_version(view.step, config)
-    barrier = (view.step, min(view.blocking_slots, default=math.inf))
-    useful = sorted(group for group in view.waiting if group.policy_version >= oldest)
-    ready = [group for group in useful if (group.step, group.slot) < barrier and not _waits(group, view.step)]
+    ready, oldest = _within_limit(_ready(view, config), config, trust), oldest_version(view.step, config)
     if len(ready) < config.groups_per_step and not _is_exhausted(view.counts, config):
         return None
     expired = tuple(group for group in view.waiting if group.policy_version < oldest)
     return Batch(tuple(ready[: config.groups_per_step]), expired)
+
+
+def refill(view: StepView, kept: Sequence[GroupView], config: TrainingConfig, trust: TrustConfig) -> list[GroupView]:
+    """Groups for the places that a proposed batch of this step has lost: those that would have been next."""
+    chosen = _within_limit([*kept, *_ready(view, config)], config, trust)
+    return [group for group in chosen if group not in kept][: max(0, config.groups_per_step - len(kept))]
+
+
+def surplus(view: StepView, config: TrainingConfig, trust: TrustConfig) -> list[GroupView]:
+    """Groups that could enter the batch, were they audited."""
+    ready = _ready(view, config)
+    within = set(_within_limit(ready, config, trust))
+    return [group for group in ready if group not in within]
+
+
+def unaudited_limit(config: TrainingConfig, trust: TrustConfig) -> int:
+    """How many groups of one key a batch may hold without an audit; at least one, so that slots of one group can be used."""
+    return max(1, math.floor(trust.unaudited_share * config.groups_per_step))
+
+
+def least_audited_share(keys: int, config: TrainingConfig, trust: TrustConfig) -> float:
+    """Share of a batch that is audited when this many keys of equal speed are at the floor."""
+    unaudited = keys * unaudited_limit(config, trust) / config.groups_per_step
+    return max(trust.audit_floor, 1.0 - unaudited)
+
+
+def cost_of_share(config: TrainingConfig, trust: TrustConfig) -> str:
+    """What the limit on unaudited groups costs swarms of few keys, in one sentence."""
+    limit, groups = unaudited_limit(config, trust), config.groups_per_step
+    enough = math.ceil((1.0 - trust.audit_floor) * groups / limit)
+    audited = [f"{keys}: {least_audited_share(keys, config, trust):.0%}" for keys in (1, 2, 4, 8, 16) if keys < enough]
+    few = (
+        f" Least share of groups that are audited by number of keys at the floor: {', '.join(audited)},"
+        if audited
+        else ""
+    )
+    return (
+        f"no key brings more than {limit} of {groups} groups into a batch without an audit.{few}"
+        f"{' from' if few else ' From'} {enough} keys on {trust.audit_floor:.0%}"
+    )
+
+
+def _within_limit(ready: Sequence[GroupView], config: TrainingConfig, trust: TrustConfig) -> list[GroupView]:
+    """Leaves out what one key has brought without an audit beyond its share of the batch."""
+    limit, taken, chosen = unaudited_limit(config, trust), Counter[str](), list[GroupView]()
+    for group in ready:
+        if not group.audited:
+            taken[group.worker] += 1
+        if group.audited or taken[group.worker] <= limit:
+            chosen.append(group)
+    return chosen
+
+
+def _ready(view: StepView, config: TrainingConfig) -> list[GroupView]:
+    """Groups that may enter the batch of the step, in order."""
+    oldest = oldest_version(view.step, config)
+    barrier = (view.step, min(view.blocking_slots, default=math.inf))
+    useful = sorted(group for group in view.waiting if group.policy_version >= oldest)
+    return [group for group in useful if (group.step, group.slot) < barrier and not _waits(group, view.step)]
 
 
 def _waits(group: GroupView, step: int) -> bool:

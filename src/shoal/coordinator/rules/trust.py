@@ -6,7 +6,7 @@ work is verified but not used until clean work leads out. A proof bans for good.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -109,9 +109,25 @@ def audited_groups(step_secret: bytes, submission_digest: str, rate: float, grou
     The step is the one that was current when the file arrived: its batch is not formed yet, so its secret is not public. The
     step of the lease would not do, because a file may come late, after that step's secret.
     """
-    noise = blake3(b"audit" + bytes.fromhex(submission_digest), key=step_secret).digest(8 * groups)
-    draws = (int.from_bytes(noise[8 * group : 8 * group + 8], "big") for group in range(groups))
+    draws = _draws(step_secret, submission_digest, groups)
     return tuple(group for group, draw in enumerate(draws) if draw < rate * 2.0**64)
+
+
+def audit_order(step_secret: bytes, submission_digest: str, groups: int) -> tuple[int, ...]:
+    """All groups of a file, those first that a higher rate would draw first."""
+    draws = _draws(step_secret, submission_digest, groups)
+    return tuple(sorted(range(groups), key=lambda group: draws[group]))
+
+
+def _draws(step_secret: bytes, submission_digest: str, groups: int) -> list[int]:
+    noise = blake3(b"audit" + bytes.fromhex(submission_digest), key=step_secret).digest(8 * groups)
+    return [int.from_bytes(noise[8 * group : 8 * group + 8], "big") for group in range(groups)]
+
+
+def groups_to_audit(drawn: Sequence[int], order: Sequence[int], useful: Collection[int], limit: int) -> list[int]:
+    """The drawn groups and further useful ones, until no more than `limit` useful ones stay without an audit."""
+    others = [group for group in order if group in useful and group not in drawn]
+    return sorted([*drawn, *others[: max(0, len(others) - limit)]])
 
 
 def split_credit(held: int, earned: int, stake_tokens: int) -> tuple[int, int]:

@@ -53,7 +53,7 @@ CREATE TABLE submissions (
   audit_step BIGINT NOT NULL, audit_rate DOUBLE PRECISION NOT NULL, numerics_class TEXT NOT NULL, state TEXT NOT NULL,
   claim_id TEXT, claimed_by TEXT, claim_request TEXT, claim_expires DOUBLE PRECISION, tries BIGINT NOT NULL,
   faults BIGINT NOT NULL, retry_at DOUBLE PRECISION NOT NULL, decided_at DOUBLE PRECISION, verdict TEXT,
-  collected_at DOUBLE PRECISION);
+  collected_at DOUBLE PRECISION, unaudited_limit BIGINT NOT NULL);
 CREATE INDEX submissions_by_state ON submissions (state, received_at);
 CREATE INDEX submissions_by_worker ON submissions (worker, state);
 CREATE INDEX submissions_by_collection ON submissions (collected_at, received_at);
@@ -65,6 +65,7 @@ CREATE TABLE groups (
 CREATE INDEX groups_by_state ON groups (state, step, slot, number);
 CREATE INDEX groups_by_batch ON groups (batch_step, position);
 CREATE INDEX groups_by_submission ON groups (submission_id);
+CREATE INDEX groups_by_worker ON groups (worker, state);
 CREATE TABLE waiting (
   step BIGINT NOT NULL, policy_version BIGINT NOT NULL, deferred BIGINT NOT NULL, n BIGINT NOT NULL,
   PRIMARY KEY (step, policy_version, deferred)) WITHOUT ROWID;
@@ -73,7 +74,7 @@ CREATE TABLE task_stats (
   task_id TEXT PRIMARY KEY, groups BIGINT NOT NULL, samples BIGINT NOT NULL, solved BIGINT NOT NULL, useful BIGINT NOT NULL);
 CREATE TABLE batches (
   step BIGINT PRIMARY KEY, formed_at DOUBLE PRECISION NOT NULL, groups BIGINT NOT NULL, generated BIGINT NOT NULL,
-  dropped TEXT NOT NULL, ages TEXT NOT NULL);
+  dropped TEXT NOT NULL, ages TEXT NOT NULL, state TEXT NOT NULL, attempt BIGINT NOT NULL);
 CREATE TABLE versions (
   version BIGINT PRIMARY KEY, manifest_digest TEXT NOT NULL, weights_digest TEXT NOT NULL, bytes_total BIGINT NOT NULL,
   published_at DOUBLE PRECISION NOT NULL, report TEXT NOT NULL);
@@ -83,7 +84,7 @@ CREATE TABLE ledger (
   previous TEXT NOT NULL, hash TEXT NOT NULL, signature TEXT NOT NULL);
 """
 
-MIGRATIONS: dict[int, str] = {12: FIRST}
+MIGRATIONS: dict[int, str] = {13: FIRST}
 """By the schema version that each leads to, in order."""
 
 

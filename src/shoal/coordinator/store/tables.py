@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from shoal.coordinator import states
-from shoal.coordinator.states import GroupState, LeaseState, Machine, SlotState, SubmissionState
+from shoal.coordinator.states import BatchState, GroupState, LeaseState, Machine, SlotState, SubmissionState
 from shoal.coordinator.store.rows import Record
 from shoal.protocol.api import WorkerState
 
@@ -119,6 +119,8 @@ class SubmissionRow(Record):
     decided_at: float | None = None
     verdict: str | None = None
     collected_at: float | None = None
+    unaudited_limit: int = 0
+    """How many of its useful groups may stay without an audit, as its claim says."""
 
     @property
     def groups_to_audit(self) -> list[int]:
@@ -153,6 +155,7 @@ class GroupRow(Record):
 class BatchRow(Record):
     table: ClassVar[str] = "batches"
     key_columns: ClassVar[tuple[str, ...]] = ("step",)
+    machine: ClassVar[Machine[Any] | None] = states.BATCH
 
     step: int
     formed_at: float
@@ -160,6 +163,9 @@ class BatchRow(Record):
     generated: int
     dropped: str
     ages: str
+    state: BatchState = BatchState.PROPOSED
+    attempt: int = 0
+    """How many lists of this step were proposed before."""
 
 
 @dataclass(frozen=True, slots=True)

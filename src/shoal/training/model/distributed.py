@@ -57,6 +57,13 @@ class World:
     def any(self, holds: bool) -> bool:
         return bool(self.max(torch.tensor(int(holds))))
 
+    def share(self, text: str) -> str:
+        """What the main rank says."""
+        box = [text]
+        if self.size > 1:
+            dist.broadcast_object_list(box, src=0, device=CPU)
+        return box[0]
+
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()

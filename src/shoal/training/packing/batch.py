@@ -28,6 +28,8 @@ class Member:
     sample: Sample
     advantage: float
     token_weight: float
+    group: int = 0
+    """Its place in the batch."""
 
 
 @dataclass
@@ -39,6 +41,8 @@ class MicroBatch:
     weights_N: Tensor
     behaviour_N: Tensor
     """NaN where no validator computed it."""
+    groups_N: Tensor
+    """Places of the groups in the batch."""
     old_N: Tensor | None = None
     reference_N: Tensor | None = None
 
@@ -62,10 +66,10 @@ def choose_members(
     """For each group the completions that are trained; advantages compare all of them, also those left out."""
     rewards = [torch.tensor([_reward(sample, config, max_new_tokens) for sample in group.samples]) for group in groups]
     chosen = []
-    for group, values in zip(groups, advantage(rewards), strict=True):
+    for number, (group, values) in enumerate(zip(groups, advantage(rewards), strict=True)):
         pairs = zip(group.samples, values.tolist(), strict=True)
         kept = [(sample, value) for sample, value in pairs if not (config.overlong == "mask" and sample.truncated)]
-        chosen.append([Member(sample, value, _token_weight(sample, config)) for sample, value in kept])
+        chosen.append([Member(sample, value, _token_weight(sample, config), number) for sample, value in kept])
     return chosen
 
 
@@ -104,6 +108,7 @@ def _micro_batch(bin: Bin, members: Sequence[Member], device: torch.device) -> M
     index_N = bin.member_N
     advantages = torch.tensor([member.advantage for member in members])
     weights = torch.tensor([member.token_weight for member in members])
+    groups = torch.tensor([member.group for member in members])
     rows = index_N[bin.offset_N == 0].tolist()
     behaviour = [value for row in rows for value in _behaviour(members[row].sample)]
     return MicroBatch(
@@ -111,6 +116,7 @@ def _micro_batch(bin: Bin, members: Sequence[Member], device: torch.device) -> M
         advantages_N=advantages[index_N].to(device),
         weights_N=weights[index_N].to(device),
         behaviour_N=torch.tensor(behaviour, dtype=torch.float32).to(device),
+        groups_N=groups[index_N].to(device),
     )
 
 
