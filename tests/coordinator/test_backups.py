@@ -5,15 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.test_liveness import CONFIG, WORK_S, ask, formed, proven_swarm, take, work_round
 from coordinator.test_slots import assert_tallies_are_true
 from shoal.protocol import api
-from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.verdicts import Reason
+from support.backups import (
+    CONFIG,
+    NAMES,
+    WORK_S,
+    ask,
+    backup_of,
+    drain,
+    formed,
+    proven_swarm,
+    take,
+    two_files,
+    work_round,
+)
 from support.samples import keypair
-from support.swarm import Swarm, refusal, running, verdict_of
-
-NAMES = ("ann", "bob", "cho", "dan", "eve")
+from support.swarm import Swarm, refusal, running
 
 
 @pytest.fixture
@@ -30,27 +39,6 @@ def leases_of(swarm: Swarm, lease: api.Lease) -> list[dict[str, object]]:
 
 def slot_of(swarm: Swarm, lease: api.Lease) -> dict[str, object]:
     return swarm.one("SELECT * FROM slots WHERE step=? AND slot=?", lease.step, lease.slot)
-
-
-def backup_of(swarm: Swarm, lease: api.Lease, workers: list[CoordinatorClient]) -> tuple[CoordinatorClient, api.Lease]:
-    """Lets the holder be late, and the others ask until one of them gets the slot too."""
-    swarm.clock.advance(1.5 * WORK_S + 1)
-    for _ in range(3):
-        for worker in workers:
-            again = ask(swarm, worker).lease
-            if again is not None and (again.step, again.slot) == (lease.step, lease.slot):
-                return worker, again
-            if again is not None:
-                worker.submit(again.lease_id, again.lease_id.encode())
-        swarm.clock.advance(0.25)
-    raise AssertionError("nobody got the slot")
-
-
-def drain(swarm: Swarm) -> None:
-    """Accepts everything that was uploaded."""
-    validator = swarm.client("validator")
-    while (claim := validator.claim(api.ClaimBody(request_id=swarm.new_id(), wait_s=0)).claim) is not None:
-        swarm.accept(claim)
 
 
 def test_a_late_slot_goes_to_a_second_key_with_the_same_seed_and_version(busy: Swarm) -> None:
@@ -190,20 +178,11 @@ def test_in_a_new_swarm_keys_back_each_other_up(busy: Swarm) -> None:
     assert lease.slot in [one.slot for one in again if one is not None]
 
 
-def test_files_that_differ_are_audited_both(busy: Swarm) -> None:
-    *honest, eve = proven_swarm(busy, *NAMES)
-    lease = take(busy, eve)
-    worker, again = backup_of(busy, lease, honest)
-    drain(busy)
-    busy.write(lambda connection: connection.execute("UPDATE submissions SET audit_groups='[]'"))
-    first = eve.submit(lease.lease_id, b"first").submission_id
-    busy.write(lambda connection: connection.execute("UPDATE submissions SET audit_groups='[]'"))
-    busy.accept(useful=2)
-    second = worker.submit(again.lease_id, b"second").submission_id
-    busy.write(lambda connection: connection.execute("UPDATE submissions SET audit_groups='[]'"))
-    claim = busy.claim()
-    other = [group.model_copy(update={"tokens": 7}) for group in verdict_of(claim).groups]
-    busy.accept(claim, groups=other)
+@pytest.mark.parametrize(("changed", "flips_allowed"), [(1, 0), (2, 1), (4, 3)])
+def test_files_of_other_tokens_with_the_same_rewards_are_audited_both(
+    busy: Swarm, changed: int, flips_allowed: int
+) -> None:
+    lease, first, second = two_files(busy, changed, flips_allowed)
     queued = [busy.claim(), busy.claim()]
     assert {one.submission_id for one in queued} == {first, second}
     assert all(one.audit_groups == [0, 1] for one in queued)
@@ -215,6 +194,12 @@ def test_files_that_differ_are_audited_both(busy: Swarm) -> None:
             busy.reject(Reason.SAMPLING, claim=one)
     assert busy.one(groups, lease.step, lease.slot) == {"n": 2}
     assert slot_of(busy, lease)["lease_id"] == lease.lease_id
+
+
+@pytest.mark.parametrize(("changed", "flips_allowed"), [(0, 0), (1, 1), (2, 3)])
+def test_files_that_differ_by_rounding_alone_cause_no_audit(busy: Swarm, changed: int, flips_allowed: int) -> None:
+    two_files(busy, changed, flips_allowed)
+    assert busy.all("SELECT 1 FROM submissions WHERE state <> 'decided'") == []
 
 
 def test_files_that_agree_cause_no_audit(busy: Swarm) -> None:

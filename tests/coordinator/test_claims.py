@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from shoal.protocol import api
+from support.backups import CONFIG, ask, proven_swarm, take
 from support.samples import keypair
 from support.swarm import Swarm, running, small_config, verdict_of
 
@@ -112,3 +113,18 @@ def test_the_claim_of_a_validator_that_died_passes_to_another(swarm: Swarm) -> N
     assert validator.verdict(verdict_of(found)).recorded
     assert not validator.verdict(verdict_of(lost)).recorded
     assert len(swarm.all("SELECT * FROM groups")) == 2
+
+
+def test_files_that_a_batch_waits_for_are_verified_before_those_of_new_keys(tmp_path: Path) -> None:
+    with running(tmp_path, CONFIG) as swarm:
+        ann, *_ = proven_swarm(swarm, "ann", "bob", "cho")
+        strangers = swarm.join(*(f"new-{number}" for number in range(4)))
+        for stranger in strangers:
+            lease = ask(swarm, stranger).lease
+            if lease is not None:
+                stranger.submit(lease.lease_id, b"junk that takes long to verify")
+        swarm.clock.advance(1)
+        lease = take(swarm, ann)
+        waited_for = ann.submit(lease.lease_id, b"good").submission_id
+        assert swarm.claim().submission_id == waited_for
+        assert swarm.claim().worker_key in {worker.keypair.public for worker in strangers if worker.keypair}

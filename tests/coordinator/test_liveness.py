@@ -5,61 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.protocol import api
-from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.verdicts import Reason
+from support.backups import CONFIG, WORK_S, ask, formed, proven_swarm, take, work_round
 from support.samples import keypair
-from support.swarm import HEARTBEAT, Swarm, running, small_config
-
-WORK_S = 4.0
-CONFIG = small_config(
-    run={"steps": 400},
-    training={"groups_per_step": 8, "async_level": 2},
-    coordinator={"lease_s": 60, "gone_after_s": 600},
-)
-
-
-def formed(swarm: Swarm) -> int:
-    return len(swarm.all("SELECT step FROM batches"))
-
-
-def ask(swarm: Swarm, worker: CoordinatorClient) -> api.LeaseAnswer:
-    """A request of a worker that holds all recent versions."""
-    return swarm.ask(worker, *range(max(0, formed(swarm) - 5), formed(swarm) + 1))
-
-
-def take(swarm: Swarm, worker: CoordinatorClient) -> api.Lease:
-    lease = ask(swarm, worker).lease
-    assert lease is not None
-    return lease
-
-
-def publish_all(swarm: Swarm) -> None:
-    newest = swarm.one("SELECT MAX(version) AS n FROM versions")["n"]
-    assert isinstance(newest, int)
-    for version in range(newest + 1, formed(swarm) + 1):
-        swarm.publish(version)
-
-
-def work_round(swarm: Swarm, workers: list[CoordinatorClient], work_s: float = WORK_S) -> None:
-    """Every worker takes a slot and delivers it after the same time."""
-    leases = [(worker, ask(swarm, worker).lease) for worker in workers]
-    swarm.clock.advance(work_s)
-    for worker, lease in leases:
-        if lease is not None:
-            worker.submit(lease.lease_id, lease.lease_id.encode())
-            swarm.accept()
-    swarm.sweep()
-    publish_all(swarm)
-
-
-def proven_swarm(swarm: Swarm, *names: str) -> list[CoordinatorClient]:
-    """Workers that have delivered in time for a while."""
-    swarm.publish(0)
-    workers = swarm.join(*names)
-    for _ in range(12):
-        work_round(swarm, workers)
-    return workers
+from support.swarm import HEARTBEAT, Swarm, registration, running
 
 
 def deferred_slots(swarm: Swarm, name: str) -> list[object]:
@@ -225,3 +174,45 @@ def test_a_quarantined_key_is_never_waited_for(busy: Swarm) -> None:
     eve = busy.client("eve")
     take(busy, eve)
     assert deferred_slots(busy, "eve") == [1]
+
+
+def test_records_count_after_a_training_step_that_lasts_longer_than_any_lease(busy: Swarm) -> None:
+    honest = proven_swarm(busy, "ann", "bob", "cho", "dan")
+    for _ in range(20):
+        busy.clock.advance(100)
+        for worker in honest:
+            worker.heartbeat(HEARTBEAT)
+    (new,) = busy.join("new")
+    take(busy, new)
+    assert deferred_slots(busy, "new") == [1]
+
+
+def test_a_key_that_stops_asking_does_not_keep_slower_ones_off_the_critical_path_for_long(busy: Swarm) -> None:
+    """A fast key carries the run and goes silent but for heartbeats; the others need longer than it ever did."""
+    (fast,) = proven_swarm(busy, "fast")
+    slow = busy.join("ann", "bob")
+    for _ in range(3):
+        fast.heartbeat(HEARTBEAT)
+        work_round(busy, slow, 4 * WORK_S)
+    assert [deferred_slots(busy, name) for name in ("ann", "bob") if take(busy, busy.client(name))] == [[0], [0]]
+
+
+def test_a_key_that_alternates_between_work_and_stalls_is_not_counted_on(busy: Swarm) -> None:
+    honest = proven_swarm(busy, "ann", "bob", "cho", "dan")
+    (eve,) = busy.join("eve")
+    for _ in range(4):
+        work_round(busy, [eve, *honest])
+        ask(busy, eve)
+        for _ in range(5):
+            work_round(busy, honest)
+    ask(busy, eve)
+    assert 0 not in deferred_slots(busy, "eve")
+
+
+@pytest.mark.parametrize("speed", [1e-3, 9e8])
+def test_a_claimed_speed_changes_no_deadline(busy: Swarm, speed: float) -> None:
+    proven_swarm(busy, "ann", "bob", "cho", "dan")
+    usual, boaster = busy.join("usual", "boaster")
+    claim = registration("boaster", tokens_per_s=max(speed, busy.run.slot_tokens / 60 + 1))
+    boaster.register(claim)
+    assert take(busy, boaster).expires_at == take(busy, usual).expires_at

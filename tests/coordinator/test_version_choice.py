@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.test_liveness import CONFIG, ask, formed, proven_swarm, take, work_round
+from support.backups import CONFIG, ask, formed, proven_swarm, take, work_round
 from support.samples import keypair
 from support.swarm import HEARTBEAT, Swarm, running, small_config
 

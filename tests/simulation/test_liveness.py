@@ -1,9 +1,12 @@
 """Whole swarms on the event clock: no attack that is not a forgery slows the honest keys down by much."""
 
+from typing import get_args
+
 import pytest
 
 from shoal.config import build_config
 from shoal.simulation import Behaviour, Outcome, Scenario, Work, WorkerPlan, simulate
+from shoal.simulation.attacks import FAILING, SLOW, attacks
 from shoal.simulation.workers import Attack
 
 STEPS = 10
@@ -36,10 +39,20 @@ def test_the_same_scenario_has_the_same_outcome(usual: Outcome) -> None:
     assert 0 < len(usual.lengths) <= 8 * STEPS
 
 
-@pytest.mark.parametrize("attack", ["stall", "return_late", "junk_late", "junk", "just_in_time"])
-@pytest.mark.parametrize("after", [0, 5])
-def test_one_key_slows_a_run_down_by_a_fifth_at_most(usual: Outcome, attack: Attack, after: int) -> None:
-    behaviour = Behaviour(attack=attack, after=after)
+ONE_KEY = [
+    *(Behaviour(attack, after=after) for attack in FAILING for after in (0, 5)),
+    *(Behaviour(attack) for attack in SLOW),
+    *(Behaviour(attack, when_reliable=True) for attack in ("stall", "just_late")),
+    *(Behaviour(attack, renews=True) for attack in ("stall", "junk_at_once")),
+    Behaviour("stall", every=2),
+    Behaviour("return"),
+    Behaviour("old_version"),
+    Behaviour("idle", after=5),
+]
+
+
+@pytest.mark.parametrize("behaviour", ONE_KEY, ids=repr)
+def test_one_key_slows_a_run_down_by_a_fifth_at_most(usual: Outcome, behaviour: Behaviour) -> None:
     attacked = run(WorkerPlan("hostile", behaviour=behaviour))
     assert attacked.steps_per_minute >= 0.8 * usual.steps_per_minute
 
@@ -53,3 +66,16 @@ def test_a_third_of_the_keys_slows_a_run_down_by_half_at_most(usual: Outcome, ev
 def test_slow_honest_keys_slow_nobody_down(usual: Outcome) -> None:
     slow = [WorkerPlan("third", speed=1 / 3), WorkerPlan("tenth", speed=0.1), WorkerPlan("pausing", pauses=(40, 15))]
     assert run(*slow).steps_per_minute >= 0.95 * usual.steps_per_minute
+
+
+def test_ten_stallers_that_come_with_new_keys_stop_nobody(usual: Outcome) -> None:
+    crowd = [WorkerPlan(f"hostile-{n}", behaviour=Behaviour("stall", renews=True)) for n in range(10)]
+    assert run(*crowd).steps_per_minute >= 0.5 * usual.steps_per_minute
+
+
+def test_the_list_of_attacks_has_each_way_and_each_pattern() -> None:
+    found = attacks()
+    assert {behaviour.attack for behaviour in found.values()} == set(get_args(Attack))
+    assert any(behaviour.when_reliable for behaviour in found.values())
+    assert any(behaviour.renews for behaviour in found.values())
+    assert len(set(found.values())) == len(found)

@@ -292,6 +292,7 @@ def verdict_of(claim: api.Claim, *, useful: int = 2, **changes: object) -> api.V
             tokens=TOKENS_PER_GROUP,
             rewards=[1.0, 0.0],
             task_rewards=[1.0, 0.0],
+            samples=[f"{number:08}{sample:08}" for sample in range(2)],
         )
         for number in range(2)
     ]

@@ -8,7 +8,7 @@ from shoal.protocol import api
 from shoal.protocol.verdicts import Reason, Severity, most_severe
 from shoal.tasks.workload import Reward
 from shoal.validation import Calibration, Checked, Validator, load_calibration
-from shoal.validation.validator import group_verdicts
+from shoal.validation.validator import group_verdicts, sample_digest
 from shoal.worker import CHEATERS
 from shoal.worker.slots import Version
 from support.fake_coordinator import FakeCoordinator, Refuse
@@ -62,6 +62,23 @@ def test_honest_work_is_accepted_with_verified_logprobs(
     assert (verdict.accepted, verdict.audited_groups) == (True, [0, 1])
     assert [group.group for group in verdict.groups] == [0, 1]
     assert verdict.metrics.tokens == sum(group.tokens for group in verdict.groups)
+
+
+@pytest.mark.parametrize("groups", [(), (0, 1)])
+def test_a_verdict_identifies_every_sample_by_its_tokens(
+    make: Make, coordinator: FakeCoordinator, honest: Submission, groups: Sequence[int]
+) -> None:
+    verdict = make().check(upload(coordinator, honest, groups))
+    found = [digest for group in verdict.groups for digest in group.samples]
+    assert found == [sample_digest(rollout.output_tokens) for rollout in honest.rollouts]
+    limits = load_calibration("bundled").limits(honest.header.numerics_class)
+    assert limits is not None
+    assert verdict.flips_allowed == limits.flips_between(sum(group.tokens for group in verdict.groups))
+
+
+def test_one_other_token_or_another_order_makes_another_sample() -> None:
+    samples = [[1, 2, 3], [1, 2, 4], [2, 1, 3], [1, 2], [1, 2, 3, 0], []]
+    assert len({sample_digest(tokens) for tokens in samples}) == len(samples)
 
 
 def test_without_the_audit_draw_claims_are_checked_and_the_policy_is_not_loaded(

@@ -1,31 +1,36 @@
 """Records of deliveries: what a lease came to, and the pace of the keys that deliver. Runs inside one transaction of the store."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from shoal.coordinator import slots
 from shoal.coordinator.rules import deliveries, trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import LeaseState
 from shoal.coordinator.store.database import Connection
-from shoal.coordinator.store.rows import select
-from shoal.coordinator.store.tables import LeaseRow, SubmissionRow, WorkerRow
+from shoal.coordinator.store.rows import query
+from shoal.coordinator.store.tables import DeliveringKey, LeaseRow, SubmissionRow, WorkerRow
 from shoal.coordinator.workers import delivery_record, known_worker, save_deliveries, trust_record
 
 OBSERVED_KEYS = 64
 """The keys that delivered last are enough for a median, and cost the same in a swarm of any size."""
+
+LATEST = (
+    f"SELECT {', '.join(field.name for field in fields(DeliveringKey))} FROM workers"
+    f" WHERE delivered_at > 0 AND state <> 'banned' ORDER BY delivered_at DESC LIMIT {OBSERVED_KEYS}"
+)
 
 
 @dataclass(frozen=True)
 class Observed:
     """The keys that delivered lately, and what can be expected of a key."""
 
-    workers: Sequence[WorkerRow]
+    workers: Sequence[DeliveringKey]
     pace: deliveries.Pace
     is_enforced: bool
     """Whether batches wait for reliable keys only."""
 
-    def is_reliable(self, run: Run, worker: WorkerRow) -> bool:
+    def is_reliable(self, run: Run, worker: WorkerRow | DeliveringKey) -> bool:
         """Whether batches wait for the slots of this key; work that would not be used is never waited for."""
         if not trust.is_usable(trust_record(worker), run.config.trust):
             return False
@@ -39,14 +44,14 @@ class Observed:
 
 def observe(connection: Connection, run: Run) -> Observed:
     longest_s = run.config.coordinator.lease_s
-    recent = select(
-        connection,
-        WorkerRow,
-        "WHERE delivered_at > ? ORDER BY delivered_at DESC LIMIT ?",
-        (run.clock() - longest_s, OBSERVED_KEYS),
-    )
-    workers = [worker for worker in recent if worker.state != "banned" and run.presence.is_present(worker.key)]
-    records = [delivery_record(worker) for worker in workers]
+    present = [worker for worker in query(connection, DeliveringKey, LATEST) if run.presence.is_present(worker.key)]
+    newest_at = max((worker.delivered_at for worker in present), default=0.0)
+    workers, records = [], []
+    for worker in present:
+        record = delivery_record(worker)
+        if deliveries.is_current(record, newest_at - worker.delivered_at, longest_s):
+            workers.append(worker)
+            records.append(record)
     pace = deliveries.pace(records, longest_s)
     return Observed(workers, pace, deliveries.is_enforced(records, pace))
 

@@ -1,12 +1,15 @@
 """Several files for one slot: the first accepted one counts, the others are compared with it and share its credit.
 
-The same slot, version and numerics class give the same tokens up to rare rounding flips. Files that differ are audited, both of
-them; the difference alone penalises no worker. Runs inside one transaction of the store.
+`rules.duplicates` compares the digests of their samples. Files that differ by more than rounding are audited, both of them; the
+difference alone penalises no worker. Runs inside one transaction of the store.
 """
+
+from itertools import zip_longest
 
 from shoal.coordinator.audits import audit_in_full
 from shoal.coordinator.credit import add_credit, take_credit
 from shoal.coordinator.deliveries import observe
+from shoal.coordinator.rules import duplicates
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import SlotState, SubmissionState
 from shoal.coordinator.store.database import Connection
@@ -28,13 +31,18 @@ def _others(connection: Connection, row: SubmissionRow, which: str = "") -> list
 
 
 def differs(connection: Connection, row: SubmissionRow, body: api.VerdictBody) -> bool:
-    """Whether the file differs from the one that counts."""
+    """Whether the file differs by more than rounding from the one that counts."""
     verdicts = [api.VerdictBody.model_validate_json(one.verdict or "") for one in _others(connection, row, COUNTING)]
-    return any(_content(verdict) != _content(body) for verdict in verdicts)
+    return any(not duplicates.agree(_content(verdict), _content(body)) for verdict in verdicts)
 
 
-def _content(body: api.VerdictBody) -> list[tuple[int, int, list[float]]]:
-    return [(group.group, group.tokens, group.task_rewards) for group in body.groups]
+def _content(body: api.VerdictBody) -> duplicates.Content:
+    samples = {
+        (group.group, number): digest
+        for group in body.groups
+        for number, (_, digest) in enumerate(zip_longest(group.rewards, group.samples, fillvalue=""))
+    }
+    return duplicates.Content(samples, body.flips_allowed)
 
 
 def audit_both(connection: Connection, run: Run, row: SubmissionRow) -> bool:

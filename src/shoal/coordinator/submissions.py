@@ -14,7 +14,7 @@ from shoal.coordinator.deliveries import drop_lease
 from shoal.coordinator.leasing import lease_of
 from shoal.coordinator.rules import retries, trust
 from shoal.coordinator.run import Run
-from shoal.coordinator.states import LeaseState, SubmissionState
+from shoal.coordinator.states import LeaseState, SlotState, SubmissionState
 from shoal.coordinator.steps import current_step, run_state
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, insert, select, update
@@ -68,14 +68,15 @@ def accept_upload(connection: Transaction, run: Run, file: ReceivedFile) -> api.
         known = find(connection, SubmissionRow, "WHERE lease_id=?", (file.lease_id,))
         assert known is not None, "check_upload found it"
         return api.SubmissionAnswer(submission_id=known.submission_id, state=known.state)
-    row = _new_submission(connection, run, file)
+    row = new_submission(connection, run, file)
     insert(connection, row)
     slots.submit_slot(connection, slots.move_lease(connection, lease, LeaseState.SUBMITTED))
     connection.on_commit(lambda: run.presence.seen(file.worker))
     return api.SubmissionAnswer(submission_id=row.submission_id, state=row.state)
 
 
-def _new_submission(connection: Connection, run: Run, file: ReceivedFile) -> SubmissionRow:
+def new_submission(connection: Connection, run: Run, file: ReceivedFile) -> SubmissionRow:
+    """The row of a file that arrives now, with the draw of its audit."""
     worker, step = require_worker(connection, file.worker), current_step(connection)
     rate, groups = trust.audit_rate(trust_record(worker), run.config.trust), run.descriptor.rollouts.tasks_per_slot
     return SubmissionRow(
@@ -93,8 +94,19 @@ def _new_submission(connection: Connection, run: Run, file: ReceivedFile) -> Sub
     )
 
 
+OLDEST = f"WHERE state='{SubmissionState.PENDING}' AND retry_at <= ? ORDER BY received_at LIMIT 1"
+WAITED_FOR = (
+    "JOIN leases USING (lease_id) JOIN slots ON slots.step=leases.step AND slots.slot=leases.slot"
+    f" WHERE slots.state='{SlotState.SUBMITTED}' AND slots.step=? AND slots.deferred=0"
+    f" AND submissions.state='{SubmissionState.PENDING}' AND submissions.retry_at <= ?"
+    " ORDER BY submissions.received_at LIMIT 1"
+)
+"""Files that a batch waits for come first, or junk of new keys could keep the validators busy."""
+
+
 def claim(connection: Connection, run: Run, key: str, body: api.ClaimBody) -> api.ClaimAnswer:
-    """The oldest submission that no validator has claimed; the same one again for a repeated request."""
+    """A submission that no validator has claimed: one that a batch waits for, else the oldest; the same again for a repeated
+    request."""
     release_claims(connection, run)
     row = find(
         connection,
@@ -107,11 +119,10 @@ def claim(connection: Connection, run: Run, key: str, body: api.ClaimBody) -> ap
 
 
 def _claim_next(connection: Connection, run: Run, key: str, request_id: str) -> SubmissionRow | None:
-    now, due = (
-        run.clock(),
-        f"WHERE state='{SubmissionState.PENDING}' AND retry_at <= ? ORDER BY received_at LIMIT 1",
+    now = run.clock()
+    row = find(connection, SubmissionRow, WAITED_FOR, (current_step(connection), now)) or find(
+        connection, SubmissionRow, OLDEST, (now,)
     )
-    row = find(connection, SubmissionRow, due, (now,))
     if row is None:
         return None
     return update(

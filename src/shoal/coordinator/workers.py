@@ -7,7 +7,7 @@ from shoal.coordinator.rules import deliveries, trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, insert, query, update
-from shoal.coordinator.store.tables import WorkerRow
+from shoal.coordinator.store.tables import DeliveringKey, WorkerRow
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.verdicts import public_reason
@@ -121,7 +121,7 @@ def _move(connection: Connection, run: Run, worker: WorkerRow, event: trust.Trus
     return save_trust(connection, worker, trust.after(trust_record(worker), event, run.config.trust))
 
 
-def trust_record(worker: WorkerRow) -> trust.TrustRecord:
+def trust_record(worker: WorkerRow | DeliveringKey) -> trust.TrustRecord:
     return trust.TrustRecord(worker.state, worker.clean_audits, worker.anomalies)
 
 
@@ -129,7 +129,7 @@ def save_trust(connection: Connection, worker: WorkerRow, record: trust.TrustRec
     return update(connection, worker, state=record.state, clean_audits=record.clean_audits, anomalies=record.anomalies)
 
 
-def delivery_record(worker: WorkerRow) -> deliveries.Record:
+def delivery_record(worker: WorkerRow | DeliveringKey) -> deliveries.Record:
     return deliveries.Record(
         in_time=worker.in_time,
         missed=worker.missed,

@@ -14,6 +14,8 @@ from shoal.protocol.verdicts import Reason
 PublicKey = Digest
 ClientId = Annotated[str, Field(pattern=r"^[0-9a-zA-Z_-]{8,64}$")]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
+SAMPLE_DIGEST_CHARS = 16
+SampleDigest = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{SAMPLE_DIGEST_CHARS}}}$")]
 ShortText = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 """Shown on terminals, so it holds no control characters."""
 Metric = Annotated[float, Field(allow_inf_nan=True)] | int | str | None
@@ -167,6 +169,8 @@ class GroupVerdict(Body):
     tokens: Count
     rewards: Annotated[list[float], Field(max_length=1024)]
     task_rewards: Annotated[list[float], Field(max_length=1024)]
+    samples: Annotated[list[SampleDigest], Field(max_length=1024)] = []
+    """Digests of their tokens: two files of one slot are compared by them."""
 
 
 class AuditMetrics(Body):
@@ -193,6 +197,8 @@ class VerdictBody(Body):
     """Groups that were computed again with the policy."""
     groups: Annotated[list[GroupVerdict], Field(max_length=4096)] = []
     metrics: AuditMetrics = AuditMetrics()
+    flips_allowed: Count = 0
+    """Samples that may differ by rounding from those of another honest file of the same slot."""
     seconds: Annotated[float, Field(ge=0)] = 0.0
 
 

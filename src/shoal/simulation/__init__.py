@@ -1,6 +1,7 @@
 """Swarms on an event clock: the coordinator's own code, with made-up workers, validators and a trainer around it."""
 
 from shoal.simulation.actors import Work
+from shoal.simulation.attacks import attacks, honest, hostile, unequal
 from shoal.simulation.clock import EventClock
 from shoal.simulation.coordinator import LocalCoordinator
 from shoal.simulation.scenario import Outcome, Scenario, WorkerPlan, simulate
@@ -14,5 +15,9 @@ __all__ = [
     "Scenario",
     "Work",
     "WorkerPlan",
+    "attacks",
+    "honest",
+    "hostile",
     "simulate",
+    "unequal",
 ]

@@ -46,6 +46,7 @@ class Work:
             tokens=max(1, round(100 * length)),
             rewards=[reward, 1.0 - reward],
             task_rewards=[reward, 1.0 - reward],
+            samples=[f"{chance.getrandbits(64):016x}" for _ in range(2)],
         )
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from shoal.config import ShoalConfig
-from shoal.coordinator import housekeeping, leasing, screening, steps, submissions, verdicts, workers
+from shoal.coordinator import deliveries, housekeeping, leasing, screening, steps, submissions, verdicts, workers
 from shoal.coordinator.presence import Presence
+from shoal.coordinator.rules.deliveries import Pace
 from shoal.coordinator.run import Run
 from shoal.coordinator.server import begin
 from shoal.coordinator.store.database import SQLite, Transaction
@@ -131,6 +132,14 @@ class LocalCoordinator:
 
     def batch(self, step: int) -> api.BatchRecord | None:
         return steps.batch_record(self.connection, step)
+
+    def is_reliable(self, key: str) -> bool:
+        """Whether batches wait for the slots of this key."""
+        observed = deliveries.observe(self.connection, self.run)
+        return observed.is_reliable(self.run, workers.known_worker(self.connection, key))
+
+    def pace(self) -> Pace:
+        return deliveries.observe(self.connection, self.run).pace
 
     def tokens_of(self, group_id: str) -> int:
         group = find(self.connection, GroupRow, "WHERE group_id=?", (group_id,))

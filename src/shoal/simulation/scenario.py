@@ -8,7 +8,7 @@ from shoal.files import digest_bytes
 from shoal.simulation.actors import Trainer, Validator, Work
 from shoal.simulation.clock import EventClock
 from shoal.simulation.coordinator import LocalCoordinator
-from shoal.simulation.workers import Behaviour, Worker
+from shoal.simulation.workers import Behaviour, Worker, World
 
 SWEEP_S = 1.0
 HEARTBEAT_S = 5.0
@@ -22,10 +22,6 @@ class WorkerPlan:
     """Interval and length in seconds."""
     behaviour: Behaviour | None = None
     """Honest if there is none."""
-
-    @property
-    def key(self) -> str:
-        return digest_bytes(self.name.encode())
 
 
 @dataclass(frozen=True)
@@ -58,27 +54,17 @@ class Outcome:
 
 
 def simulate(scenario: Scenario) -> Outcome:
-    clock, junk = EventClock(), set[str]()
+    clock = EventClock()
     coordinator = LocalCoordinator(scenario.config, clock, digest_secret(scenario.seed))
-    trainer = Trainer(coordinator, clock, scenario.train_s)
+    world = World(coordinator, clock, Trainer(coordinator, clock, scenario.train_s), scenario.work)
     for number in range(scenario.validators):
-        Validator(coordinator, clock, scenario.work, junk, f"validator-{number}", scenario.validate_s)
+        Validator(coordinator, clock, scenario.work, world.junk, f"validator-{number}", scenario.validate_s)
     for plan in scenario.workers:
-        Worker(
-            coordinator,
-            clock,
-            trainer,
-            scenario.work,
-            junk,
-            plan.key,
-            speed=plan.speed,
-            pauses=plan.pauses,
-            behaviour=plan.behaviour,
-        )
-    _keep_house(coordinator, clock, [plan.key for plan in scenario.workers])
+        Worker(world, plan.name, speed=plan.speed, pauses=plan.pauses, behaviour=plan.behaviour)
+    _keep_house(world)
     begun = clock()
-    clock.run(lambda: len(trainer.formed_at) >= scenario.steps, scenario.longest_s)
-    formed_at = [at - begun for at in trainer.formed_at[: scenario.steps]]
+    clock.run(lambda: len(world.trainer.formed_at) >= scenario.steps, scenario.longest_s)
+    formed_at = [at - begun for at in world.trainer.formed_at[: scenario.steps]]
     outcome = _outcome(coordinator, formed_at, clock() - begun)
     coordinator.close()
     return outcome
@@ -89,15 +75,15 @@ def digest_secret(seed: int) -> bytes:
     return bytes.fromhex(digest_bytes(f"simulation {seed}".encode()))
 
 
-def _keep_house(coordinator: LocalCoordinator, clock: EventClock, keys: Sequence[str]) -> None:
+def _keep_house(world: World) -> None:
     def sweep() -> None:
-        coordinator.maintain()
-        clock.after(SWEEP_S, sweep)
+        world.coordinator.maintain()
+        world.clock.after(SWEEP_S, sweep)
 
     def beat() -> None:
-        for key in keys:
-            coordinator.run.presence.seen(key)
-        clock.after(HEARTBEAT_S, beat)
+        for key in world.keys:
+            world.coordinator.run.presence.seen(key)
+        world.clock.after(HEARTBEAT_S, beat)
 
     sweep()
     beat()

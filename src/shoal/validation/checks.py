@@ -60,6 +60,10 @@ class Checked:
     items: list[WorkItem]
     rewards: list[Reward]
 
+    @property
+    def tokens(self) -> int:
+        return sum(len(rollout.output_tokens) for rollout in self.rollouts)
+
     def rows_by_group(self) -> dict[int, list[int]]:
         """Numbers of the rows of each group."""
         rows: dict[int, list[int]] = {}

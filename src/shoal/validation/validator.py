@@ -6,6 +6,7 @@ fault, so the worker is never penalised for it. Versions of the asynchrony windo
 
 import logging
 import secrets
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 from shoal.coordinator.rules.trust import groups_to_audit
 from shoal.errors import IntegrityError, RefusedError, ShoalError, UnavailableError
+from shoal.files import digest_bytes
 from shoal.joined import JoinedRun
 from shoal.metrics import EventLog, Report, silent
 from shoal.policy.engine import Engine
@@ -91,7 +93,11 @@ class Validator:
             checked = self.reward_models.amend(checked) if self.reward_models else checked
             useful = {group.group for group in group_verdicts(checked) if group.useful}
             groups = groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limit)
-            return self._audit(claim, checked, groups) if groups else accepted(claim, checked)
+            return (
+                self._audit(claim, checked, groups)
+                if groups
+                else accepted(claim, checked, self._flips_allowed(checked))
+            )
         except RejectedError as error:
             return rejected(claim, [error.finding])
         except UnavailableError as error:
@@ -107,8 +113,12 @@ class Validator:
         self._load(claim.lease)
         temperature = self.joined.descriptor.rollouts.temperature
         findings, metrics = audit(checked, self.engine, limits, temperature, groups)
-        verdict = rejected(claim, findings) if findings else accepted(claim, checked)
+        verdict = rejected(claim, findings) if findings else accepted(claim, checked, self._flips_allowed(checked))
         return verdict.model_copy(update={"audited_groups": groups, "metrics": metrics})
+
+    def _flips_allowed(self, checked: Checked) -> int:
+        limits = self.calibration.limits(checked.header.numerics_class)
+        return limits.flips_between(checked.tokens) if limits else 0
 
     def _load(self, lease: api.Lease) -> None:
         if self._loaded == lease.manifest_digest:
@@ -126,8 +136,8 @@ class Validator:
             raise UnavailableError(f"Version {lease.policy_version} cannot be had: {error}") from error
 
 
-def accepted(claim: api.Claim, checked: Checked) -> api.VerdictBody:
-    return _verdict(claim, accepted=True, groups=group_verdicts(checked))
+def accepted(claim: api.Claim, checked: Checked, flips_allowed: int) -> api.VerdictBody:
+    return _verdict(claim, accepted=True, groups=group_verdicts(checked), flips_allowed=flips_allowed)
 
 
 def rejected(claim: api.Claim, findings: Sequence[Finding]) -> api.VerdictBody:
@@ -153,6 +163,12 @@ def group_verdicts(checked: Checked) -> list[api.GroupVerdict]:
             tokens=sum(len(checked.rollouts[number].output_tokens) for number in numbers),
             rewards=[checked.rewards[number].total for number in numbers],
             task_rewards=[checked.rewards[number].task_reward for number in numbers],
+            samples=[sample_digest(checked.rollouts[number].output_tokens) for number in numbers],
         )
         for group, numbers in checked.rows_by_group().items()
     ]
+
+
+def sample_digest(tokens: Sequence[int]) -> str:
+    """What identifies the tokens of a sample among the files of its slot."""
+    return digest_bytes(struct.pack(f"<{len(tokens)}q", *tokens))[: api.SAMPLE_DIGEST_CHARS]

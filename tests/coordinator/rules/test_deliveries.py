@@ -18,6 +18,7 @@ from shoal.coordinator.rules.deliveries import (
     after_first_use,
     after_tokens,
     backoff_s,
+    is_current,
     is_enforced,
     is_reliable,
     lease_s,
@@ -78,11 +79,26 @@ def test_where_lengths_vary_much_nobody_is_unreliable_for_being_late_at_times() 
     assert not is_reliable(after(Record(), "ill" * 16), pace(varied, 120.0))
 
 
-def test_every_key_counts_until_a_third_of_those_that_deliver_is_reliable() -> None:
+def test_every_key_counts_until_a_third_of_the_deliveries_comes_from_reliable_keys() -> None:
     proven, new = after(Record(), "iii"), after(Record(), "i")
     assert not is_enforced([], PACE)
-    assert not is_enforced([proven, new, new, new], PACE)
-    assert is_enforced([proven, new, new], PACE)
+    assert not is_enforced([new] * 9, PACE)
+    assert not is_enforced([proven, *[new] * 6], PACE)
+    assert is_enforced([proven, *[new] * 5], PACE)
+
+
+def test_a_crowd_of_keys_that_deliver_little_does_not_put_all_keys_on_the_critical_path() -> None:
+    proven, crowd = after(Record(), "i" * 32), after(Record(), "ii")
+    unsteady = after(Record(), "iiif" * 8)
+    assert is_enforced([*[proven] * 4, *[crowd] * 60], PACE)
+    assert is_enforced([*[proven] * 4, *[unsteady] * 8], PACE)
+
+
+def test_a_key_takes_part_while_it_is_silent_for_no_longer_than_a_lease_of_its_own() -> None:
+    assert is_current(Record(work_s=10.0), 40.0, 120.0)
+    assert not is_current(Record(work_s=10.0), 40.1, 120.0)
+    assert is_current(Record(work_s=0.1), SHORTEST_LEASE_S, 120.0)
+    assert not is_current(Record(work_s=1e6), 120.1, 120.0), "no longer than the longest lease"
 
 
 def test_a_lease_lasts_by_observation() -> None:

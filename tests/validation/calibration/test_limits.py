@@ -185,3 +185,14 @@ def test_vllm_is_calibrated_for_one_compute_type_at_a_time() -> None:
 def test_an_unknown_engine_cannot_be_calibrated() -> None:
     with pytest.raises(ConfigError, match="no engine 'abacus'"):
         Machine("abacus").check()
+
+
+def test_two_honest_files_may_differ_by_the_flips_of_both() -> None:
+    limits = load_calibration("bundled").classes["torch/float32/cpu"].limits
+    fine, coarse = (
+        limits.model_copy(update={"flips_per_1000": 0.01}),
+        limits.model_copy(update={"flips_per_1000": 11.0}),
+    )
+    assert fine.flips_between(1000) <= 1
+    assert fine.flips_between(0) == 0
+    assert 22 < coarse.flips_between(1000) < 40

@@ -16,7 +16,7 @@ FEWEST_IN_TIME = 2.8
 MISSED_SHARE = 0.1
 """A reliable key misses no more, or twice what the median key misses: where lengths vary much, everybody is late at times."""
 ENFORCED_SHARE = 3
-"""Reliability counts once one key in this number of those that deliver has it; before, every key counts as reliable."""
+"""Reliability counts once reliable keys make one in this number of the deliveries in time; before, every key counts as reliable."""
 IN_TIME = 1.5
 """Times the median of the swarm."""
 IN_TIME_SLACK_S = 0.5
@@ -119,9 +119,21 @@ def is_reliable(record: Record, pace: Pace) -> bool:
 
 
 def is_enforced(records: Sequence[Record], pace: Pace) -> bool:
-    """Whether enough of the keys that deliver are reliable, so that a step can do without the others."""
-    reliable = sum(is_reliable(record, pace) for record in records)
-    return reliable > 0 and ENFORCED_SHARE * reliable >= len(records)
+    """Whether enough of what is delivered comes from reliable keys, so that a step can do without the others.
+
+    Work is counted, not keys: keys are free, and one machine could deliver a little with many of them.
+    """
+    reliable = sum(record.in_time for record in records if is_reliable(record, pace))
+    return reliable > 0 and ENFORCED_SHARE * reliable >= sum(record.in_time for record in records)
+
+
+def is_current(record: Record, silence_s: float, longest_s: float) -> bool:
+    """Whether a key takes part, by the time between its last delivery and the newest one of any key.
+
+    A key that has delivered nothing for as long as a lease of its own lasts must not keep others off the critical path. Time in
+    which nobody delivers, such as a long training step, counts for nobody.
+    """
+    return silence_s <= min(longest_s, max(SHORTEST_LEASE_S, LEASE_MARGIN * record.work_s))
 
 
 def after_delivery(record: Record, work_s: float, pace: Pace) -> Record:

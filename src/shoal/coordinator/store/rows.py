@@ -137,10 +137,14 @@ def _updating(kind: type[Record], changed: tuple[str, ...]) -> str:
 @_cached
 def _builder(kind: type[Kind]) -> Callable[[Row], Kind]:
     hints = get_type_hints(kind)
-    readers = [(field.name, _reader(hints[field.name])) for field in fields(kind)]
+    names = [field.name for field in fields(kind)]
+    readers = [(place, read) for place, name in enumerate(names) if (read := _reader(hints[name])) is not None]
 
     def build(row: Row) -> Kind:
-        return kind(*[row[name] if read is None else read(row[name]) for name, read in readers])
+        values = [row[name] for name in names]
+        for place, read in readers:
+            values[place] = read(values[place])
+        return kind(*values)
 
     return build
 

@@ -51,6 +51,27 @@ class WorkerRow(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class DeliveringKey:
+    """What a lease needs to know about each key that delivered lately."""
+
+    key: str
+    numerics_class: str
+    state: WorkerState
+    clean_audits: int
+    anomalies: int
+    in_time: float
+    missed: float
+    failures: int
+    failed_at: float
+    work_s: float
+    lag_s: float
+    tokens: float
+    busy_s: float
+    slot_tokens: float
+    delivered_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class SlotRow(Record):
     table: ClassVar[str] = "slots"
     key_columns: ClassVar[tuple[str, ...]] = ("step", "slot")

@@ -17,6 +17,8 @@ from shoal.files import CONFIG_FILE, digest_bytes, digest_file
 
 FALSE_DRIFTS = 1e-6
 """Per audited submission of an honest worker."""
+FALSE_COMPARISONS = 0.01
+"""Per pair of honest files of one slot: what follows is an audit, which costs little and penalises no worker."""
 COARSER = 1.5
 """The sequential test looks for numerics this many times as coarse as honest ones."""
 
@@ -47,6 +49,10 @@ class Limits(BaseModel):
     def flips_allowed(self, tokens: int) -> int:
         """Rounding flips that an honest submission of this size exceeds once in a million times."""
         return poisson_allowance(self.flips_per_1000 * tokens / 1000, FALSE_DRIFTS)
+
+    def flips_between(self, tokens: int) -> int:
+        """Rounding flips between two honest files of one slot; each of them flips against the policy at this rate."""
+        return poisson_allowance(2 * self.flips_per_1000 * tokens / 1000, FALSE_COMPARISONS)
 
     def drift_llr(self, tokens: int, margin_sum: float) -> float:
         """Log-likelihood ratio of numerics that are COARSER times as coarse as honest ones, against honest ones.
