@@ -1,23 +1,32 @@
 """How many signed requests one coordinator serves: heartbeats, leases and submissions of 10,000 workers, made beforehand.
 
     python benchmarks/coordinator_load.py [--workers 10000] [--requests 100000] [--part sqlite|dense|postgres]
+    python benchmarks/coordinator_load.py --hostile [--connections 10000] [--seconds 20] [--rounds 2]
 
 The coordinator of a real run directory has one core. `wrk` sends from the other: per worker and turn a lease, four heartbeats, the
 submission of that lease with its upload, four heartbeats, as a worker does that needs 40 s for a slot; in the *dense* mix one
 heartbeat instead of four. The same number of requests comes from 100 and from all workers; `growth` compares the coordinator's
 processor time per request. At the end the coordinator is killed with SIGKILL, and every answer is held against its store: a lease
 or a submission that was answered but is not there, with the same slot and the same bytes, is lost.
+
+`--hostile` measures heartbeats of keys with accepted work instead, with and without 10,000 hostile connections in turn: a third
+says nothing, a third sends half a head byte by byte, a third a large unsigned body slowly; each comes back when it is closed. They
+come from 250 addresses, from one, and from the address of the workers themselves. The default limits of a run hold.
 """
 
 import argparse
+import asyncio
 import contextlib
+import itertools
 import json
+import multiprocessing
 import os
 import platform
 import secrets
 import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,6 +43,7 @@ from shoal.coordinator.store.tables import WorkerRow
 from shoal.coordinator.store.writer import Store
 from shoal.files import digest_bytes, digest_file, write_atomic
 from shoal.identity import Keypair
+from shoal.net import raise_file_limit
 from shoal.protocol import api
 from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.client import SUBMISSION_SIGNATURE_HEADER, CoordinatorClient
@@ -116,7 +126,10 @@ end
 """
 
 
-def make_run(root: Path, store: str, port: int, leases: int) -> RunDirectory:
+UNLIMITED = {"requests_per_s_key": 0, "requests_per_s_address": 0}
+
+
+def make_run(root: Path, store: str, port: int, leases: int, limits: dict[str, object] | None = None) -> RunDirectory:
     directory = RunDirectory(root)
     for role in (*ROLES, "run"):
         directory.key(role)
@@ -133,8 +146,7 @@ def make_run(root: Path, store: str, port: int, leases: int) -> RunDirectory:
                 "lease_s": 3600,
                 "gone_after_s": 3600,
                 "clock_window_s": 3600,
-                "requests_per_s_key": 0,
-                "requests_per_s_address": 0,
+                **(UNLIMITED if limits is None else limits),
             },
         }
     )
@@ -167,7 +179,7 @@ def register(directory: RunDirectory, store_url: str, keys: list[Keypair]) -> No
 
     trust = ({"state": "active", "clean_audits": 10}, {"state": "probation"})
     workers = [
-        WorkerRow(key.public, f"worker-{number}", NUMERICS, 0.2, 0, 0.0, time.time(), **trust[number % 2])
+        WorkerRow(key.public, f"worker-{number}", NUMERICS, 0.2, 0, 0.0, time.time(), accepted=1, **trust[number % 2])
         for number, key in enumerate(keys)
     ]
     store = Store(open_database(store_url, directory.store))
@@ -325,6 +337,167 @@ def _is_whole(directory: RunDirectory, submission_id: str, digest: str) -> bool:
     return path.exists() and digest_file(path) == digest
 
 
+HOSTILE_MODES = {
+    "many": [f"127.1.0.{number}" for number in range(1, 251)],
+    "one": ["127.2.0.1"],
+    "same": ["127.0.0.1"],
+}
+"""Where hostile connections come from; workers come from 127.0.0.1."""
+BEATS_PER_S = 2.0
+SETTLE_S = 5.0
+
+
+def on_hostile(connections: int, seconds: float, rounds: int, workers: int = 64) -> dict[str, object]:
+    """Heartbeats with and without hostile connections, in turn."""
+    work = Path(tempfile.mkdtemp(prefix="shoal-hostile-"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    directory = make_run(work, "sqlite", port, 1, {"trusted_proxies": []})
+    keys = [Keypair.generate() for _ in range(workers)]
+    register(directory, "sqlite", keys)
+    beats = int(seconds * BEATS_PER_S * rounds * 2 * len(HOSTILE_MODES) * 2)
+    requests = Requests(directory, port)
+    streams = [iter([requests._json(key, "/v1/heartbeat", HEARTBEAT) for _ in range(beats)]) for key in keys]
+    waits: dict[str, list[float]] = {name: [] for name in ("none", *HOSTILE_MODES)}
+    opened = dict.fromkeys(HOSTILE_MODES, 0)
+    lost = 0
+    try:
+        with serving(directory, port) as process:
+            for mode in [*HOSTILE_MODES] * rounds:
+                for phase in ("none", mode):
+                    with hostile(port, phase, connections) as count:
+                        time.sleep(SETTLE_S)
+                        found, missed = asyncio.run(beat_all(port, streams, seconds))
+                        opened |= {phase: max(opened[phase], count.value)} if phase in opened else {}
+                    waits[phase] += found
+                    lost += missed
+                    print(json.dumps({"phase": phase, "p50_ms": _median_ms(found), "beats": len(found)}), flush=True)
+            memory = Path(f"/proc/{process.pid}/status").read_text().partition("VmHWM:")[2].split()[0]
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    without, worst = _median_ms(waits["none"]), max(_median_ms(waits[mode]) for mode in HOSTILE_MODES)
+    return {
+        "hostile_connections": connections,
+        "heartbeat_p50_ms": worst,
+        "heartbeat_p50_ms_without": without,
+        "heartbeat_ratio": round(worst / without, 2),
+        **{f"heartbeat_p50_ms_{mode}": _median_ms(waits[mode]) for mode in HOSTILE_MODES},
+        **{f"heartbeat_p99_ms_{mode}": _percentile_ms(waits[mode], 0.99) for mode in ("none", *HOSTILE_MODES)},
+        **{f"hostile_opened_{mode}": opened[mode] for mode in HOSTILE_MODES},
+        "heartbeats": sum(map(len, waits.values())),
+        "heartbeats_lost": lost,
+        "coordinator_memory_mb": round(int(memory) / 1024, 1),
+    }
+
+
+def _median_ms(seconds: list[float]) -> float:
+    return round(1000 * statistics.median(seconds), 2)
+
+
+def _percentile_ms(seconds: list[float], share: float) -> float:
+    return round(1000 * sorted(seconds)[int(share * (len(seconds) - 1))], 2)
+
+
+async def beat_all(port: int, streams: list[Iterator[bytes]], seconds: float) -> tuple[list[float], int]:
+    """How long each heartbeat took, connecting again included, and how many were never answered."""
+    waits: list[float] = []
+    lost = 0
+
+    async def beat(requests: Iterator[bytes], first_s: float) -> None:
+        nonlocal lost
+        until, connection = time.monotonic() + seconds, None
+        await asyncio.sleep(first_s)
+        while time.monotonic() < until:
+            started = time.monotonic()
+            try:
+                async with asyncio.timeout(30):
+                    connection = await _answered(port, next(requests), connection)
+                waits.append(time.monotonic() - started)
+            except TimeoutError:
+                lost += 1
+            await asyncio.sleep(1 / BEATS_PER_S)
+        if connection is not None:
+            connection[1].close()
+
+    spread = 1 / BEATS_PER_S / len(streams)
+    await asyncio.gather(*(beat(requests, number * spread) for number, requests in enumerate(streams)))
+    return waits, lost
+
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def _answered(port: int, request: bytes, connection: Connection | None) -> Connection:
+    """Sends the request until it is answered; returns the connection that it was answered on."""
+    while True:
+        try:
+            if connection is None:
+                connection = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = connection
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b" 200 " in head.partition(b"\r\n")[0], head
+            await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
+            return connection
+        except (OSError, asyncio.IncompleteReadError):
+            if connection is not None:
+                connection[1].close()
+            connection = None
+
+
+@contextlib.contextmanager
+def hostile(port: int, mode: str, connections: int) -> Iterator[Any]:
+    """Hostile connections of another process, on the other core, while the block runs; counts those that were opened."""
+    context = multiprocessing.get_context("fork")
+    count = context.Value("q", 0)
+    if mode not in HOSTILE_MODES:
+        yield count
+        return
+    process = context.Process(target=attack, args=(port, HOSTILE_MODES[mode], connections, count), daemon=True)
+    process.start()
+    try:
+        yield count
+    finally:
+        process.kill()
+        process.join()
+
+
+def attack(port: int, addresses: list[str], connections: int, count: Any) -> None:
+    raise_file_limit()
+    os.sched_setaffinity(0, {1})
+
+    async def one(number: int, address: str) -> None:
+        first, piece = HOSTILE_KINDS[number % len(HOSTILE_KINDS)]
+        while True:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+                count.value += 1
+                writer.write(first)
+                ended = asyncio.create_task(reader.read())
+                while not ended.done():
+                    writer.write(piece)
+                    await asyncio.wait([ended], timeout=1.0)
+                writer.close()
+            await asyncio.sleep(1.0)
+
+    async def all_of_them() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # being cut off is what is expected
+        await asyncio.gather(
+            *(one(number, address) for number, address in zip(range(connections), itertools.cycle(addresses)))
+        )
+
+    asyncio.run(all_of_them())
+
+
+HOSTILE_KINDS = (
+    (b"", b""),
+    (b"POST /v1/heartbeat HTTP/1.1\r\nhost: x\r\nx-shoal-key: ", b"a"),
+    (b"POST /v1/leases HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n", b"{" * 4096),
+)
+"""What a hostile connection sends first, and then every second."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=10_000)
@@ -332,11 +505,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="pairs of the small and the large swarm; the best counts")
     parser.add_argument("--postgres-requests", type=int, default=100_000)
     parser.add_argument("--part", choices=("sqlite", "dense", "postgres"), action="append", help="all unless named")
+    parser.add_argument("--hostile", action="store_true", help="heartbeats under hostile connections, and nothing else")
+    parser.add_argument("--connections", type=int, default=10_000, help="hostile ones")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each phase with and without them")
     options = parser.parse_args()
+    if options.hostile:
+        raise_file_limit()
+        result = on_hostile(options.connections, options.seconds, options.rounds)
+        print(json.dumps({"machine": f"{platform.machine()}, {os.cpu_count()} cores", **result}))
+        return
     if shutil.which("wrk") is None:
         sys.exit("wrk is not installed: run `make system`")
     parts = options.part or ["sqlite", "dense", "postgres"]
-    result: dict[str, object] = {
+    result = {
         "workers": options.workers,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, server on one core, wrk on the other",
     }

@@ -1,7 +1,7 @@
 """Reading the body of a request: bounded in size and time, once, and never before its sender is admitted."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect
@@ -9,6 +9,9 @@ from starlette.types import Receive
 
 from shoal.coordinator.http.refusals import timed_out, too_large
 from shoal.errors import RefusedError
+
+SLOW_S, SLOW_BYTES_S = 0.5, 64 << 10
+"""A refused sender that has sent less than this after so long is slow."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,19 @@ class BodyReader:
             _check_size(size_bytes, limit)
             yield chunk
 
-    async def discard(self, limit: BodyLimit) -> None:
-        """Reads the rest without keeping it."""
+    async def discard(self, limit: BodyLimit, hold: Callable[[], None] | None = None) -> None:
+        """Reads the rest without keeping it. With `hold`, a slow sender is no longer read from, but not closed either until the
+        deadline: it costs nothing meanwhile, and would come back at once."""
+        clock = asyncio.get_running_loop().time
+        size_bytes, started = 0, clock()
         try:
-            async for _ in self.chunks(limit):
-                pass
+            async for chunk in self.chunks(limit):
+                size_bytes += len(chunk)
+                waited_s = clock() - started
+                if hold is not None and self.has_more and waited_s >= SLOW_S and size_bytes < waited_s * SLOW_BYTES_S:
+                    hold()
+                    await asyncio.sleep(limit.deadline_s - waited_s)
+                    return
         except (ClientDisconnect, RefusedError):
             return
 

@@ -33,7 +33,7 @@ JSON_HEADERS = (
 BODY_NAMES = {b"content-length", b"transfer-encoding"}
 CLOSES = (b"connection", b"close")
 FORWARDED = b"x-forwarded-for"
-DISCARD_S = 10.0
+DISCARD_S = 20.0
 """For what a refused sender still sends; then the connection is closed on it."""
 BUSY_RETRY_S = 1.0
 
@@ -153,7 +153,8 @@ class Dispatcher:
         await send({"type": "http.response.start", "status": refusal.status_code, "headers": headers})
         await send({"type": "http.response.body", "body": refusal.body, "more_body": True})
         if waits and is_unread and b"expect" not in names:  # a sender that asks first sends nothing after a refusal
-            await body.discard(self._discarded)
+            connection = scope.get("extensions", {}).get(CONNECTION)
+            await body.discard(self._discarded, None if connection is None else connection.hold)
         await send({"type": "http.response.body", "body": b""})
 
     def _time(self) -> tuple[bytes, bytes]:
