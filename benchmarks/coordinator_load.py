@@ -345,6 +345,7 @@ HOSTILE_MODES = {
 """Where hostile connections come from; workers come from 127.0.0.1."""
 BEATS_PER_S = 2.0
 SETTLE_S = 5.0
+OPEN_WITHIN_S = 300.0
 
 
 def on_hostile(connections: int, seconds: float, rounds: int, workers: int = 64) -> dict[str, object]:
@@ -367,7 +368,7 @@ def on_hostile(connections: int, seconds: float, rounds: int, workers: int = 64)
             for mode in [*HOSTILE_MODES] * rounds:
                 for phase in ("none", mode):
                     with hostile(port, phase, connections) as count:
-                        time.sleep(SETTLE_S)
+                        wait_until_open(count, connections if phase in HOSTILE_MODES else 0)
                         found, missed = asyncio.run(beat_all(port, streams, seconds))
                         opened |= {phase: max(opened[phase], count.value)} if phase in opened else {}
                     waits[phase] += found
@@ -389,6 +390,15 @@ def on_hostile(connections: int, seconds: float, rounds: int, workers: int = 64)
         "heartbeats_lost": lost,
         "coordinator_memory_mb": round(int(memory) / 1024, 1),
     }
+
+
+def wait_until_open(count: Any, connections: int) -> None:
+    """Returns when so many were opened, however many the server has closed again."""
+    deadline = time.monotonic() + OPEN_WITHIN_S
+    while count.value < connections:
+        assert time.monotonic() < deadline, f"only {count.value} of {connections} hostile connections were opened"
+        time.sleep(0.2)
+    time.sleep(SETTLE_S)
 
 
 def _median_ms(seconds: list[float]) -> float:

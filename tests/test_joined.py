@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.broadcast import Origin, OriginServer, OriginSettings
+from shoal.broadcast import Origin, OriginServer, OriginSettings, RelayReport
 from shoal.config import RolloutConfig, TasksConfig
 from shoal.errors import ConfigError, UnavailableError
 from shoal.files import CONFIG_FILE
-from shoal.joined import RelayList, join_run, wait_for_file
+from shoal.joined import RelayList, RelayReports, join_run, wait_for_file
 from shoal.owner.create import _serve_files, _serve_tasks
 from shoal.policy import WeightsNotLoadedError
 from shoal.policy.engine import GenerationRequest
@@ -96,6 +96,27 @@ def test_live_relays_come_before_those_of_the_descriptor(run: RunDescriptor) -> 
     assert relays() == ("http://live", *run.relay_urls)
     relays.update([])
     assert relays() == run.relay_urls
+
+
+def test_a_role_reports_how_relays_served_it_since_the_last_time() -> None:
+    served = RelayReport("http://good", bytes_received=10)
+    failed = RelayReport("http://bad", failures=1, success=0.7)
+    lied = RelayReport("http://liar", bytes_received=99, lies=1)
+    slow = RelayReport("http://flaky", bytes_received=5, failures=9, success=0.2)
+    measured = [served, failed, lied, slow, RelayReport("http://idle")]
+    reports = RelayReports(lambda: measured)
+    found = {one.url: one.is_good for one in reports.news()}
+    assert found == {"http://good": True, "http://bad": False, "http://liar": False, "http://flaky": False}
+    assert reports.news() == []
+    lied.bytes_received += 1
+    assert [(one.url, one.is_good) for one in reports.news()] == [("http://liar", True)]
+
+
+def test_a_report_names_the_relays_that_served_most() -> None:
+    many = [RelayReport(f"http://relay-{number}", bytes_received=1 + number) for number in range(100)]
+    news = RelayReports(lambda: many).news()
+    assert len(news) == 32
+    assert news[0].url == "http://relay-99"
 
 
 def test_runs_share_a_cache_without_mixing(run: RunDescriptor, tmp_path: Path, model: Path, origin: Origin) -> None:

@@ -5,6 +5,7 @@ import pytest
 from shoal.config import ShoalConfig, build_config, to_toml
 from shoal.errors import ConfigError, KeyFileError, SignatureError
 from shoal.files import write_atomic
+from shoal.identity import Keypair
 from shoal.protocol.assignment import SECRET_BYTES, secret_commitment
 from shoal.rundir import ROLES, RunDirectory, load_run, located
 from support.samples import descriptor, keypair
@@ -36,6 +37,17 @@ def test_each_role_has_one_key(directory: RunDirectory) -> None:
     made = {directory.key(role).public: role for role in ROLES}
     assert directory.role_keys() == made
     assert len(made) == len(ROLES)
+
+
+def test_the_owners_relays_are_those_of_the_directory_and_those_that_a_file_names(directory: RunDirectory) -> None:
+    assert directory.relay_keys() == set()
+    own = Keypair.load_or_create(directory.root / "relay-1" / "relay.key").public
+    (directory.root / "relay-2").mkdir()
+    (directory.root / "relay-2" / "relay.key").write_text("not yet written")
+    assert directory.relay_keys() == {own}
+    directory.key("coordinator")
+    directory.relay_keys_file.write_text(f"{'ab' * 32}\n{'cd' * 32}\n")
+    assert directory.relay_keys() == {own, "ab" * 32, "cd" * 32}
 
 
 def test_a_role_key_that_should_be_there_is_not_made_again(directory: RunDirectory) -> None:

@@ -4,17 +4,22 @@ Nothing is taken on trust: files come from relays by digest, versions are verifi
 list of places to look.
 """
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.broadcast import WeightClient, WeightClientSettings
-from shoal.errors import UnavailableError
+from shoal.broadcast import RelayReport, WeightClient, WeightClientSettings
+from shoal.broadcast.scores import RELIABLE_SUCCESS
+from shoal.errors import ShoalError, UnavailableError
 from shoal.files import digest_bytes, write_atomic
 from shoal.metrics import EventLog, Report, silent
 from shoal.policy.engine import Engine
 from shoal.policy.engines import Numerics, make_engine
+from shoal.protocol import api
+from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.tasks import CODEC_FILES, TaskSet, TaskSets, check_requirements
 from shoal.tasks.datasets.transfer import unpack
@@ -25,6 +30,8 @@ FILE_DEADLINE_S = 60.0
 OUTAGE_S = 3600.0
 """How long a new worker waits for an origin that does not answer."""
 PIECE_DEADLINE_S = 600.0
+MOST_REPORTED = 32
+REPORT_EVERY_S = 30.0
 
 
 class RelayList:
@@ -41,6 +48,28 @@ class RelayList:
         return tuple(dict.fromkeys((*self._live, *self._owners)))
 
 
+class RelayReports:
+    """What a role measured of relays since it last reported: the coordinator's list is made of such reports."""
+
+    def __init__(self, measured: Callable[[], Sequence[RelayReport]]) -> None:
+        self._measured = measured
+        self._reported: dict[str, tuple[int, int, int]] = {}
+
+    def news(self) -> list[api.RelayMeasurement]:
+        """Of relays that served or failed since the last call, those that did most first."""
+        found: list[tuple[int, api.RelayMeasurement]] = []
+        for relay in self._measured():
+            totals = relay.bytes_received, relay.failures, relay.lies
+            before = self._reported.get(relay.url, (0, 0, 0))
+            self._reported[relay.url] = totals
+            received, failures, lies = (now - then for now, then in zip(totals, before, strict=True))
+            if received or failures or lies:
+                is_good = received > 0 and not lies and relay.success >= RELIABLE_SUCCESS
+                found.append((received, api.RelayMeasurement(url=relay.url[:220], is_good=is_good)))
+        found.sort(key=lambda one: -one[0])
+        return [measurement for _, measurement in found[:MOST_REPORTED]]
+
+
 @dataclass(frozen=True)
 class JoinedRun:
     descriptor: RunDescriptor
@@ -55,6 +84,19 @@ class JoinedRun:
         longest = rollouts.max_prompt_tokens + rollouts.max_new_tokens
         eos_token_ids = self.workload.codec.eos_token_ids
         return make_engine(kind, self.model_files, eos_token_ids, numerics=numerics, max_tokens=longest)
+
+
+def follow_relays(run: JoinedRun, client: CoordinatorClient, stopping: threading.Event | None = None) -> None:
+    """Keeps the list of relays of one of the owner's roles, and reports what the role measures of them, on a thread."""
+    reports, ended = RelayReports(run.weights.reports), stopping or threading.Event()
+
+    def follow() -> None:
+        while not ended.wait(REPORT_EVERY_S):
+            with contextlib.suppress(ShoalError):  # the role itself meets the same, reports it and waits
+                answer = client.report_relays(api.RelayReportBody(relays=reports.news()))
+                run.relays.update([view.url for view in answer.relays])
+
+    threading.Thread(target=follow, name="relays", daemon=True).start()
 
 
 def join_run(

@@ -5,6 +5,7 @@ share it; a role on another host needs only its own key, the run file and the ad
 where it is found: it may be used from any working directory, moved, and restored elsewhere.
 """
 
+import contextlib
 import secrets
 import shutil
 from collections.abc import Sequence
@@ -44,6 +45,7 @@ class RunDirectory:
         self.create_lock = root / "create.lock"
         self.supervisor_lock = root / "supervisor.lock"
         self._keys = root / "keys"
+        self.relay_keys_file = root / "keys" / "relays.txt"
         self._secret = root / "keys" / "run.secret"
 
     @property
@@ -75,6 +77,15 @@ class RunDirectory:
     def role_keys(self) -> dict[str, str]:
         """Public key of each of the owner's roles → role."""
         return {self.existing_key(role).public: role for role in ROLES}
+
+    def relay_keys(self) -> set[str]:
+        """Public keys of the owner's relays: those of this directory, and those of other hosts that a file names, one per line."""
+        own = set[str]()
+        for path in self.root.glob("relay-*/relay.key"):
+            with contextlib.suppress(KeyFileError):  # being written, or of another user
+                own.add(Keypair.load(path).public)
+        named = self.relay_keys_file.read_text().split() if self.relay_keys_file.exists() else []
+        return own | set(named)
 
     def create_secret(self) -> bytes:
         """A secret from the system's randomness alone: slots and audits follow from it. One that was there before, whose bytes

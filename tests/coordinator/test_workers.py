@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from shoal.protocol import api
-from support.samples import keypair
-from support.swarm import HEARTBEAT, Swarm, refusal, registration, running, small_config
+from support.swarm import HEARTBEAT, Swarm, registration, running, small_config
 
 
 def test_registering_twice_updates_what_is_said_and_keeps_what_is_earned(swarm: Swarm) -> None:
@@ -69,17 +68,6 @@ def test_a_restart_forgets_nobody(tmp_path: Path) -> None:
         clock.advance(31)
         swarm.sweep()
         assert swarm.state_of("ann") == "gone"
-
-
-def test_the_list_of_relays_is_bounded_and_forgets_the_silent(swarm: Swarm) -> None:
-    for number in range(64):
-        relay = api.RelayBody(url=f"http://relay-{number}")
-        swarm.run.presence.note_relay(keypair(f"relay-{number}").public, relay, (swarm.clock(), "nonce"))
-    late = swarm.client("relay-late")
-    assert refusal(lambda: late.announce_relay(api.RelayBody(url="http://late"))) == "too_many_relays"
-    swarm.client("relay-0").announce_relay(api.RelayBody(url="http://moved", newest_version=3))
-    swarm.clock.advance(601)
-    assert [view.url for view in late.announce_relay(api.RelayBody(url="http://late")).relays] == ["http://late"]
 
 
 def test_silent_relays_are_not_recommended(swarm: Swarm) -> None:

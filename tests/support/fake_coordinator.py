@@ -112,6 +112,7 @@ class FakeCoordinator:
             "PUT /v1/submissions/": self._submit,
             "POST /v1/claims": self._claim,
             "GET /v1/submissions/": lambda name, content: self.files[name.removesuffix("/file")],
+            "POST /v1/relays/reports": lambda rest, content: api.RelaysAnswer(relays=[], origin_url=""),
             "POST /v1/verdicts": self._verdict,
             "GET /v1/batches/": lambda step, content: self.batches[int(step)],
             "POST /v1/batches/screening": self._screen,

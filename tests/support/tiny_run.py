@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from shoal.broadcast import Head
+from shoal.broadcast import Head, RelayReport
 from shoal.broadcast.download import DownloadProgress, OnProgress
 from shoal.broadcast.manifest import VersionEntry
 from shoal.config import RewardConfig, RolloutConfig, TasksConfig
@@ -70,6 +70,9 @@ class DiskWeights:
     published: list[int] = field(default_factory=list)
     fetched: list[int] = field(default_factory=list)
     closed: bool = False
+
+    def reports(self) -> list[RelayReport]:
+        return []
 
     def head(self, *, newer_than: int | None = None, wait_s: float = 0, deadline_s: float = 30) -> Head:
         if self.closed or not self.published:

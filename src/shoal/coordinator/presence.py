@@ -9,14 +9,12 @@ a transaction learns is applied once it is committed.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from shoal.coordinator.relays import MEMORY_S, KnownRelay, Relays
 from shoal.coordinator.rules.presence import Stamp, is_newer, is_present
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import query
-from shoal.errors import RefusedError
 from shoal.protocol import api
 
-MAX_RELAYS = 64
-RELAY_MEMORY_S = 600.0
 CLOCK_SLACK_S = 2.0
 """Hosts of one database may disagree by this much about the time."""
 EXCHANGES_PER_SILENCE = 6
@@ -36,13 +34,6 @@ class WorkerPresence:
     def note(self, body: api.HeartbeatBody, stamp: Stamp) -> None:
         self.activity, self.newest = body.activity, stamp
         self.tokens_generated, self.bytes_received = body.tokens_generated, body.bytes_received
-
-
-@dataclass
-class RelayPresence:
-    seen_at: float
-    body: api.RelayBody
-    newest: Stamp = (0.0, "")
 
 
 class Pollers:
@@ -72,7 +63,7 @@ class Presence:
     def __init__(self, clock: Callable[[], float], gone_after_s: float, *, is_shared: bool = False) -> None:
         self.clock, self.gone_after_s, self.is_shared = clock, gone_after_s, is_shared
         self.workers: dict[str, WorkerPresence] = {}
-        self.relays: dict[str, RelayPresence] = {}
+        self.relays = Relays(clock, gone_after_s)
         self.proven: set[str] = set()
         """Keys with accepted work that are not banned: they share no budget with strangers."""
         self.pollers = Pollers(clock)
@@ -139,17 +130,6 @@ class Presence:
         self.proven = set(proven)
         self.workers.update({key: WorkerPresence(now) for key in keys})
 
-    def note_relay(self, key: str, body: api.RelayBody, stamp: Stamp) -> None:
-        """Keeps relays that announced themselves lately, and their newest announcement; an open list must be bounded."""
-        now = self.clock()
-        for silent in [known for known, relay in self.relays.items() if now - relay.seen_at > RELAY_MEMORY_S]:
-            del self.relays[silent]
-        if key not in self.relays and len(self.relays) >= MAX_RELAYS:
-            hint = "The list frees a place when a relay falls silent."
-            raise RefusedError("too_many_relays", f"{MAX_RELAYS} relays serve this run.", hint=hint, status=409)
-        if key not in self.relays or is_newer(stamp, self.relays[key].newest):
-            self.relays[key] = RelayPresence(now, body, stamp)
-
 
 @dataclass(frozen=True)
 class _SeenWorker:
@@ -164,6 +144,7 @@ class _SeenWorker:
 class _SeenRelay:
     key: str
     seen_at: float
+    address: str
     body: str
 
 
@@ -175,11 +156,11 @@ def exchange(connection: Transaction, presence: Presence, proven_keys: Callable[
     pushed = _push_workers(connection, presence)
     _push_relays(connection, presence)
     workers = query(connection, _SeenWorker, "SELECT * FROM presence WHERE seen_at > ?", (since,))
-    relays = query(connection, _SeenRelay, "SELECT * FROM relays WHERE seen_at > ?", (now - RELAY_MEMORY_S,))
+    relays = query(connection, _SeenRelay, "SELECT * FROM relays WHERE seen_at > ?", (now - MEMORY_S,))
     proven = proven_keys(connection)
     kept_s = KEPT_SILENCES * presence.gone_after_s
     connection.execute("DELETE FROM presence WHERE seen_at < ?", (now - kept_s,))
-    connection.execute("DELETE FROM relays WHERE seen_at < ?", (now - RELAY_MEMORY_S,))
+    connection.execute("DELETE FROM relays WHERE seen_at < ?", (now - MEMORY_S,))
 
     def exchanged() -> None:
         presence.exchanged_at, presence.proven = now, proven
@@ -206,10 +187,13 @@ def _push_workers(connection: Connection, presence: Presence) -> dict[str, float
 
 def _push_relays(connection: Connection, presence: Presence) -> None:
     connection.executemany(
-        "INSERT INTO relays (key, seen_at, body) VALUES (?,?,?)"
-        " ON CONFLICT (key) DO UPDATE SET seen_at=excluded.seen_at, body=excluded.body"
+        "INSERT INTO relays (key, seen_at, address, body) VALUES (?,?,?,?)"
+        " ON CONFLICT (key) DO UPDATE SET seen_at=excluded.seen_at, address=excluded.address, body=excluded.body"
         " WHERE relays.seen_at < excluded.seen_at",
-        [(key, relay.seen_at, relay.body.model_dump_json()) for key, relay in list(presence.relays.items())],
+        [
+            (key, relay.seen_at, relay.address, relay.body.model_dump_json())
+            for key, relay in list(presence.relays.known.items())
+        ],
     )
 
 
@@ -224,6 +208,10 @@ def _pull_workers(presence: Presence, heard: Iterable[_SeenWorker]) -> None:
 
 def _pull_relays(presence: Presence, heard: Iterable[_SeenRelay]) -> None:
     for row in heard:
-        known = presence.relays.get(row.key)
+        known = presence.relays.known.get(row.key)
         if known is None or known.seen_at < row.seen_at:
-            presence.relays[row.key] = RelayPresence(row.seen_at, api.RelayBody.model_validate_json(row.body))
+            body = api.RelayBody.model_validate_json(row.body)
+            since, turn_at = (row.seen_at, None) if known is None else (known.announced_at, known.turn_at)
+            presence.relays.known[row.key] = KnownRelay(
+                row.seen_at, body, row.address, announced_at=since, turn_at=turn_at
+            )

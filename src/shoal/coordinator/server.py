@@ -81,6 +81,7 @@ def build_run(directory: RunDirectory) -> Run:
         bucket=open_bucket(settings.bucket, time.time),
         metrics=EventLog(directory.events / "coordinator.jsonl"),
     )
+    run.presence.relays.owners = directory.relay_keys
     trust.LossRule.of(config).require()
     run.submissions.mkdir(parents=True, exist_ok=True)
     return run

@@ -82,17 +82,20 @@ def relay_views(run: Run) -> list[api.RelayView]:
             bytes_received=relay.body.bytes_received,
             last_seen_s=round(run.clock() - relay.seen_at, 1),
         )
-        for key, relay in list(run.presence.relays.items())  # the loop's thread adds to it
+        for key, relay in run.presence.relays.listed()
     ]
 
 
-def relays(run: Run) -> api.RelaysAnswer:
-    return api.RelaysAnswer(relays=relay_views(run), origin_url=run.config.origin_url)
+def relays(run: Run, key: str = "") -> api.RelaysAnswer:
+    """The list, and whether the relay that asks has a place in it."""
+    listed = relay_views(run)
+    is_listed = any(view.key == key for view in listed)
+    return api.RelaysAnswer(relays=listed, origin_url=run.config.origin_url, is_listed=is_listed)
 
 
 def live_relay_urls(run: Run) -> list[str]:
     since = run.clock() - run.config.coordinator.gone_after_s
-    return [relay.body.url for relay in list(run.presence.relays.values()) if relay.seen_at >= since]
+    return [relay.body.url for _, relay in run.presence.relays.listed() if relay.seen_at >= since]
 
 
 def status(connection: Connection, run: Run) -> api.StatusView:

@@ -18,7 +18,8 @@ from shoal.coordinator.http.app import ViewApp
 from shoal.coordinator.http.listener import server_config
 from shoal.coordinator.http.service import Service
 from shoal.coordinator.page.session import link_secret, rotation_of
-from shoal.coordinator.presence import Presence, RelayPresence
+from shoal.coordinator.presence import Presence
+from shoal.coordinator.relays import KnownRelay
 from shoal.coordinator.run import Run
 from shoal.coordinator.server import bind
 from shoal.coordinator.store import meta, records
@@ -138,9 +139,8 @@ def _run_at_rest(directory: RunDirectory, store: Store) -> Run:
 def _recall_relay(presence: Presence, record: Record) -> None:
     fields = {name: record.get(name) for name in api.RelayBody.model_fields if name in record}
     with contextlib.suppress(ValueError):  # a broken line of the events file
-        presence.relays[str(record.get("key"))] = RelayPresence(
-            float(record["at"]), api.RelayBody.model_validate(fields)
-        )
+        key, at = str(record.get("key")), float(record["at"])
+        presence.relays.known[key] = KnownRelay(at, api.RelayBody.model_validate(fields), address=key)
 
 
 def _secret_of(directory: RunDirectory) -> bytes:

@@ -312,6 +312,20 @@ class RelayView(Answer):
 class RelaysAnswer(Answer):
     relays: list[RelayView]
     origin_url: str
+    is_listed: bool = False
+    """Whether the relay that announced itself has a place in the list."""
+
+
+class RelayMeasurement(Body):
+    """How one relay served since the last report."""
+
+    url: Annotated[str, Field(max_length=220)]
+    is_good: bool
+    """Bytes came, they were the right ones, and more requests succeeded than failed."""
+
+
+class RelayReportBody(Body):
+    relays: Annotated[list[RelayMeasurement], Field(max_length=32)]
 
 
 class VersionView(Answer):

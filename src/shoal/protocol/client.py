@@ -156,6 +156,9 @@ class CoordinatorClient:
     def announce_relay(self, body: api.RelayBody) -> api.RelaysAnswer:
         return self._post("/v1/relays", body, api.RelaysAnswer)
 
+    def report_relays(self, body: api.RelayReportBody) -> api.RelaysAnswer:
+        return self._post("/v1/relays/reports", body, api.RelaysAnswer, HEARTBEAT_DEADLINE_S)
+
     def relays(self) -> api.RelaysAnswer:
         return self._get("/v1/relays", api.RelaysAnswer)
 

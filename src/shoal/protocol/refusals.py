@@ -40,6 +40,7 @@ REFUSALS: dict[str, RefusalCode] = {
     "rate_limited": RefusalCode(
         (429,), "this key or address sends too many requests; `retry-after` says how long to wait"
     ),
+    "relay_url": RefusalCode((409,), "another relay has announced this address"),
     "replay": RefusalCode((409,), "this signed request was received before"),
     "role": RefusalCode((403,), "only a role of the owner may do this"),
     "role_key": RefusalCode((403,), "a key of the owner's roles cannot work"),
@@ -49,7 +50,7 @@ REFUSALS: dict[str, RefusalCode] = {
     "superseded": RefusalCode((409,), "a newer upload of the same lease has begun"),
     "timed_out": RefusalCode((408,), "the body did not arrive in time; send it again"),
     "too_large": RefusalCode((413, 431), "body, upload or head of a request over its limit"),
-    "too_many_relays": RefusalCode((409,), "the list of relays is full"),
+    "too_many_relays": RefusalCode((409,), "this address, or all together, announced too many relays"),
     "too_many_streams": RefusalCode((503,), "too many pages are open; the browser tries again"),
     "too_slow": RefusalCode((422,), "the machine is too slow for the run's slots"),
     "unknown_batch": RefusalCode((404,), "the step has no batch yet"),

@@ -16,12 +16,13 @@ def evaluate(directory: RunDirectory, report: Report, *, threads: int) -> None:
 
 def _evaluate(directory: RunDirectory, root: Path, report: Report) -> None:
     from shoal.evaluation import Evaluator
-    from shoal.joined import join_run
+    from shoal.joined import follow_relays, join_run
 
     config, descriptor = directory.config(), directory.descriptor()
     key = directory.existing_key("evaluator")
     client = CoordinatorClient.for_run(descriptor, key, config.coordinator_url, deadline_s=OUTAGE_S, on_wait=report)
     run = join_run(descriptor, root, heldout=True, clock=client.server_time, report=report)
+    follow_relays(run, client)
     settings = config.evaluation
     report(f"measuring every {settings.every} versions of {descriptor.run_id}")
     Evaluator(

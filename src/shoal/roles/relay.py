@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from shoal.broadcast import RelaySettings
 
 RELAY_GONE_S = 30.0
+LISTED = "workers are sent to this relay"
+WAITS_FOR_PLACE = "this relay waits for a place in the coordinator's list: it needs clients that were served well"
 
 
 def relay(
@@ -42,11 +44,14 @@ def relay(
         settings = _announced(settings, report)
         descriptor = joined_descriptor(coordinator, run_key, root, report)
         settings = replace(settings, run_key=descriptor.run_key)
-        client = CoordinatorClient.for_run(descriptor, Keypair.load_or_create(root / "relay.key"), coordinator)
+        keypair = Keypair.load_or_create(root / "relay.key")
+        client = CoordinatorClient.for_run(descriptor, keypair, coordinator)
         clock = client.server_time
         neighbours = Neighbours(settings.upstreams, settings.peers)
+        was_listed: bool | None = None
 
         def announce(url: str) -> None:
+            nonlocal was_listed
             answer = client.announce_relay(
                 api.RelayBody(
                     url=url,
@@ -56,6 +61,9 @@ def relay(
                     bytes_received=int(metrics.counters["bytes_received"]),
                 )
             )
+            if answer.is_listed != was_listed:
+                was_listed = answer.is_listed
+                report(LISTED if was_listed else f"{WAITS_FOR_PLACE} (key {keypair.public})")
             living = [view for view in answer.relays if view.last_seen_s <= RELAY_GONE_S]
             spare = [answer.origin_url, *descriptor.relay_urls]
             neighbours.update([(view.url, view.exchanges) for view in living if view.url != url], spare)

@@ -17,7 +17,7 @@ def validate(directory: RunDirectory, report: Report, *, threads: int, engine: s
 def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: int, engine_kind: str) -> None:
     use_threads(threads)
     from shoal.coordinator.rules.trust import LossRule
-    from shoal.joined import join_run
+    from shoal.joined import follow_relays, join_run
     from shoal.validation import Validator, load_calibration
     from shoal.validation.calibration.limits import ModelIdentity
     from shoal.validation.reward_models import make_scorer
@@ -32,6 +32,7 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     key = directory.existing_key("validator")
     client = CoordinatorClient.for_run(descriptor, key, config.coordinator_url, deadline_s=OUTAGE_S, on_wait=report)
     run = join_run(descriptor, place, keep_versions=descriptor.async_level + 3, clock=client.server_time, report=report)
+    follow_relays(run, client)
     engine = run.make_engine(engine_kind or config.validation.engine)
     metrics = EventLog(directory.events / f"{place.name}.jsonl")
     report(f"validating {descriptor.run_id} with {engine.numerics_class}")

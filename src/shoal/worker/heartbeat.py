@@ -3,7 +3,7 @@
 import threading
 
 from shoal.errors import RefusedError, ShoalError, UnavailableError
-from shoal.joined import RelayList
+from shoal.joined import RelayList, RelayReports
 from shoal.metrics import EventLog, Report
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
@@ -18,12 +18,13 @@ class Heartbeat:
         self,
         client: CoordinatorClient,
         relays: RelayList,
+        reports: RelayReports,
         totals: WorkerTotals,
         metrics: EventLog,
         console: WorkerConsole,
         report: Report,
     ) -> None:
-        self._client, self._relays, self._totals = client, relays, totals
+        self._client, self._relays, self._reports, self._totals = client, relays, reports, totals
         self._metrics, self._console, self._report = metrics, console, report
         self._interval_s = FIRST_INTERVAL_S
         self._stopping = threading.Event()
@@ -44,6 +45,8 @@ class Heartbeat:
             )
         )
         self._relays.update(answer.relay_urls)
+        if news := self._reports.news():
+            self._client.report_relays(api.RelayReportBody(relays=news))
         self._console.update_account(answer.worker)
         self._interval_s = answer.interval_s
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from shoal.errors import RefusedError
-from shoal.joined import JoinedRun
+from shoal.joined import JoinedRun, RelayReports
 from shoal.metrics import EventLog, Report, silent
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Stream
 from shoal.protocol import api
@@ -86,7 +86,9 @@ class Worker:
             run.weights, keep_versions=run.descriptor.async_level + 2, metrics=self.metrics, report=report
         )
         self.console = WorkerConsole(report)
-        self.heartbeat = Heartbeat(client, run.relays, self.totals, self.metrics, self.console, report)
+        self.heartbeat = Heartbeat(
+            client, run.relays, RelayReports(run.weights.reports), self.totals, self.metrics, self.console, report
+        )
         self._inbox: SimpleQueue[News] = SimpleQueue()
         self._leases = LeaseTaker(
             client, self.weights, prepare=self.prepare, register=self._register, inbox=self._inbox, report=report

@@ -78,6 +78,7 @@ ROUTES = (
     Route("POST", "/v1/leases", workers.lease, ANY_KEY, Json(api.LeaseBody), api.LeaseAnswer),
     Route("DELETE", "/v1/leases/{lease_id}", workers.give_back, ANY_KEY, Address(api.LeaseAddress), NoneType),
     Route("POST", "/v1/relays", workers.announce_relay, ANY_KEY, Json(api.RelayBody), api.RelaysAnswer),
+    Route("POST", "/v1/relays/reports", workers.report_relays, ANY_KEY, Json(api.RelayReportBody), api.RelaysAnswer),
     Route("PUT", "/v1/submissions/{lease_id}", uploads.submit, ANY_KEY, UploadStream(), api.SubmissionAnswer),
     Route("POST", "/v1/uploads", uploads.upload_url, ANY_KEY, Json(api.UploadBody), api.UploadAnswer),
     Route("POST", "/v1/uploads/done", uploads.uploaded, ANY_KEY, Json(api.UploadBody), api.SubmissionAnswer),

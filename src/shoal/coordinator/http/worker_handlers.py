@@ -59,9 +59,20 @@ async def give_back(service: Service, body: api.LeaseAddress, caller: Signed) ->
 
 
 async def announce_relay(service: Service, body: api.RelayBody, caller: Signed) -> api.RelaysAnswer:
-    """Puts a relay on the list for some minutes; answers with the list."""
-    known = service.run.presence.relays.get(caller.key)
-    service.run.presence.note_relay(caller.key, body, caller.stamp)
-    if known is None or known.body.newest_version != body.newest_version:
+    """Asks for a place in the list of relays; answers with the list."""
+    known = service.run.presence.relays.known.get(caller.key)
+    service.run.presence.relays.announce(caller.key, body, caller.stamp, caller.address)
+    answer = views.relays(service.run, caller.key)
+    is_news = known is None or known.body.newest_version != body.newest_version
+    if is_news and answer.is_listed:  # others could fill the disk with events
         service.run.metrics.event("relay", key=caller.key, **body.model_dump())
+    return answer
+
+
+async def report_relays(service: Service, body: api.RelayReportBody, caller: Signed) -> api.RelaysAnswer:
+    """What the caller measured of relays. It counts if the key is the owner's or has accepted work."""
+    is_owners = caller.key in service.run.role_keys
+    if is_owners or service.gate.is_proven(caller.key):
+        reporter = caller.key if is_owners else caller.address
+        service.run.presence.relays.report(reporter, body, is_owners=is_owners)
     return views.relays(service.run)

@@ -1,0 +1,84 @@
+"""Which relays have a place in the list that everybody gets, and what reports about a relay come to. Pure.
+
+The owner's relays always have a place. Relays that were measured to serve come next. What is left, a quarter at least, goes to
+newcomers in turn, a few per address: one that nobody measured in its turn goes behind those that wait. A relay that was measured
+to fail has no place until those reports are old. The owner's roles are believed; of others a majority of at least three
+addresses decides, each with one vote, by keys with accepted work. So no single stranger moves a relay in or out.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Standing = Literal["serves", "fails", "unknown"]
+
+PLACES = 64
+NEWCOMERS = 16
+PER_ADDRESS = 2
+"""Newcomers of one address that have a place at a time."""
+TURN_S = 300.0
+"""How long a newcomer keeps its place while others wait; long enough for a version to be published."""
+JURY = 3
+GOOD_LASTS_S = 6 * 3600.0
+BAD_LASTS_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Vote:
+    """What one address, or one of the owner's roles, last reported about a relay."""
+
+    at: float
+    is_good: bool
+    is_owners: bool = False
+
+    def counts(self, now: float) -> bool:
+        return now - self.at <= (GOOD_LASTS_S if self.is_good else BAD_LASTS_S)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    key: str
+    address: str
+    announced_at: float
+    """Since when it announces itself without a pause."""
+    turn_at: float | None
+    """When its last turn as a newcomer began."""
+    is_owners: bool
+    standing: Standing
+
+
+def standing(votes: Iterable[Vote], now: float) -> Standing:
+    recent = [vote for vote in votes if vote.counts(now)]
+    own = [vote for vote in recent if vote.is_owners]
+    jury = own or (recent if len(recent) >= JURY else [])
+    if not jury:
+        return "unknown"
+    good = sum(vote.is_good for vote in jury)
+    return "serves" if 2 * good >= len(jury) else "fails"
+
+
+def places(candidates: Sequence[Candidate], now: float) -> list[str]:
+    """Keys of the relays that have a place."""
+    owners = [one.key for one in candidates if one.is_owners]
+    serving = sorted((one for one in candidates if _is(one, "serves")), key=lambda one: (one.announced_at, one.key))
+    measured = [one.key for one in serving[: PLACES - NEWCOMERS]]
+    newcomers = sorted((one for one in candidates if _is(one, "unknown")), key=lambda one: _turn(one, now))
+    chosen, taken = list[str](), Counter[str]()
+    for one in newcomers:
+        if len(measured) + len(chosen) < PLACES and taken[one.address] < PER_ADDRESS:
+            taken[one.address] += 1
+            chosen.append(one.key)
+    return [*owners, *measured, *chosen]
+
+
+def _is(candidate: Candidate, wanted: Standing) -> bool:
+    return not candidate.is_owners and candidate.standing == wanted
+
+
+def _turn(candidate: Candidate, now: float) -> tuple[int, float, str]:
+    """Those whose turn it is, then those that never had one, then those whose turn was longest ago."""
+    if candidate.turn_at is None:
+        return 1, candidate.announced_at, candidate.key
+    has_turn = now - candidate.turn_at < TURN_S
+    return (0 if has_turn else 2), candidate.turn_at, candidate.key
