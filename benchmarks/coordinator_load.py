@@ -393,7 +393,7 @@ def on_hostile(connections: int, seconds: float, rounds: int, workers: int = 64)
 
 
 def wait_until_open(count: Any, connections: int) -> None:
-    """Returns when so many were opened, however many the server has closed again."""
+    """Returns when all of them were opened, however many the server has closed again."""
     deadline = time.monotonic() + OPEN_WITHIN_S
     while count.value < connections:
         assert time.monotonic() < deadline, f"only {count.value} of {connections} hostile connections were opened"

@@ -88,12 +88,12 @@ class Relays:
                 relay.announced_at,
                 relay.turn_at,
                 key in owners,
-                rules.standing(self._votes.get(relay.body.url, {}).values(), now),
+                rules.measured(self._votes.get(relay.body.url, {}).values(), now),
             )
             for key, relay in list(self.known.items())  # the loop's thread adds to it
         ]
         self._places, self._placed_at = rules.places(candidates, now), now
-        unknown = {one.key for one in candidates if one.standing == "unknown"}
+        unknown = {one.key for one in candidates if one.measured == "unknown"}
         for key in unknown.intersection(self._places):
             relay = self.known[key]
             if relay.turn_at is None or now - relay.turn_at >= rules.TURN_S:

@@ -16,7 +16,7 @@ from shoal.coordinator.rules.relays import (
     Candidate,
     Vote,
     places,
-    standing,
+    measured,
 )
 
 NOW = 1_000_000.0
@@ -24,35 +24,35 @@ GOOD, BAD = Vote(NOW, is_good=True), Vote(NOW, is_good=False)
 
 
 def newcomer(name: str, *, address: str = "", announced_at: float = NOW, turn_at: float | None = None) -> Candidate:
-    return Candidate(name, address or name, announced_at, turn_at, is_owners=False, standing="unknown")
+    return Candidate(name, address or name, announced_at, turn_at, is_owners=False, measured="unknown")
 
 
 def serving(name: str) -> Candidate:
-    return replace(newcomer(name), standing="serves")
+    return replace(newcomer(name), measured="serves")
 
 
 def test_a_few_strangers_decide_nothing_and_a_majority_of_addresses_does() -> None:
-    assert standing([BAD] * (JURY - 1), NOW) == "unknown"
-    assert standing([GOOD] * (JURY - 1), NOW) == "unknown"
-    assert standing([BAD, BAD, GOOD], NOW) == "fails"
-    assert standing([BAD, GOOD, GOOD], NOW) == "serves"
+    assert measured([BAD] * (JURY - 1), NOW) == "unknown"
+    assert measured([GOOD] * (JURY - 1), NOW) == "unknown"
+    assert measured([BAD, BAD, GOOD], NOW) == "fails"
+    assert measured([BAD, GOOD, GOOD], NOW) == "serves"
 
 
 def test_the_owners_roles_are_believed_against_any_number_of_strangers() -> None:
     own = replace(GOOD, is_owners=True)
-    assert standing([own, *[BAD] * 100], NOW) == "serves"
-    assert standing([replace(own, is_good=False), *[GOOD] * 100], NOW) == "fails"
+    assert measured([own, *[BAD] * 100], NOW) == "serves"
+    assert measured([replace(own, is_good=False), *[GOOD] * 100], NOW) == "fails"
 
 
 def test_a_relay_that_failed_may_try_again_later_and_one_that_served_is_remembered_longer() -> None:
-    assert standing([BAD] * 3, NOW + BAD_LASTS_S) == "fails"
-    assert standing([BAD] * 3, NOW + BAD_LASTS_S + 1) == "unknown"
-    assert standing([GOOD] * 3, NOW + GOOD_LASTS_S) == "serves"
-    assert standing([GOOD] * 3, NOW + GOOD_LASTS_S + 1) == "unknown"
+    assert measured([BAD] * 3, NOW + BAD_LASTS_S) == "fails"
+    assert measured([BAD] * 3, NOW + BAD_LASTS_S + 1) == "unknown"
+    assert measured([GOOD] * 3, NOW + GOOD_LASTS_S) == "serves"
+    assert measured([GOOD] * 3, NOW + GOOD_LASTS_S + 1) == "unknown"
 
 
 def test_false_relays_take_no_place_of_the_owner_or_of_those_that_serve() -> None:
-    owner = replace(newcomer("owner"), is_owners=True, standing="fails")
+    owner = replace(newcomer("owner"), is_owners=True, measured="fails")
     real = [serving(f"real-{number}") for number in range(40)]
     false = [newcomer(f"false-{number}", announced_at=0.0) for number in range(1000)]
     chosen = places([*false, *real, owner], NOW)
@@ -81,7 +81,7 @@ def test_measured_relays_leave_places_for_newcomers() -> None:
 
 
 def test_a_relay_that_fails_has_no_place() -> None:
-    assert places([replace(newcomer("bad"), standing="fails")], NOW) == []
+    assert places([replace(newcomer("bad"), measured="fails")], NOW) == []
 
 
 candidates = st.lists(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Standing = Literal["serves", "fails", "unknown"]
+Measured = Literal["serves", "fails", "unknown"]
 
 PLACES = 64
 NEWCOMERS = 16
@@ -45,10 +45,10 @@ class Candidate:
     turn_at: float | None
     """When its last turn as a newcomer began."""
     is_owners: bool
-    standing: Standing
+    measured: Measured
 
 
-def standing(votes: Iterable[Vote], now: float) -> Standing:
+def measured(votes: Iterable[Vote], now: float) -> Measured:
     recent = [vote for vote in votes if vote.counts(now)]
     own = [vote for vote in recent if vote.is_owners]
     jury = own or (recent if len(recent) >= JURY else [])
@@ -62,18 +62,18 @@ def places(candidates: Sequence[Candidate], now: float) -> list[str]:
     """Keys of the relays that have a place."""
     owners = [one.key for one in candidates if one.is_owners]
     serving = sorted((one for one in candidates if _is(one, "serves")), key=lambda one: (one.announced_at, one.key))
-    measured = [one.key for one in serving[: PLACES - NEWCOMERS]]
+    proven = [one.key for one in serving[: PLACES - NEWCOMERS]]
     newcomers = sorted((one for one in candidates if _is(one, "unknown")), key=lambda one: _turn(one, now))
     chosen, taken = list[str](), Counter[str]()
     for one in newcomers:
-        if len(measured) + len(chosen) < PLACES and taken[one.address] < PER_ADDRESS:
+        if len(proven) + len(chosen) < PLACES and taken[one.address] < PER_ADDRESS:
             taken[one.address] += 1
             chosen.append(one.key)
-    return [*owners, *measured, *chosen]
+    return [*owners, *proven, *chosen]
 
 
-def _is(candidate: Candidate, wanted: Standing) -> bool:
-    return not candidate.is_owners and candidate.standing == wanted
+def _is(candidate: Candidate, wanted: Measured) -> bool:
+    return not candidate.is_owners and candidate.measured == wanted
 
 
 def _turn(candidate: Candidate, now: float) -> tuple[int, float, str]:
