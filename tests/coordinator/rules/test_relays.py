@@ -15,8 +15,8 @@ from shoal.coordinator.rules.relays import (
     TURN_S,
     Candidate,
     Vote,
-    places,
     measured,
+    places,
 )
 
 NOW = 1_000_000.0
