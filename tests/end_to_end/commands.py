@@ -16,7 +16,6 @@ from shoal.protocol.api import StatusView
 from shoal.protocol.client import CoordinatorClient
 
 Found = TypeVar("Found")
-END_DEADLINE_S = 60.0
 ANSWER_DEADLINE_S = 5.0
 
 
@@ -39,7 +38,7 @@ def shoal(
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-            process.wait(END_DEADLINE_S)
+            process.wait(DEADLINE_S)
 
 
 def answer(

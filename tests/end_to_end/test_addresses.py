@@ -22,7 +22,7 @@ ASK = "import sys, urllib.request; sys.stdout.buffer.write(urllib.request.urlope
 def fetch(ends: Cable, url: str) -> bytes:
     """What somebody on the other machine gets from an address."""
     command = [*ends.inside(ends.stranger), sys.executable, "-c", ASK, url]
-    return subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+    return subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE_S).stdout
 
 
 def relays_announced(ends: Cable, url: str) -> list[str] | None:
@@ -63,6 +63,6 @@ def test_the_printed_join_command_works_on_another_machine(tmp_path: Path, famil
             assert all(host in url for url in relays)
             assert {len(fetch(ends, f"{url}/head.json")) > 0 for url in relays} == {True}
             assert up.wait(DEADLINE_S) == 0, up_log.read_text()[-2000:]
-            stranger.wait(60)
+            stranger.wait(DEADLINE_S)
     assert "credit" in log.read_text()
     assert "is finished: 2 versions" in up_log.read_text()

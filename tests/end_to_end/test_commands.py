@@ -26,7 +26,7 @@ def test_the_owner_and_a_stranger_finish_a_run_together(tmp_path: Path) -> None:
         join = ("work", config.coordinator_url, "--run-key", run_key, "--dir", "here", "--name", "stranger")
         with shoal(tmp_path / "stranger.log", *join) as stranger:
             assert up.wait(DEADLINE_S) == 0, (tmp_path / "up.log").read_text()[-2000:]
-            stranger.wait(60)
+            stranger.wait(DEADLINE_S)
     words = (tmp_path / "stranger.log").read_text()
     assert "joined as stranger (registered)" in words
     assert "credit" in words
@@ -60,14 +60,14 @@ def test_a_stranger_who_interrupts_gives_the_slot_back_and_may_return(tmp_path: 
             with shoal(log, "work", config.coordinator_url, "--dir", directory, "--name", visit) as stranger:
                 wait_for_text(log, "submitted")
                 stranger.send_signal(signal.SIGINT)
-                assert stranger.wait(60) == 130
+                assert stranger.wait(DEADLINE_S) == 130
             assert "Traceback" not in log.read_text()
             assert "tokens this time" in log.read_text()
         status = status_of(config.coordinator_url)
         assert status is not None
         assert [worker.name for worker in status.workers] == ["second"]
         up.send_signal(signal.SIGINT)
-        assert up.wait(60) == 130
+        assert up.wait(DEADLINE_S) == 130
     assert "Traceback" not in (tmp_path / "up.log").read_text()
     assert status_of(config.coordinator_url) is None
 
@@ -79,7 +79,7 @@ def test_a_relay_without_a_parent_says_so_and_ends_on_request(tmp_path: Path) ->
         wait_for_text(log, "following")
         wait_for_text(log, "No relay")
         relay.send_signal(signal.SIGTERM)
-        relay.wait(60)
+        relay.wait(DEADLINE_S)
     assert nobody in log.read_text()
     assert "Traceback" not in log.read_text()
 

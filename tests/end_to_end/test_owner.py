@@ -89,5 +89,5 @@ def go_on(tmp_path: Path, url: str, restored: Path, at_backup: int) -> None:
             with CoordinatorClient(url, None, deadline_s=10.0) as client:
                 kinds = [json.loads(line)["kind"] for line in client.ledger_export().splitlines()[:-1]]
         up.send_signal(signal.SIGINT)
-        assert up.wait(60) == 130
+        assert up.wait(DEADLINE_S) == 130
     assert {"run_state", "ban", "unban", "restored"} <= set(kinds)

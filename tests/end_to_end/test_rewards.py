@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from end_to_end.problems import STEPS, code_task, math_task, taught_policy, write_problems
-from end_to_end.swarm import Swarm, small_config, swarm, worker_named
+from end_to_end.swarm import DEADLINE_S, Swarm, small_config, swarm, worker_named
 from shoal.cli import main as cli
 from shoal.config import TasksConfig
 from shoal.curation import make_pairs, read_candidates
@@ -36,7 +36,7 @@ def run_without_bubblewrap(tmp_path: Path, *arguments: str) -> subprocess.Comple
     (tmp_path / "empty").mkdir(exist_ok=True)
     environment = {**os.environ, "PATH": str(tmp_path / "empty")}
     command = [sys.executable, "-m", "shoal", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
 @pytest.mark.slow

@@ -65,6 +65,27 @@ def run_of(stopped: RunDirectory) -> owner.OwnedRun:
     return owner.OwnedRun(found.url, found.directory, found.key_file, deadline_s=0.1)
 
 
+def test_another_run_at_the_address_of_a_stopped_one_is_not_mistaken_for_it(
+    stopped: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = {
+        "run": {"dir": tmp_path / "other", "seed": 2},
+        "coordinator": {"port": 9},
+        "tasks": {"count": 10, "heldout": 2},
+    }
+    other = initialise(build_config(tree)).descriptor()
+
+    def never(*arguments: object, **settings: object) -> None:
+        raise AssertionError("the other run was asked")
+
+    monkeypatch.setattr(owner, "fetch_descriptor", lambda *arguments, **settings: (b"", other))
+    monkeypatch.setattr(owner, "CoordinatorClient", never)
+    found = run_of(stopped)
+    assert found.status()[0].run_id == stopped.descriptor().run_id != other.run_id
+    seal = json.loads(json.loads(found.ledger().splitlines()[-1])["payload"])
+    assert seal["run_id"] == stopped.descriptor().run_id
+
+
 def test_a_run_is_found_by_its_directory_its_run_file_and_its_address(
     stopped: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

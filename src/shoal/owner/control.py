@@ -91,15 +91,24 @@ class OwnedRun:
         signed: bool = True,
     ) -> Result:
         try:
-            with self._client(signed) as client:
-                return ask(client)
+            if self._is_served():
+                with self._client(signed) as client:
+                    return ask(client)
         except UnavailableError:
             if self.directory is None:
                 raise
+        assert self.directory is not None
         run = build_run(self.directory)
         with records.open_store(self.directory, create=True) as store:
             store.write(lambda connection: begin(connection, run))
             return store.write(lambda connection: change(connection, run))
+
+    def _is_served(self) -> bool:
+        """Whether the coordinator at the address is this run's: another run may listen there after this one was stopped."""
+        if self.directory is None:
+            return True
+        _, descriptor = fetch_descriptor(self.url, None, deadline_s=self.deadline_s)
+        return descriptor.run_id == self.directory.descriptor().run_id
 
     def _client(self, signed: bool) -> CoordinatorClient:
         if not signed:
