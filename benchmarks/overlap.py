@@ -84,9 +84,9 @@ def make_config(root: Path, level: int, steps: int, groups: int, ports: list[int
 
 @contextmanager
 def roles(
-    root: Path, config: ShoalConfig, relay_port: int, link_url: str
+    root: Path, config: ShoalConfig, relay_port: int, link_url: str, *, trainer: list[str] | None = None
 ) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """All roles of the run, the worker last; stopped together."""
+    """All roles of the run, the worker last; stopped together. `trainer` is a command to use instead of `shoal train`."""
     run_file = root / "run.toml"
     run_file.write_text(to_toml(config))
     url = config.coordinator_url
@@ -105,7 +105,8 @@ def roles(
     try:
         for name, arguments in commands.items():
             log = (root / f"{name}.log").open("wb")
-            started[name] = subprocess.Popen([sys.executable, "-m", "shoal", *arguments], stdout=log, stderr=log)
+            command = trainer if name == "train" and trainer else [sys.executable, "-m", "shoal", *arguments]
+            started[name] = subprocess.Popen(command, stdout=log, stderr=log)
             if name == "init" and started[name].wait(timeout=RUN_DEADLINE_S):
                 raise SystemExit((root / "init.log").read_text())
         yield started
@@ -130,15 +131,17 @@ def run(level: int, steps: int, groups: int, bytes_s: float) -> Measured:
         link = broadcast.Proxy(ports[2], bytes_s)
         config = make_config(root, level, steps, groups, ports)
         with roles(root, config, ports[2], f"http://127.0.0.1:{link.port}") as processes:
-            _wait_until_finished(root, processes, steps)
+            wait_until_finished(root, processes, steps)
         return measure(root, steps)
 
 
-def _wait_until_finished(root: Path, processes: dict[str, subprocess.Popen[bytes]], steps: int) -> None:
-    deadline = time.monotonic() + RUN_DEADLINE_S
-    while not any(
-        event["version"] == steps for event in events(root / "run" / "events" / "trainer.jsonl", "published")
-    ):
+def wait_until_finished(root: Path, processes: dict[str, subprocess.Popen[bytes]], steps: int) -> None:
+    """Until the last version is out; the deadline counts from the version before."""
+    seen, deadline = -1, time.monotonic() + RUN_DEADLINE_S
+    while seen < steps:
+        published = events(root / "run" / "events" / "trainer.jsonl", "published")
+        if published and published[-1]["version"] > seen:
+            seen, deadline = published[-1]["version"], time.monotonic() + RUN_DEADLINE_S
         ended = [name for name, process in processes.items() if process.poll()]  # 0: its work is done
         if time.monotonic() > deadline or ended:
             log = (root / f"{ended[0] if ended else 'train'}.log").read_text()[-2000:]

@@ -209,6 +209,8 @@ class CoordinatorConfig(ListenConfig):
     """`sqlite` (a file of the run directory), or the `postgresql://` URL that several coordinator processes share."""
     lease_s: Positive = 120
     """A slot that was not submitted by then goes to another key."""
+    just_in_time: bool = True
+    """Lease work as late as the trainer allows, so that groups are fresh; false leases at once."""
     gone_after_s: Positive = 30
     """Silence after which a worker is forgotten and its slots are given to others; heartbeats come six times as often."""
     clock_window_s: Positive = 300

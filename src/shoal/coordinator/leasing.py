@@ -10,13 +10,14 @@ from blake3 import blake3
 
 from shoal.coordinator import slots
 from shoal.coordinator.deliveries import Observed, drop_lease, observe
-from shoal.coordinator.rules import backups, batches, deliveries, leases
+from shoal.coordinator.rules import backups, batches, deliveries, freshness, leases
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import HOLDING, LeaseState, SlotState, one_of
 from shoal.coordinator.steps import RunNow, read_run, step_counts
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, insert, number, query, select
 from shoal.coordinator.store.tables import LeaseRow, WorkerRow
+from shoal.coordinator.timing import timing_view
 from shoal.coordinator.workers import delivery_record, mark_asking, save_deliveries
 from shoal.errors import RefusedError
 from shoal.protocol import api
@@ -103,6 +104,7 @@ def _swarm_view(
     published: Mapping[int, _Version],
     observed: Observed,
 ) -> leases.SwarmView:
+    timing = _decide_timing(connection, run, now)
     settled_at = run.clock() - observed.pace.grace_s
     others_active = has_other_workers(connection, run, worker.key, active=True)
     return leases.SwarmView(
@@ -120,7 +122,22 @@ def _swarm_view(
         keys_polling=run.presence.polling(has_delivered=worker.delivered_at > 0),
         has_other_workers=others_active or has_other_workers(connection, run, worker.key, active=False),
         has_other_active_workers=others_active,
+        awaited_version=timing.oldest_version if timing else 0,
+        has_time=timing is not None and timing.has_time,
     )
+
+
+def _decide_timing(connection: Connection, run: Run, now: RunNow) -> freshness.Timing | None:
+    """Which version work of the current step waits for; an event says when the reason changes."""
+    timing = run.timing
+    if timing is None or now.newest_version < 0:
+        return None
+    before = timing.decision
+    decision = timing.decide(connection, now.step, now.newest_version, run.config.training.async_level, run.clock())
+    view = timing_view(timing)
+    if view is not None and (before is None or before.reason != decision.reason):
+        run.metrics.event("lease_timing", **view.model_dump())
+    return decision
 
 
 def _key_view(

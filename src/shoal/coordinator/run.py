@@ -9,6 +9,7 @@ from pathlib import Path
 from shoal.config import ShoalConfig
 from shoal.coordinator.presence import Presence
 from shoal.coordinator.store.bucket import S3Bucket
+from shoal.coordinator.timing import LeaseTiming
 from shoal.errors import RefusedError
 from shoal.identity import Keypair
 from shoal.metrics import EventLog
@@ -27,7 +28,7 @@ class Run:
     role_keys: dict[str, str]
     submissions: Path
     presence: Presence
-    """The only part that changes."""
+    """What was heard of whom; it changes, as `timing` does."""
     clock: Callable[[], float] = time.time
     bucket: S3Bucket | None = None
     """Where rollouts are kept instead of `submissions`."""
@@ -36,6 +37,8 @@ class Run:
     metrics: EventLog = field(default_factory=EventLog)
     is_live: bool = True
     """False while only its files are looked at."""
+    timing: LeaseTiming | None = None
+    """Leases are given just in time; without it, at once."""
 
     @property
     def slot_tokens(self) -> int:

@@ -21,6 +21,7 @@ from shoal.coordinator.store.database import Connection, Transaction, is_shared,
 from shoal.coordinator.store.rows import select
 from shoal.coordinator.store.tables import WorkerRow
 from shoal.coordinator.store.writer import Store
+from shoal.coordinator.timing import LeaseTiming
 from shoal.coordinator.workers import proven_keys
 from shoal.errors import ConfigError, ShoalError
 from shoal.metrics import EventLog
@@ -80,6 +81,7 @@ def build_run(directory: RunDirectory) -> Run:
         presence=Presence(time.time, settings.gone_after_s, is_shared=is_shared(settings.store)),
         bucket=open_bucket(settings.bucket, time.time),
         metrics=EventLog(directory.events / "coordinator.jsonl"),
+        timing=LeaseTiming() if settings.just_in_time else None,
     )
     run.presence.relays.owners = directory.relay_keys
     trust.LossRule.of(config).require()

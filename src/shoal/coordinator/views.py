@@ -16,6 +16,7 @@ from shoal.coordinator.store import meta, task_stats
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import query, select
 from shoal.coordinator.store.tables import BatchRow, EvaluationRow, VersionRow, WorkerRow
+from shoal.coordinator.timing import timing_view
 from shoal.protocol import api
 from shoal.protocol.verdicts import public_reason
 
@@ -143,6 +144,7 @@ def status(connection: Connection, run: Run) -> api.StatusView:
         workers_needed=pulse.provision.workers_needed,
         workers_present=pulse.provision.workers_present,
         alerts=[alert_view(raised) for raised in pulse.alerts],
+        lease_timing=timing_view(run.timing) if run.timing is not None else None,
     )
 
 

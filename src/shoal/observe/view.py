@@ -19,7 +19,7 @@ from shoal.observe.charts import bar, curve, value_range
 from shoal.observe.series import Point
 from shoal.observe.words import duration, plural, printable, size
 from shoal.observe.worker_table import state_counts, table, worker_rows
-from shoal.protocol.api import HistoryView, RelayView, StatusView
+from shoal.protocol.api import HistoryView, LeaseTimingView, RelayView, StatusView
 
 Tone = Literal["good", "bad", "warn", "info"]
 
@@ -206,8 +206,23 @@ def _batch_line(status: StatusView, notice: str) -> Text:
         f"{plural(status.submissions_pending, 'submission')} to check",
         f"ledger of {status.ledger_entries}",
         *([printable(status.advice)] if status.advice else []),
+        *([timing_words(status.lease_timing)] if status.lease_timing is not None else []),
     )
     return Text(" · ".join(facts), "dim", no_wrap=True, overflow="ellipsis")
+
+
+def timing_words(timing: LeaseTimingView) -> str:
+    """When work is leased, and why."""
+    measured = f"filling {timing.slowest_fill_s:.1f} s, training {timing.fastest_train_s:.1f} s"
+    match timing.reason:
+        case "waits_for_version":
+            return f"work waits for version {timing.oldest_version} ({measured})"
+        case "measuring":
+            return f"work leased at once ({plural(timing.cycles, 'cycle')} measured)"
+        case "trainer_waits":
+            return "work leased at once (the trainer waits)"
+        case "late" | "swarm_too_slow":
+            return f"work leased at once ({measured})"
 
 
 def _charts(status: StatusView, history: HistoryView, width: int, rows: int) -> Table:

@@ -357,6 +357,24 @@ class AlertView(Answer):
     advice: str
 
 
+class LeaseTimingView(Answer):
+    """When work is leased, and what was measured for it."""
+
+    reason: Literal["measuring", "trainer_waits", "swarm_too_slow", "waits_for_version", "late"]
+    step: int
+    newest_version: int
+    oldest_version: int
+    """Leases of the step use no older one for now."""
+    waits_s: float | None = None
+    """How long leases still wait for that version at most."""
+    cycles: int = 0
+    """Measured ones."""
+    slowest_fill_s: float = 0.0
+    """From the first lease of a step until its batch was formed."""
+    fastest_train_s: float = 0.0
+    publish_s: float = 0.0
+
+
 class StatusView(Answer):
     run_id: str
     run_state: str
@@ -393,6 +411,8 @@ class StatusView(Answer):
     """Workers of the observed speed that keep the trainer busy."""
     workers_present: int = 0
     alerts: list[AlertView] = []
+    lease_timing: LeaseTimingView | None = None
+    """None where leases never wait, and before the first request for work."""
 
 
 class TaskStatistics(Answer):

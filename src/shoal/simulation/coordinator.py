@@ -18,6 +18,7 @@ from shoal.coordinator.store.rows import find
 from shoal.coordinator.store.schema import migrate
 from shoal.coordinator.store.tables import GroupRow
 from shoal.coordinator.store.writer import Savepoint
+from shoal.coordinator.timing import LeaseTiming
 from shoal.files import digest_bytes
 from shoal.identity import Keypair
 from shoal.protocol import api
@@ -65,6 +66,7 @@ class LocalCoordinator:
             presence=Presence(clock, config.coordinator.gone_after_s),
             clock=clock,
             free_bytes=lambda _: 1 << 40,
+            timing=LeaseTiming() if config.coordinator.just_in_time else None,
         )
         self.database = SQLite(Path(":memory:"))
         self.connection = self.database.connect()

@@ -47,6 +47,12 @@ class Outcome:
     """Tokens per group of each slot that was trained on."""
     rewards: Sequence[float]
     """Of the first sample of each trained group."""
+    ages: Sequence[int] = ()
+    """Of each trained group: its step − the version that made it."""
+
+    @property
+    def mean_age(self) -> float:
+        return sum(self.ages) / len(self.ages)
 
     @property
     def steps_per_minute(self) -> float:
@@ -98,4 +104,5 @@ def _outcome(coordinator: LocalCoordinator, formed_at: Sequence[float], seconds:
         formed_at=formed_at,
         lengths=[coordinator.tokens_of(group_id) for group_id in slots.values()],
         rewards=[group.task_rewards[0] for group in groups],
+        ages=[record.step - group.policy_version for record in records for group in record.groups],
     )

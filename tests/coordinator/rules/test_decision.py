@@ -81,6 +81,13 @@ def test_a_late_slot_comes_before_everything_else() -> None:
     assert refusal(late_slot=late, backoff_s=1.0) == "no_work"
 
 
+def test_new_work_waits_for_the_version_that_arrives_in_time_and_late_slots_do_not() -> None:
+    assert refusal({"awaited_version": 6}) == "waiting_for_trainer"
+    assert refusal({"awaited_version": 5}, held_versions=(4,)) == "need_weights"
+    assert answer({"awaited_version": 5}) == answer()
+    assert isinstance(answer({"awaited_version": 6}, late_slot=OpenSlot(0, 4)), Grant)
+
+
 def test_a_key_that_is_not_reliable_works_for_the_next_step() -> None:
     assert answer(is_reliable=False) == Grant(step=5, slot=1, version=5, wanted_version=5, deferred=True)
     full = {"counts": replace(COUNTS, useful=10)}

@@ -15,6 +15,8 @@ from shoal.config import TrainingConfig, TrustConfig
 
 SLACK = 1.25
 """Expected useful groups in flight over those needed: hides the tail of the slowest slot."""
+NO_SLACK = 1.0
+"""While there is time: groups that one batch does not need are a version older in the next one."""
 BLOCKING_ATTEMPTS = 4
 """A slot that this many reliable keys have dropped or kept for too long holds back none."""
 PRIOR_GROUPS = 8
@@ -162,10 +164,10 @@ def may_be_complete(counts: StepCounts, config: TrainingConfig) -> bool:
     return counts.useful >= config.groups_per_step or _is_exhausted(counts, config)
 
 
-def groups_wanted(counts: StepCounts, config: TrainingConfig) -> int:
+def groups_wanted(counts: StepCounts, config: TrainingConfig, slack: float = SLACK) -> int:
     """How many more groups should be generated so that enough of them are useful."""
     share = (PRIOR_GROUPS / 2 + counts.useful_of_step) / (PRIOR_GROUPS + counts.resolved_groups)
-    missing = SLACK * config.groups_per_step - counts.useful - share * counts.outstanding_groups
+    missing = slack * config.groups_per_step - counts.useful - share * counts.outstanding_groups
     wanted = math.ceil(missing / share) if missing > 0 else 0
     return max(0, min(wanted, _cap(config) - counts.resolved_groups - counts.outstanding_groups))
 

@@ -86,6 +86,10 @@ class SwarmView:
     """Whether another key works."""
     has_other_active_workers: bool
     """Whether another key that has left probation works."""
+    awaited_version: int = 0
+    """New work waits for this one, as `rules.freshness` decided."""
+    has_time: bool = False
+    """Whether the batch may be filled without surplus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,10 @@ def decide(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: Trus
     late = key.late_slot
     if late is not None and key.leases_held < key.leases_allowed:
         return Grant(swarm.step, late.slot, late.version, wanted)
+    if wanted < swarm.awaited_version:
+        return refuse("waiting_for_trainer", wanted)
+    if version < swarm.awaited_version:
+        return refuse("need_weights", wanted)
     if not _has_work(swarm, key, training, trust):
         return refuse("no_work", wanted)
     slot, version = _next_slot(swarm, key, version, training.async_level)
@@ -162,8 +170,10 @@ def _stopped(swarm: SwarmView) -> Refusal | None:
 def _has_work(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: TrustConfig) -> bool:
     if key.leases_held >= key.leases_allowed:
         return False
-    count = batches.groups_wanted if key.is_reliable else batches.deferred_wanted
-    wanted = count(swarm.counts, training)
+    if key.is_reliable:
+        wanted = batches.groups_wanted(swarm.counts, training, batches.NO_SLACK if swarm.has_time else batches.SLACK)
+    else:
+        wanted = batches.deferred_wanted(swarm.counts, training)
     return wanted > 0 and may_lease(_load(swarm, key, wanted), not key.is_active, trust)
 
 
