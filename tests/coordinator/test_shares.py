@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from shoal.coordinator import leasing
+from shoal.protocol.client import CoordinatorClient
 from support.samples import keypair
 from support.swarm import HEARTBEAT, Swarm, running, small_config
 
@@ -103,3 +104,46 @@ def test_one_who_works_is_found_behind_many_who_left(swarm: Swarm) -> None:
         )
     key = keypair("ann").public
     assert swarm.read(lambda connection: leasing.has_other_workers(connection, swarm.run, key, active=False))
+
+
+def taken_at_once(swarm: Swarm, worker: CoordinatorClient) -> list[str]:
+    """Takes as many leases as there are."""
+    found: list[str] = []
+    while (lease := swarm.ask(worker, 0).lease) is not None:
+        found.append(lease.lease_id)
+        swarm.clock.advance(0.1)  # nobody may ask faster for long
+    return found
+
+
+def deliver(swarm: Swarm, worker: CoordinatorClient, leases: list[str]) -> None:
+    for lease_id in leases:
+        worker.submit(lease_id, lease_id.encode())
+        swarm.accept(useful=0)
+
+
+def test_a_key_may_hold_more_leases_the_more_it_works_on_at_once(tmp_path: Path) -> None:
+    config = small_config(training={"groups_per_step": 200, "oversampling": 10.0})
+    with running(tmp_path, config) as swarm:
+        swarm.publish(0)
+        (large,) = swarm.join("large")
+        held = []
+        for _ in range(8):
+            leases = taken_at_once(swarm, large)
+            held.append(len(leases))
+            swarm.clock.advance(10.0)
+            deliver(swarm, large, leases)
+        assert held[0] == 2
+        assert held == sorted(held)
+        assert held[-1] >= 16
+
+
+def test_a_key_that_works_on_one_slot_after_the_other_holds_two_leases(tmp_path: Path) -> None:
+    config = small_config(training={"groups_per_step": 200, "oversampling": 10.0})
+    with running(tmp_path, config) as swarm:
+        swarm.publish(0)
+        (small,) = swarm.join("small")
+        for _ in range(12):
+            lease = swarm.lease(small)
+            swarm.clock.advance(10.0)
+            deliver(swarm, small, [lease.lease_id])
+        assert len(taken_at_once(swarm, small)) == 2
