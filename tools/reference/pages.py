@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tools.reference import api, codes, commands, results, settings, states
+from tools.reference import api, codes, commands, metrics, results, settings, states
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES: dict[str, Callable[[], str]] = {
@@ -16,6 +16,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/cli.md": commands.page,
     "reference/api.md": api.page,
     "reference/codes.md": codes.page,
+    "reference/metrics.md": metrics.page,
 }
 BLOCKS: dict[str, Callable[[], str]] = {
     "residual": results.residual,

@@ -148,6 +148,12 @@ def work(
         ),
     ] = None,
     ca: Authority = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Serve this worker's own metrics to Prometheus, on loopback; 0 picks a port."
+        ),
+    ] = None,
     cheat: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Contribute: join a run with one command, on any machine."""
@@ -167,6 +173,7 @@ def work(
         own_verifiers=None if verifier == ["all"] else verifier or (),
         authority=ca,
         cheat=cheat,
+        metrics_port=metrics_port,
     )
 
 

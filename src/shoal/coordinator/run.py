@@ -56,6 +56,10 @@ class Run:
         except OSError:
             return None
 
+    def trace_of(self, submission_id: str) -> Path:
+        """What an audit saw of it, for the owner's page."""
+        return self.submissions / f"{submission_id}.trace"
+
     def has_space(self) -> bool:
         """A disk that cannot be read counts as free: the upload then fails with the reason."""
         free_bytes = self.known_free_bytes()

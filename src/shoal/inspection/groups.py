@@ -8,13 +8,14 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import zip_longest
 
 from shoal.coordinator.page.rollouts import GroupText
 from shoal.errors import RefusedError, ShoalError
 from shoal.inspection.records import why_rewarded
 from shoal.inspection.sources import Recording, codec_of_run
 from shoal.protocol.descriptor import RunDescriptor
-from shoal.protocol.page_views import OwnerCompletion, OwnerToken, OwnerTurn
+from shoal.protocol.page_views import AuditTrace, OwnerCompletion, OwnerToken, OwnerTurn, TraceRow
 from shoal.protocol.rollouts import Rollout, RolloutLimits, read_rollouts
 from shoal.rundir import RunDirectory
 from shoal.tasks import TextCodec
@@ -23,7 +24,9 @@ from shoal.tasks.workload import Workload
 log = logging.getLogger(__name__)
 
 INCOMPLETE = "\ufffd"
-OVERLAY = "Log-probabilities are the worker's claims."
+CLAIMED = "Log-probabilities are the worker's claims."
+AUDITED = "Margins are those of the audit; entropies are recorded for the first audited group."
+UNAUDITED = "This group was not audited, so margins and entropies are not known."
 MOST_TOKENS = 20_000
 """Of one completion; a browser shows no more."""
 
@@ -45,12 +48,23 @@ class GroupReader:
             rows = [row for row in self._rollouts(data) if row.group == number]
             if not rows:
                 raise RefusedError("unknown_group", "The file has no such group.", status=404)
-            return GroupText(rows[0].task_id, [self._completion(row) for row in rows], OVERLAY)
+            seen = self._traced(submission_id, number)
+            overlay = f"{CLAIMED} {AUDITED if seen else UNAUDITED}"
+            return GroupText(rows[0].task_id, [self._completion(row, seen.get(row.sample)) for row in rows], overlay)
+
+    def _traced(self, submission_id: str, number: int) -> dict[int, TraceRow]:
+        """What the audit of this group saw, by sample."""
+        try:
+            data = (self._directory.submissions / f"{submission_id}.trace").read_bytes()
+            trace = AuditTrace.model_validate_json(data)
+        except (OSError, ValueError):
+            return {}
+        return {row.sample: row for row in trace.rows if row.group == number}
 
     def _rollouts(self, data: bytes) -> list[Rollout]:
         return read_rollouts(data, RolloutLimits.of(self._descriptor))[1]
 
-    def _completion(self, row: Rollout) -> OwnerCompletion:
+    def _completion(self, row: Rollout, seen: TraceRow | None) -> OwnerCompletion:
         return OwnerCompletion(
             sample=row.sample,
             reward=row.reward,
@@ -62,16 +76,17 @@ class GroupReader:
             finish_reason=row.finish_reason,
             turns=[
                 OwnerTurn(speaker="prompt", text=self._codec.decode(row.input_tokens), tokens=[]),
-                OwnerTurn(speaker="policy", text=self._codec.decode(row.output_tokens), tokens=self._tokens(row)),
+                OwnerTurn(speaker="policy", text=self._codec.decode(row.output_tokens), tokens=self._tokens(row, seen)),
             ],
         )
 
-    def _tokens(self, row: Rollout) -> list[OwnerToken]:
+    def _tokens(self, row: Rollout, seen: TraceRow | None) -> list[OwnerToken]:
         pieces = token_pieces(self._codec.decode, row.output_tokens[:MOST_TOKENS])
-        logprobs = row.output_logprobs
+        margins, entropies = (seen.margins, seen.entropies) if seen is not None else ([], [])
         return [
-            OwnerToken(text=piece, logprob=round(logprobs[index], 5) if index < len(logprobs) else None)
-            for index, piece in enumerate(pieces)
+            OwnerToken(text=piece, logprob=logprob, margin=margin, entropy=entropy)
+            for piece, logprob, margin, entropy in zip_longest(pieces, row.output_logprobs, margins, entropies)
+            if piece is not None
         ]
 
     def _why(self, row: Rollout) -> str:

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
+from shoal.errors import ConfigError
 from shoal.metrics.events import EventLog, Record
 from shoal.metrics.table import METRICS, Metric, Role
 
@@ -49,7 +50,11 @@ class Exporter:
 
 def serve_metrics(events: EventLog, role: Role, port: int, host: str = "127.0.0.1") -> int:
     """Serves `/metrics` in a thread of its own, for as long as the process lives; returns the port."""
-    server, _ = start_http_server(port, host, Exporter(events, role).registry)
+    try:
+        server, _ = start_http_server(port, host, Exporter(events, role).registry)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"Metrics cannot be served on port {port}: {reason}.", hint="Choose another port.") from None
     return int(server.server_port)
 
 

@@ -20,7 +20,7 @@ from shoal.identity import Keypair
 from shoal.metrics import Report, silent
 from shoal.protocol import api
 from shoal.protocol.descriptor import RunDescriptor, open_descriptor
-from shoal.protocol.page_views import LinkAnswer
+from shoal.protocol.page_views import AuditTrace, LinkAnswer
 from shoal.protocol.signing import TIME_HEADER, TIME_PATTERN, RequestTarget, stamp_request, submission_message
 from shoal.protocol.waiting import Wait, Waiting
 
@@ -197,6 +197,9 @@ class CoordinatorClient:
 
     def unban(self, body: api.BanBody) -> api.WorkerView:
         return self._post("/v1/bans/lift", body, api.WorkerView)
+
+    def send_trace(self, body: AuditTrace, deadline_s: float) -> None:
+        self.raw("POST", "/v1/traces", content=body.model_dump_json().encode(), deadline_s=deadline_s)
 
     def rotate_link(self) -> LinkAnswer:
         return _parse(self.raw("POST", "/v1/owner/link", content=b""), LinkAnswer)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from shoal.protocol.api import Answer, Body, Count, PublicKey, WorkerView
+from shoal.protocol.api import Answer, Body, ClientId, Count, PublicKey, WorkerView
 
 Value = float | None
 Secret = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -29,6 +29,20 @@ class SessionView(Answer):
 
 class LinkAnswer(Answer):
     secret: str
+
+
+class TraceRow(Body):
+    """One completion of an audit, token by token."""
+
+    group: Count
+    sample: Count
+    margins: Annotated[list[float], Field(max_length=1 << 17)]
+    entropies: Annotated[list[float], Field(max_length=1 << 17)]
+
+
+class AuditTrace(Body):
+    submission_id: ClientId
+    rows: Annotated[list[TraceRow], Field(max_length=4096)]
 
 
 class WorkerAddress(Body):

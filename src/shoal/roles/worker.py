@@ -11,7 +11,7 @@ from shoal.errors import ConfigError, RefusedError, UnavailableError
 from shoal.files import CONFIG_FILE, remove_all_leftovers
 from shoal.identity import Keypair
 from shoal.locks import hold
-from shoal.metrics import Report, ReportingEventLog
+from shoal.metrics import Report, ReportingEventLog, serve_metrics
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.roles.joining import joined_descriptor
@@ -38,6 +38,7 @@ def work(
     own_verifiers: Collection[str] | None = (),
     authority: Path | None = None,
     cheat: str | None = None,
+    metrics_port: int | None = None,
 ) -> None:
     """Refuses what cannot work before anybody is asked; then joins, and works until the run ends."""
     key_path = key_file or root / "worker.key"
@@ -63,6 +64,8 @@ def work(
 
         numerics = choose_numerics(engine, descriptor.numerics_classes, devices_here())
         metrics = ReportingEventLog(root / "events.jsonl", report, reported=("relay_lied",))
+        if metrics_port is not None:
+            report(f"metrics for Prometheus: http://127.0.0.1:{serve_metrics(metrics, 'worker', metrics_port)}/metrics")
 
         def connect() -> CoordinatorClient:
             return CoordinatorClient.for_run(descriptor, keypair, url, deadline_s=OUTAGE_S, on_wait=report)

@@ -22,6 +22,8 @@ SUMS = (
     "correction", "raised_tokens", "raised_clipped", "lowered_tokens", "lowered_clipped",
 )  # fmt: skip
 
+RUN_TOKENS, FEWEST_RUNS, DISTINCT_SHARE = 4, 16, 0.5
+
 
 @dataclass
 class StepReport:
@@ -38,6 +40,7 @@ class StepReport:
     length_term_mean: float = 0.0
     output_length_mean: float = 0.0
     truncation_rate: float = 0.0
+    repetition_rate: float = 0.0
     zero_signal_fraction: float = 0.0
     age_mean: float = 0.0
     age_histogram: dict[int, int] = field(default_factory=dict)
@@ -125,10 +128,17 @@ def group_metrics(step: int, groups: Sequence[Group], advantages: Sequence[Seque
         "length_term_mean": float(rewards.mean()) - task_reward_mean,
         "output_length_mean": fmean(len(sample.output_tokens) for sample in samples),
         "truncation_rate": fmean(sample.truncated for sample in samples),
+        "repetition_rate": fmean(repeats_itself(sample.output_tokens) for sample in samples),
         "zero_signal_fraction": fmean(not any(values) for values in advantages),
         "age_mean": fmean(ages),
         "age_histogram": dict(sorted(Counter(ages).items())),
     }
+
+
+def repeats_itself(tokens: Sequence[int]) -> bool:
+    """Whether most runs of four tokens occurred before in the same completion; a short one never repeats itself."""
+    runs = [tuple(tokens[start : start + RUN_TOKENS]) for start in range(len(tokens) - RUN_TOKENS + 1)]
+    return len(runs) >= FEWEST_RUNS and len(set(runs)) < DISTINCT_SHARE * len(runs)
 
 
 def token_metrics(totals: dict[str, float]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ is a reason code with one sentence that points at the row.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,14 +191,22 @@ def _false_claim(number: int, rollouts: Sequence[Rollout], rewards: Mapping[int,
 
 
 def audit(
-    checked: Checked, engine: Engine, limits: Limits, temperature: float, groups: Collection[int]
+    checked: Checked,
+    engine: Engine,
+    limits: Limits,
+    temperature: float,
+    groups: Collection[int],
+    on_scored: Callable[[list[Rollout], list[Scored]], None] | None = None,
 ) -> tuple[list[Finding], api.AuditMetrics]:
     """Recomputes some groups with the policy that `engine` holds; every finding, and the metrics behind it."""
     rows = [pair for pair in zip(checked.rollouts, checked.items, strict=True) if pair[1].group in groups]
     requests = [ScoreRequest(item.prompt_tokens, tuple(rollout.output_tokens), item.seed) for rollout, item in rows]
     logprobs = [rollout.output_logprobs for rollout, _ in rows]
     proofs = [proof for rollout, _ in rows for proof in rollout.proofs]
-    return compare(logprobs, proofs, engine.score(requests, temperature=temperature), limits)
+    scored = engine.score(requests, temperature=temperature)
+    if on_scored is not None:
+        on_scored([rollout for rollout, _ in rows], scored)
+    return compare(logprobs, proofs, scored, limits)
 
 
 def compare(

@@ -18,18 +18,22 @@ from shoal.errors import IntegrityError, RefusedError, ShoalError, UnavailableEr
 from shoal.files import digest_bytes
 from shoal.joined import JoinedRun
 from shoal.metrics import EventLog, Report, silent
-from shoal.policy.engine import Engine
+from shoal.policy.engine import Engine, Scored
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
+from shoal.protocol.page_views import AuditTrace
+from shoal.protocol.rollouts import Rollout
 from shoal.protocol.verdicts import Reason, is_useful, most_severe, severity
 from shoal.validation.calibration.limits import Calibration
 from shoal.validation.checks import Checked, Finding, RejectedError, audit, check_claims
 from shoal.validation.reward_models import RewardModelScorer
+from shoal.validation.traces import trace_of
 
 log = logging.getLogger(__name__)
 
 CLAIM_WAIT_S = 20.0
 FETCH_VERSION_S = 60.0
+TRACE_S = 5.0
 
 
 class Validator:
@@ -49,6 +53,7 @@ class Validator:
         self.metrics = metrics or EventLog()
         self.report = report
         self._loaded = ""
+        self._trace: AuditTrace | None = None
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -68,6 +73,7 @@ class Validator:
         started = time.monotonic()
         verdict = self.check(claim).model_copy(update={"seconds": time.monotonic() - started})
         self.client.verdict(verdict)
+        self._send_trace()
         self.metrics.event(
             "verdict",
             worker=claim.worker_key,
@@ -112,9 +118,26 @@ class Validator:
             return rejected(claim, [Finding(Reason.NUMERICS_UNKNOWN, checked.header.numerics_class)])
         self._load(claim.lease)
         temperature = self.joined.descriptor.rollouts.temperature
-        findings, metrics = audit(checked, self.engine, limits, temperature, groups)
+
+        def keep_trace(rollouts: list[Rollout], scored: list[Scored]) -> None:
+            try:
+                self._trace = trace_of(claim.submission_id, rollouts, scored, self.engine, temperature)
+            except Exception:  # what the page shows must not decide about a verdict
+                log.exception("the audit of %s left no trace", claim.submission_id)
+
+        findings, metrics = audit(checked, self.engine, limits, temperature, groups, keep_trace)
         verdict = rejected(claim, findings) if findings else accepted(claim, checked, self._flips_allowed(checked))
         return verdict.model_copy(update={"audited_groups": groups, "metrics": metrics})
+
+    def _send_trace(self) -> None:
+        """For the owner's page; the verdict is recorded, and nothing waits for this."""
+        trace, self._trace = self._trace, None
+        if trace is None:
+            return
+        try:
+            self.client.send_trace(trace, deadline_s=TRACE_S)
+        except ShoalError as error:
+            self.metrics.event("trace_lost", reason=error.message)
 
     def _flips_allowed(self, checked: Checked) -> int:
         limits = self.calibration.limits(checked.header.numerics_class)

@@ -127,6 +127,8 @@ async def collect_rollouts(service: Service) -> int:
         collected = await service.write_unsigned(lambda connection: retention.collect(connection, run))
         for submission_id in collected:
             run.file_of(submission_id).unlink(missing_ok=True)
+    for submission_id in collected:
+        run.trace_of(submission_id).unlink(missing_ok=True)
     if collected:
         run.metrics.event("rollouts_collected", files=len(collected))
     if not run.has_space():

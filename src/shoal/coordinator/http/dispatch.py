@@ -5,6 +5,7 @@ need no clock of their own.
 """
 
 import logging
+import time
 from collections.abc import Iterable
 
 from pydantic import BaseModel, ValidationError
@@ -36,6 +37,7 @@ FORWARDED = b"x-forwarded-for"
 DISCARD_S = 20.0
 """For what a refused sender still sends; then the connection is closed on it."""
 BUSY_RETRY_S = 1.0
+ROUTE, EVENTS_PATH = "shoal.route", "/v1/events"
 
 
 class RouteFinder:
@@ -70,11 +72,18 @@ class Dispatcher:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         address, under_way = self._sender(scope), self._service.under_way
         has_place = under_way.enter(address)
+        started = time.perf_counter()
         try:
             await self._serve(scope, receive, send, address, has_place)
         finally:
+            self._observe(scope, time.perf_counter() - started)
             if has_place:
                 under_way.leave(address)
+
+    def _observe(self, scope: Scope, seconds: float) -> None:
+        route = scope.get(ROUTE)
+        if route is not None and route != EVENTS_PATH:  # a stream lasts as long as its page
+            self._service.exporter.observe("request", route=route, seconds=seconds)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, address: str, has_place: bool) -> None:
         body = BodyReader(receive)
@@ -83,6 +92,7 @@ class Dispatcher:
         except ClientDisconnect:
             return
         except (ShoalError, ValidationError) as error:
+            self._service.exporter.observe("refusal", code=getattr(error, "code", "malformed"))
             await self._refuse(refusal_of(error), scope, body, send, waits=has_place)
         except Exception as error:  # ours: the caller learns that, the log learns why
             log.exception("%s %s failed", scope["method"], scope["path"])
@@ -113,6 +123,7 @@ class Dispatcher:
         if found is None:
             raise self._finder.refusal(method, path)
         route, named = found
+        scope[ROUTE] = route.path
         caller = route.access.admit(self._service.gate, head, route.cost)
         self._vouch(scope, caller)
         sent = await route.reads.read(Incoming(head, caller, named, body))

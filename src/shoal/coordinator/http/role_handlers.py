@@ -12,7 +12,8 @@ from shoal.coordinator.http.service import Service
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.records import lease_of_file
 from shoal.errors import RefusedError
-from shoal.protocol import api
+from shoal.files import write_atomic
+from shoal.protocol import api, page_views
 
 SUBMISSION_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -71,6 +72,17 @@ async def _note_verdict(service: Service, body: api.VerdictBody) -> None:
         tokens=sum(group.tokens for group in body.groups),
         seconds=round(body.seconds, 3),
     )
+
+
+async def trace(service: Service, body: page_views.AuditTrace, caller: Signed) -> None:
+    """Keeps what an audit saw token by token, beside the rollout file, for the owner's page; best effort."""
+    run = service.run
+    if await service.read_rows(lambda connection: lease_of_file(connection, body.submission_id)) is None:
+        raise RefusedError("unknown_submission", "There is no such submission.", status=404)
+    try:
+        await asyncio.to_thread(write_atomic, run.trace_of(body.submission_id), body.model_dump_json().encode())
+    except OSError as error:
+        run.metrics.event("trace_lost", reason=str(error))
 
 
 async def batch(service: Service, body: api.BatchAddress, caller: Signed) -> api.BatchAnswer:

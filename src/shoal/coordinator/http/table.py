@@ -85,6 +85,7 @@ ROUTES = (
     Route("GET", FILE_PATH, roles.submission_file, ANY_ROLE, Address(api.SubmissionAddress), Response, PARQUET),
     Route("POST", "/v1/claims", roles.claim, VALIDATOR, Json(api.ClaimBody), api.ClaimAnswer),
     Route("POST", "/v1/verdicts", roles.verdict, VALIDATOR, Json(api.VerdictBody, LARGE), api.VerdictAnswer),
+    Route("POST", "/v1/traces", roles.trace, VALIDATOR, Json(page_views.AuditTrace, LARGE), NoneType),
     Route("GET", "/v1/batches/{step}", roles.batch, TRAINER, Address(api.BatchAddress), api.BatchAnswer),
     Route("POST", "/v1/batches/screening", roles.screen, TRAINER, Json(api.ScreeningBody, LARGE), api.BatchRecord),
     Route("POST", "/v1/versions", roles.publish, TRAINER, Json(api.VersionBody, LARGE), api.VersionAnswer),

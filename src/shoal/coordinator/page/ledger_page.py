@@ -19,7 +19,8 @@ from shoal.protocol.page_views import LedgerAddress, LedgerEntryView, LedgerPage
 
 CHECKED_AT_ONCE = 2000
 """Entries that one request checks at most; about 100 µs each."""
-HIDDEN = ("slot", "audit_drawn", "audit_rate", "audit_step", "lease", "lease_id")
+HIDDEN = ("slot", "audit", "lease")
+"""Beginnings of the names of such fields."""
 
 
 @dataclass
@@ -76,7 +77,7 @@ def _view(entry: ledger.Entry, clock: RunClock, open_step: int) -> LedgerEntryVi
     if entry.kind not in ("batch", "version", "run", "registered"):
         steps = [value for name in ("step", "audit_step") if isinstance(value := body.get(name), int)]
         if any(step >= open_step for step in steps) or not steps:
-            body = {name: value for name, value in body.items() if name not in HIDDEN}
+            body = {name: value for name, value in body.items() if not name.startswith(HIDDEN)}
     return LedgerEntryView(
         seq=entry.seq, at_s=round(clock.at_s(entry.at), 1), kind=entry.kind, body=body, hash=entry.hash
     )

@@ -58,14 +58,13 @@ class _File:
     policy_version: int
     state: str
     received_at: float
-    audit: bool
     audit_rate: float
     verdict: str | None
 
 
 FILES = (
     "SELECT submission_id, leases.step AS step, leases.slot AS slot, submissions.worker AS worker, policy_version,"
-    " submissions.state AS state, received_at, audit, audit_rate, verdict FROM submissions JOIN leases USING (lease_id)"
+    " submissions.state AS state, received_at, audit_rate, verdict FROM submissions JOIN leases USING (lease_id)"
 )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from shoal.policy.directory import check_vocabulary, has_weights
 from shoal.policy.embedded.decode_batch import DecodeBatch
@@ -118,6 +119,14 @@ class TorchEngine:
         check_ready(self._loaded, temperature)
         check_scoring(requests, vocab_size=self._runner.vocab_size, max_tokens=self._runner.max_tokens)
         return score_requests(self._runner, requests, temperature=temperature, token_limit=self.prefill_tokens)
+
+    @torch.inference_mode()
+    def entropies(self, states_ND: Tensor, *, temperature: float) -> Tensor:
+        """Entropy of the policy at each of some scored states."""
+        weights = self._runner.model.parameters()
+        logits_NV = self._runner.logits(states_ND.to(next(weights))) / temperature
+        logprobs_NV = torch.log_softmax(logits_NV.float(), dim=-1)
+        return -(logprobs_NV.exp() * logprobs_NV).sum(-1)
 
     def _cache_for(self, rows: int, positions: int) -> KeyValueCache:
         """The cache of the last stream if it is large enough, else a new one; as many rows as memory allows."""

@@ -2,7 +2,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from shoal.metrics import EventLog, ReportingEventLog
+from shoal.metrics import EventLog, Record, ReportingEventLog, read_events
 from support.tiny_run import Reports
 
 
@@ -60,3 +60,47 @@ def test_trouble_is_reported_at_once_and_again_while_it_lasts(tmp_path: Path) ->
     assert len(reports) == 3
     metrics.event("relay_lied", relay="http://liar", about="shard", reason="bytes with digest 12… instead of 34…")
     assert reports[-1] == "http://liar lied and is avoided: bytes with digest 12… instead of 34…"
+
+
+def test_a_full_disk_loses_events_and_nothing_else(tmp_path: Path) -> None:
+    path, now = tmp_path / "events.jsonl", [0.0]
+    path.symlink_to("/dev/full")
+    metrics = EventLog(path, clock=lambda: now[0])
+    metrics.event("step", number=1)
+    metrics.event("step", number=2)
+    assert metrics.counters == {"step": 2, "events_lost": 2}
+    path.unlink()
+    now[0] = 60.0
+    metrics.event("step", number=3)
+    assert [event["number"] for event in read_events(path)] == [3]
+    metrics.close()
+
+
+def test_a_file_that_cannot_be_made_loses_events_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "events").write_text("a file where a directory should be")
+    metrics = EventLog(tmp_path / "events" / "coordinator.jsonl")
+    metrics.event("step")
+    assert metrics.counters == {"step": 1, "events_lost": 1}
+
+
+def test_a_listener_that_fails_stops_nothing(tmp_path: Path) -> None:
+    metrics, heard = EventLog(tmp_path / "events.jsonl"), list[str]()
+
+    def fail(record: Record) -> None:
+        raise RuntimeError("a broken page")
+
+    metrics.listen(fail)
+    metrics.listen(lambda record: heard.append(record["event"]))
+    metrics.event("step")
+    assert heard == ["step"]
+    assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["step"]
+
+
+def test_a_broken_file_of_events_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(
+        b'{"at": 1, "event": "a"}\n\x00\xff garbage\n[1]\n{"event": "b"}\n{"at": 2, "event": "c"}\n{"at": 3, "ev'
+    )
+    assert [event["event"] for event in read_events(path)] == ["a", "c"]
+    assert [event["event"] for event in read_events(path, names=("c",))] == ["c"]
+    assert read_events(tmp_path / "nothing.jsonl") == []
