@@ -104,15 +104,17 @@ def measure_cost(rounds: int, pages: int, workers: int, turns: int) -> dict[str,
 def fill_history(directory: RunDirectory) -> None:
     def work(connection: Transaction) -> None:
         began = 1.0e9
-        names = ("reward_mean", "task_reward_mean", "output_length_mean", "entropy", "kl_behaviour", "truncation_rate")
-        names += ("clip_fraction_positive", "clip_fraction_negative", "grad_norm_mean", "age_mean", "repetition_rate")
-        names += (
-            "time_wait_batch_s",
-            "time_update_s",
-            "time_old_logprobs_s",
-            "time_fetch_s",
-            "time_stage_s",
-            "reward_std",
+        names = (
+            *("reward_mean", "task_reward_mean", "output_length_mean", "entropy", "kl_behaviour", "truncation_rate"),
+            *("clip_fraction_positive", "clip_fraction_negative", "grad_norm_mean", "age_mean", "repetition_rate"),
+            *(
+                "time_wait_batch_s",
+                "time_update_s",
+                "time_old_logprobs_s",
+                "time_fetch_s",
+                "time_stage_s",
+                "reward_std",
+            ),
         )
         for version in range(STEPS + 1):
             report = {name: 0.5 + 0.4 * math.sin(version / 50 + index) for index, name in enumerate(names)}

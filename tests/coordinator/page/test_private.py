@@ -67,7 +67,7 @@ def test_without_the_cookie_nothing_private_is_answered(worked: Swarm, path: str
         "a=b; ;;=",
         f"{name}={'0' * 64}",
     ):
-        answer = worked.http.get(path, headers={"cookie": cookie.encode()})
+        answer = worked.http.get(path, headers={b"cookie": cookie.encode()})
         assert (answer.status_code, answer.json()["code"]) == (403, "owner"), cookie
         assert "rollout text" not in answer.text
 
