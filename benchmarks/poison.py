@@ -175,11 +175,12 @@ class Forger:
     def _maximal_gradient(self, group: Group) -> list[Sample]:
         """Thoughts of the least probable tokens before right answers, the most probable ones before wrong ones."""
         right, wrong = self._split(group)
-        model = self.policies.scorer(self.version).model
+        policy = self.policies.scorer(self.version)
+        policy.set_layout("padded")
         ids = torch.tensor([[*right.prompt_tokens, *right.output_tokens]])
-        logits = model(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None]).logits[
-            0, len(right.prompt_tokens) - 1 :
-        ]
+        positions = torch.arange(ids.shape[1])[None]
+        logits = policy.model(input_ids=ids, position_ids=positions).logits[0, len(right.prompt_tokens) - 1 :]
+        policy.set_layout("packed")
         worst = logits[: len(right.output_tokens) - 4, 2 : self.close].argmin(-1) + 2
         return [self._with_thoughts(right, worst.tolist())] * 4 + [wrong] * 4
 

@@ -31,6 +31,9 @@ class FakeCoordinator:
         self.screenings: list[api.BatchRecord] = []
         """Answers to the statistics of proposed batches."""
         self.screened: list[api.ScreeningBody] = []
+        self.audited_batches: list[api.BatchRecord] = []
+        """What is left of batches that a trainer has recalled."""
+        self.recall: list[api.RecallBody] = []
         self.files: dict[str, bytes] = {}
         self.refusals: dict[str, Refuse] = {}
         """Path prefix → refusal."""
@@ -116,6 +119,7 @@ class FakeCoordinator:
             "POST /v1/verdicts": self._verdict,
             "GET /v1/batches/": lambda step, content: self.batches[int(step)],
             "POST /v1/batches/screening": self._screen,
+            "POST /v1/batches/recall": self._recall,
             "POST /v1/versions": self._version,
             "GET /v1/history": lambda rest, content: self.history,
             "POST /v1/evaluations": self._evaluation,
@@ -156,6 +160,15 @@ class FakeCoordinator:
     def _screen(self, rest: str, content: bytes) -> BaseModel:
         self.screened.append(api.ScreeningBody.model_validate_json(content))
         return self.screenings.pop(0)
+
+    def _recall(self, rest: str, content: bytes) -> BaseModel:
+        """The next list of the script replaces the batch; without one every group was audited."""
+        body = api.RecallBody.model_validate_json(content)
+        self.recall.append(body)
+        if not self.audited_batches:
+            raise Refuse("all_audited", status=409)
+        self.batches[body.step] = api.BatchAnswer(batch=self.audited_batches.pop(0))
+        return api.RecallAnswer(groups=1)
 
     def _version(self, rest: str, content: bytes) -> BaseModel:
         self.versions.append(api.VersionBody.model_validate_json(content))

@@ -226,6 +226,30 @@ def test_the_record_of_a_step_holds_every_figure(
         assert record["kl_behaviour"] > 0
 
 
+def test_a_batch_that_diverges_is_undone_and_the_run_goes_on_without_its_bad_groups(
+    start: Start, coordinator: FakeCoordinator, config: ShoalConfig, tmp_path: Path
+) -> None:
+    """Such a batch ended the run for good."""
+    training = config.training.model_copy(update={"kl_limit": 0.05, "checkpoint_every": 2})
+    settings = config.model_copy(update={"training": training})
+    for step in range(3):
+        record_batch(coordinator, step)
+    good = record_batch(coordinator, 1, groups=1).model_copy(update={"attempt": 1})
+    record_batch(coordinator, 1, verified=True)  # its log-probabilities are far from the policy's
+    coordinator.audited_batches = [good]
+    service = start(settings, metrics=(metrics := EventLog()))
+    assert service.run()
+    assert [(body.step, body.attempt) for body in coordinator.recall] == [(1, 0)]
+    assert "kl_behaviour of step 1" in coordinator.recall[0].reason
+    assert metrics.counters["recalled"] == 1
+    undone = set(published(coordinator))
+    assert sorted(version for version, _ in undone) == [0, 1, 2, 3], "repeated steps give the same weights"
+
+    coordinator.versions.clear()
+    assert start(settings, root=tmp_path / "again").run()
+    assert set(published(coordinator)) == undone, "a run that never saw the bad batch has the same bits"
+
+
 def test_a_run_that_diverges_stops_with_the_reason_and_keeps_the_last_good_checkpoint(
     start: Start, coordinator: FakeCoordinator, config: ShoalConfig, tmp_path: Path
 ) -> None:

@@ -77,6 +77,18 @@ def unban(worker: WorkerName, reason: Reason, where: Where = None, key: Key = No
     typer.echo(f"{view.name} ({view.key[:12]}…) is on {view.state} again")
 
 
+@run_app.command("recall")
+def recall(
+    step: Annotated[int, typer.Argument(min=0, help="The step that is being trained.")],
+    reason: Reason,
+    where: Where = None,
+    key: Key = None,
+) -> None:
+    """Take back the batch that is being trained: all of it is audited, then proposed again without what fails."""
+    answer = _find(where, key).recall(step, reason)
+    typer.echo(f"the batch of step {step} is recalled; {answer.groups} of its groups are audited now")
+
+
 @run_app.command("link")
 def link(
     where: Where = None,

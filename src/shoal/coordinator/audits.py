@@ -11,6 +11,7 @@ from shoal.coordinator.states import GroupState, SubmissionState
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import number, update
 from shoal.coordinator.store.tables import SubmissionRow
+from shoal.protocol import api
 
 
 def audit_in_full(connection: Connection, run: Run, row: SubmissionRow) -> bool:
@@ -21,6 +22,14 @@ def audit_in_full(connection: Connection, run: Run, row: SubmissionRow) -> bool:
     waiting = {"state": SubmissionState.PENDING, "claim_id": None, "retry_at": 0.0}
     update(connection, row, **waiting, audit_groups=json.dumps(everything), audit_rate=1.0)
     return True
+
+
+def was_audited_in_full(run: Run, row: SubmissionRow) -> bool:
+    """Whether the file was accepted after an audit of all its groups."""
+    if row.state is not SubmissionState.DECIDED or row.verdict is None:
+        return False
+    verdict = api.VerdictBody.model_validate_json(row.verdict)
+    return verdict.accepted and len(verdict.audited_groups) == run.descriptor.rollouts.tasks_per_slot
 
 
 def unaudited_limit(connection: Connection, run: Run, key: str) -> int:

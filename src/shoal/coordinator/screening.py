@@ -43,7 +43,7 @@ def _decide(connection: Connection, run: Run, row: BatchRow, body: api.Screening
     lost = [group for group in proposed if group.group_id in bad]
     withhold(connection, run, lost)
     kept = [group for group in proposed if group.group_id not in bad]
-    _close_gaps(connection, kept)
+    slots.close_gaps(connection, kept)
     if lost and row.attempt + 1 < screening.MOST_ATTEMPTS and _refill(connection, run, row, len(kept)):
         update(connection, row, attempt=row.attempt + 1)
     else:
@@ -62,12 +62,6 @@ def withhold(connection: Connection, run: Run, groups: list[GroupRow]) -> None:
         file = find(connection, SubmissionRow, "WHERE submission_id=?", (submission_id,))
         assert file is not None, "a group is of a submission"
         audit_in_full(connection, run, file)
-
-
-def _close_gaps(connection: Connection, groups: list[GroupRow]) -> None:
-    for position, group in enumerate(groups):
-        if group.position != position:
-            update(connection, group, position=position)
 
 
 def _refill(connection: Connection, run: Run, row: BatchRow, kept: int) -> int:

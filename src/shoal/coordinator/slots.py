@@ -198,6 +198,13 @@ def propose_groups(connection: Connection, groups: Sequence[GroupRow], step: int
     _count_waiting(connection, groups, -1)
 
 
+def close_gaps(connection: Connection, groups: Sequence[GroupRow]) -> None:
+    """Numbers the groups of a batch again after it has lost some."""
+    for position, group in enumerate(groups):
+        if group.position != position:
+            update(connection, group, position=position)
+
+
 def return_groups(connection: Connection, groups: Sequence[GroupRow]) -> None:
     """Withheld groups whose audit was clean wait again; they are not screened a second time."""
     update_all(connection, groups, state=GroupState.ACCEPTED, logprobs_verified=True)

@@ -62,6 +62,7 @@ class BatchState(StrEnum):
 
     PROPOSED = "proposed"
     RECORDED = "recorded"
+    RECALLED = "recalled"
 
 
 State = TypeVar("State", bound=StrEnum)
@@ -149,14 +150,22 @@ GROUP = Machine(
         (GroupState.PROPOSED, GroupState.CONSUMED): "the batch is recorded",
         (GroupState.PROPOSED, GroupState.WITHHELD): "the trainer finds it improbable, an audit follows",
         (GroupState.PROPOSED, GroupState.WITHDRAWN): "its key is banned, or its file rejected",
+        (GroupState.CONSUMED, GroupState.WITHHELD): "its batch is recalled, an audit follows",
+        (GroupState.CONSUMED, GroupState.PROPOSED): "its batch is recalled, it was audited before",
         (GroupState.WITHHELD, GroupState.ACCEPTED): "the audit was clean",
+        (GroupState.WITHHELD, GroupState.PROPOSED): "its batch was recalled, the audit was clean",
         (GroupState.WITHHELD, GroupState.WITHDRAWN): "its key is banned, or its file rejected",
     },
 )
 BATCH = Machine(
     "batch",
     {BatchState.PROPOSED: "enough groups are ready"},
-    {(BatchState.PROPOSED, BatchState.RECORDED): "the trainer has checked every group"},
+    {
+        (BatchState.PROPOSED, BatchState.RECORDED): "the trainer has checked every group",
+        (BatchState.PROPOSED, BatchState.RECALLED): "the owner says so",
+        (BatchState.RECORDED, BatchState.RECALLED): "its training diverges, or the owner says so",
+        (BatchState.RECALLED, BatchState.PROPOSED): "every group of it is audited",
+    },
 )
 MACHINES: tuple[
     Machine[SlotState] | Machine[LeaseState] | Machine[SubmissionState] | Machine[GroupState] | Machine[BatchState], ...

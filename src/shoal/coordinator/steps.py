@@ -10,6 +10,7 @@ from typing import cast
 
 from shoal.coordinator import ledger, slots
 from shoal.coordinator.audits import audit_in_full
+from shoal.coordinator.recalls import groups_in_audit
 from shoal.coordinator.rules import batches, runs
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import FILLING, UNDECIDED, BatchState, GroupState, LeaseState, SubmissionState, one_of
@@ -209,7 +210,7 @@ def _dropped_counts(connection: Connection, step: int, expired: int) -> dict[str
 
 def batch_record(connection: Connection, step: int) -> api.BatchRecord | None:
     row = find(connection, BatchRow, "WHERE step=?", (step,))
-    if row is None:
+    if row is None or row.state is BatchState.RECALLED:
         return None
     groups = query(
         connection,
@@ -220,7 +221,7 @@ def batch_record(connection: Connection, step: int) -> api.BatchRecord | None:
     )
     return api.BatchRecord(
         step=step,
-        state=row.state.value,
+        state="proposed" if row.state is BatchState.PROPOSED else "recorded",
         attempt=row.attempt,
         groups=[_batch_group(group) for group in groups],
         dropped=json.loads(row.dropped),
@@ -243,6 +244,8 @@ def _batch_group(group: _BatchGroup) -> api.BatchGroup:
 
 def missing(connection: Connection, run: Run, step: int) -> str:
     """What a batch that is not formed waits for."""
+    if audits := groups_in_audit(connection, step):
+        return f"the audit of {audits} groups of step {step}, whose batch was recalled"
     counts = step_counts(connection, run, step)
     state = run_state(connection, run)
     note = "" if state == "running" else f"; the run is {state}"

@@ -8,6 +8,7 @@ import json
 from shoal.coordinator import duplicates, ledger, slots
 from shoal.coordinator.credit import add_credit
 from shoal.coordinator.deliveries import record_delivery, record_failure
+from shoal.coordinator.recalls import propose_again
 from shoal.coordinator.rules import batches, drift, trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import (
@@ -42,6 +43,7 @@ def record_verdict(connection: Transaction, run: Run, body: api.VerdictBody) -> 
         return False
     if row.state is SubmissionState.CLAIMED:
         _apply(connection, run, row, body)
+        propose_again(connection, run)
         advance(connection, run)
     return True
 
@@ -116,7 +118,8 @@ def _confirm(
     """A file that counts, or counted, has passed an audit of everything in it; what was held back waits for a batch again."""
     _close(connection, run, row, body)
     of_file = select(connection, GroupRow, "WHERE submission_id=?", (row.submission_id,))
-    slots.return_groups(connection, [group for group in of_file if group.state is GroupState.WITHHELD])
+    held_back = [group for group in of_file if group.state is GroupState.WITHHELD and group.batch_step is None]
+    slots.return_groups(connection, held_back)
     waiting = [group for group in of_file if group.state is GroupState.ACCEPTED]
     update_all(connection, waiting, logprobs_verified=True)  # those of a batch keep what it was recorded with
     _save_event(connection, run, known_worker(connection, row.worker), body, event)

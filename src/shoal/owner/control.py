@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from shoal.config import ShoalConfig
-from shoal.coordinator import Run, control, ledger, views
+from shoal.coordinator import Run, control, ledger, recalls, views
 from shoal.coordinator.page import session
 from shoal.coordinator.server import begin, build_run
 from shoal.coordinator.store import records
@@ -52,6 +52,13 @@ class OwnedRun:
         return self._apply(
             lambda client: client.unban(body),
             lambda connection, run: views.worker_view(connection, run, control.unban(connection, run, body)),
+        )
+
+    def recall(self, step: int, reason: str) -> api.RecallAnswer:
+        body = api.RecallBody(step=step, reason=reason)
+        return self._apply(
+            lambda client: client.recall_by_hand(body),
+            lambda connection, run: api.RecallAnswer(groups=recalls.recall(connection, run, body)),
         )
 
     def status(self) -> tuple[api.StatusView, api.HistoryView]:

@@ -20,6 +20,9 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
     "ban": lambda body: f"is banned: {body['reason']}",
     "unban": lambda body: f"may work again: {body['reason']}",
     "batch": lambda body: f"step {body['step']} has its batch: {plural(len(body['groups']), 'group')}",
+    "recalled": lambda body: (
+        f"the batch of step {body['step']} is recalled, {plural(len(body['groups']), 'group')}: {body['reason']}"
+    ),
     "version": lambda body: f"version {body['version']} is published, weights {body['weights'][:KEY_LETTERS]}…",
     "run_state": lambda body: f"the owner sets the run to {body['state']}",
     "quarantine": lambda body: f"submission {body['submission'][:KEY_LETTERS]} is quarantined: {body['why']}",

@@ -248,6 +248,19 @@ class ScreeningBody(Body):
     """Of each group of the proposed batch; how far its log-probability lies from what the trainer's policy expects."""
 
 
+class RecallBody(Body):
+    step: Count
+    attempt: Count | None = None
+    """The list that was trained on; none for whichever there is."""
+    reason: Annotated[ShortText, Field(min_length=1)]
+    """Recorded in the ledger, for everybody to read."""
+
+
+class RecallAnswer(Answer):
+    groups: int
+    """How many are audited now."""
+
+
 class VersionBody(Body):
     version: Count
     manifest_digest: Digest

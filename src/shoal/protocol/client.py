@@ -183,6 +183,12 @@ class CoordinatorClient:
     def screen(self, body: api.ScreeningBody) -> api.BatchRecord:
         return self._post("/v1/batches/screening", body, api.BatchRecord)
 
+    def recall(self, body: api.RecallBody) -> api.RecallAnswer:
+        return self._post("/v1/batches/recall", body, api.RecallAnswer)
+
+    def recall_by_hand(self, body: api.RecallBody) -> api.RecallAnswer:
+        return self._post("/v1/run/recall", body, api.RecallAnswer)
+
     def publish(self, body: api.VersionBody) -> api.VersionAnswer:
         return self._post("/v1/versions", body, api.VersionAnswer)
 

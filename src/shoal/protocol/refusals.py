@@ -13,12 +13,14 @@ class RefusalCode:
 
 
 REFUSALS: dict[str, RefusalCode] = {
+    "all_audited": RefusalCode((409,), "every group of the batch was audited before"),
     "already_submitted": RefusalCode((409,), "another file was submitted for this lease"),
     "bad_signature": RefusalCode(
         (401,),
         "not signed, malformed headers, or not the signature of this key for this run, server, method, path, query and body",
     ),
     "banned": RefusalCode((403,), "the key is banned; the message says why"),
+    "batch_trained": RefusalCode((409,), "a version that was trained on the batch is published"),
     "bucket": RefusalCode((503,), "the bucket does not answer; nothing is lost, try again"),
     "clock": RefusalCode((401,), "signed too long ago or in the future; sign again with the server's time"),
     "digest": RefusalCode((400,), "the uploaded bytes are not those that were signed"),

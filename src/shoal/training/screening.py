@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.training.model.distributed import World
@@ -92,6 +93,19 @@ class Screening:
             body = api.ScreeningBody(step=self.batch.step, attempt=self.batch.attempt, statistics=values)
             answer = self.client.screen(body).model_dump_json()
         return api.BatchRecord.model_validate(json.loads(self.world.share(answer)))
+
+
+def recall(client: CoordinatorClient, world: World, batch: api.BatchRecord, reason: str) -> bool:
+    """Whether the coordinator audits the batch; false if it did so before, or if the batch is trained."""
+    answer = ""
+    if world.is_main:
+        try:
+            client.recall(api.RecallBody(step=batch.step, attempt=batch.attempt, reason=reason[:200]))
+        except RefusedError as error:
+            if error.code not in ("all_audited", "batch_trained"):
+                raise
+            answer = error.code
+    return not world.share(answer)
 
 
 def _names(batch: api.BatchRecord) -> list[str]:

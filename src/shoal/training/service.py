@@ -24,7 +24,7 @@ from shoal.training.checkpoints import always
 from shoal.training.packing.samples import Group, Sample
 from shoal.training.publisher import Published, Publisher, Publishing, Version
 from shoal.training.reports import StepReport
-from shoal.training.screening import Screening
+from shoal.training.screening import Screening, recall
 from shoal.training.trackers import Trackers
 from shoal.training.trainer import DivergedError, Trainer
 
@@ -90,6 +90,8 @@ class TrainerService:
         self.trackers = trackers
         self.report = report
         self._clock = clock
+        self._batch: api.BatchRecord | None = None
+        """What the current step trains on."""
 
     def run(self) -> bool:
         """Trains until the last version is published, or the owner has drained the run; the last checkpoint is then on disk.
@@ -119,6 +121,22 @@ class TrainerService:
             except DrainedError:
                 self._save(publishing)
                 return False
+            except DivergedError as error:
+                self._return_to_checkpoint(error)
+                record = None
+
+    def _return_to_checkpoint(self, error: DivergedError) -> None:
+        """Has the batch recalled and audited, and undoes it as a restart would; raises the error if no audit can help."""
+        step, batch = self.trainer.step, self._batch
+        self.report(f"step {step} diverges: {error.message}")
+        if batch is None or not recall(self.client, self.trainer.world, batch, error.message):
+            raise error
+        self.metrics.event("recalled", step=step, attempt=batch.attempt, reason=error.message)
+        if not self.trainer.resume():
+            raise error
+        self.report(
+            f"returned to the checkpoint of step {self.trainer.step}; the batch of step {step} is being audited"
+        )
 
     def _save(self, publishing: Publishing | None) -> None:
         """The checkpoint appears once the version of the same number is recorded."""
@@ -141,7 +159,10 @@ class TrainerService:
         groups = list(self.fetch_groups(batch))
         fetched = self._clock()
         screening = Screening(self.client, self.trainer.world, batch, self.fetch_groups)
-        report = self._train_on(groups, screening)
+        try:
+            report = self._train_on(groups, screening)
+        finally:
+            self._batch = screening.batch
         self.metrics.count("step")
         return StepRecord(report, screening.batch, wait_batch_s=waited - started, fetch_s=fetched - waited)
 

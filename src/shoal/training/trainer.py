@@ -8,6 +8,7 @@ weights are bit-identical, across kills and resumes; after an error the object m
 
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ from shoal.training.packing.samples import Group, check_groups
 from shoal.training.reports import StepReport, TokenSums, group_metrics, token_metrics, token_statistics
 from shoal.training.screening import GroupScores
 
+NORM_FACTOR = 10.0
+"""A first gradient this many times the usual one is not trained on before every group of its batch is audited."""
+NORMS_KEPT, NORMS_NEEDED = 32, 8
 BETAS = (0.9, 0.99)
 """AdamW moments; 0.99 follows the drifting objective faster than 0.999."""
 CORRECTION_CAP = 5.0
@@ -89,6 +93,8 @@ class Trainer:
         """Next step to train, and the version of the current weights."""
         self.updates = 0
         """Optimiser steps taken."""
+        self._norms: list[float] = []
+        """Of the first gradients of the last steps."""
         self._seed = seed
         self._max_new_tokens = max_new_tokens
         self._clock = clock
@@ -131,6 +137,7 @@ class Trainer:
         )
         report.tokens_per_s = report.trained_tokens / report.step_s if report.step_s else 0.0
         self._check_divergence(report)
+        self._norms = [*self._norms, *norms[:1]][-NORMS_KEPT:]
         self.step += 1
         return report
 
@@ -142,7 +149,7 @@ class Trainer:
 
     def save(self, confirm: Callable[[], bool] = always) -> Path:
         """Start writing a checkpoint of the current step; the directory appears when it is whole and `confirm` says yes."""
-        facts = {"updates": self.updates}
+        facts = {"updates": self.updates, "norms": self._norms}
         return self._checkpoints.save(self.step, self.policy.model, self._optimiser, facts, confirm)
 
     def checkpoint_steps(self) -> list[int]:
@@ -156,7 +163,8 @@ class Trainer:
         if not steps:
             return False
         facts = self._checkpoints.load(steps[-1], self.policy.model, self._optimiser)
-        self.step, self.updates = steps[-1], int(facts["updates"])
+        self.step, self.updates, self._norms = steps[-1], int(facts["updates"]), list(facts["norms"])
+        self._optimiser.zero_grad()
         return True
 
     def close(self) -> None:
@@ -249,6 +257,8 @@ class Trainer:
                 f"The gradient of step {self.step} is not finite.",
                 hint="Resume from the last checkpoint with a lower learning rate or a tighter clip.",
             )
+        if not number:
+            self._check_norm(norm, first.groups)
         for group in self._optimiser.param_groups:
             group["lr"] = learning_rate(self.config, self.updates)
         self._optimiser.step()
@@ -309,6 +319,16 @@ class Trainer:
     def _check_divergence(self, report: StepReport) -> None:
         for name in ("kl_update", "kl_behaviour"):
             self._check_lag(name, getattr(report, name))
+
+    def _check_norm(self, norm: float, groups: Sequence[Group]) -> None:
+        """Before anything has changed. A batch of audited groups is trained whatever its gradient: it is clipped anyway."""
+        usual = statistics.median(self._norms) if len(self._norms) >= NORMS_NEEDED else math.inf
+        audited = all(sample.behaviour_logprobs is not None for group in groups for sample in group.samples)
+        if norm > NORM_FACTOR * usual and not audited:
+            raise DivergedError(
+                f"The first gradient of step {self.step} has norm {norm:.3g}, usual is {usual:.3g}.",
+                hint="Every group of the batch was audited or should be: look at the rollouts of this step.",
+            )
 
     def _check_lag(self, name: str, value: float) -> None:
         if not math.isfinite(value) or value > self.config.kl_limit:

@@ -5,7 +5,7 @@ import re
 
 from starlette.responses import FileResponse, RedirectResponse, Response
 
-from shoal.coordinator import screening, steps, submissions, verdicts
+from shoal.coordinator import recalls, screening, steps, submissions, verdicts
 from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.route import PARQUET
 from shoal.coordinator.http.service import Service
@@ -110,6 +110,17 @@ async def screen(service: Service, body: api.ScreeningBody, caller: Signed) -> a
     return await service.write(
         caller, lambda connection: screening.screen(connection, service.run, body), notifies=True
     )
+
+
+async def recall_batch(service: Service, body: api.RecallBody, caller: Signed) -> api.RecallAnswer:
+    """Takes back a batch that no version was trained on yet; all of it is audited before it is proposed again."""
+
+    def operation(connection: Connection) -> int:
+        groups = recalls.recall(connection, service.run, body)
+        recalls.propose_again(connection, service.run)
+        return groups
+
+    return api.RecallAnswer(groups=await service.write(caller, operation, notifies=True))
 
 
 async def publish(service: Service, body: api.VersionBody, caller: Signed) -> api.VersionAnswer:

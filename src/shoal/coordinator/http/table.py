@@ -88,9 +88,11 @@ ROUTES = (
     Route("POST", "/v1/traces", roles.trace, VALIDATOR, Json(page_views.AuditTrace, LARGE), NoneType),
     Route("GET", "/v1/batches/{step}", roles.batch, TRAINER, Address(api.BatchAddress), api.BatchAnswer),
     Route("POST", "/v1/batches/screening", roles.screen, TRAINER, Json(api.ScreeningBody, LARGE), api.BatchRecord),
+    Route("POST", "/v1/batches/recall", roles.recall_batch, TRAINER, Json(api.RecallBody), api.RecallAnswer),
     Route("POST", "/v1/versions", roles.publish, TRAINER, Json(api.VersionBody, LARGE), api.VersionAnswer),
     Route("POST", "/v1/evaluations", roles.evaluation, EVALUATOR, Json(api.EvaluationBody), NoneType),
     Route("POST", "/v1/run/state", owner.set_state, OWNER, Json(api.RunStateBody), api.RunStateAnswer),
+    Route("POST", "/v1/run/recall", roles.recall_batch, OWNER, Json(api.RecallBody), api.RecallAnswer),
     Route("POST", "/v1/bans", owner.ban, OWNER, Json(api.BanBody), api.WorkerView),
     Route("POST", "/v1/bans/lift", owner.unban, OWNER, Json(api.BanBody), api.WorkerView),
 )  # fmt: skip
