@@ -34,7 +34,7 @@ function spread(_, low, high) {
 }
 
 // The legend shows the last values while nobody points at the chart.
-const newest = (plot) => plot.setLegend({ idx: plot.data[0].length - 1 });
+const newest = (plot) => requestAnimationFrame(() => plot.setLegend({ idx: plot.data[0].length - 1 }));
 
 function options(definition, width, height) {
   const series = definition.lines.map((line, index) => ({

@@ -52,7 +52,7 @@ export function figure(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   if (Number.isInteger(value)) return Math.abs(value) < 100000 ? String(value) : count(value);
   const size = Math.abs(value);
-  return size >= 1000 ? count(value) : size >= 100 ? value.toFixed(0) : size >= 0.01 ? value.toPrecision(3) : value.toExponential(1);
+  return size >= 1000 ? count(value) : size >= 100 ? value.toFixed(0) : size >= 0.01 ? value.toPrecision(3) : size >= 0.001 ? value.toPrecision(2) : value ? value.toExponential(1) : "0";
 }
 
 export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
