@@ -42,20 +42,20 @@ class Phase:
     """Of the staller, at the end of the phase."""
 
 
-def config(root: Path) -> ShoalConfig:
+def config(root: Path, lease_s: int) -> ShoalConfig:
     """Steps that never end; the policy hardly changes, so that every phase has the same work."""
     return small_config(
         root,
         steps=100_000,
         training={"groups_per_step": 4, "learning_rate": 1e-7, "checkpoint_every": 1000},
-        coordinator={"lease_s": 60, "gone_after_s": 30},
+        coordinator={"lease_s": lease_s, "gone_after_s": 30},
     )
 
 
 @contextmanager
-def honest_swarm(root: Path) -> Iterator[Swarm]:
+def honest_swarm(root: Path, lease_s: int = 60) -> Iterator[Swarm]:
     """Two honest workers that have delivered for a while."""
-    with swarm(config(root)) as running:
+    with swarm(config(root, lease_s)) as running:
         running.add_owner_roles(*OWNED)
         for name in HONEST:
             running.add_worker(name)
