@@ -7,6 +7,7 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from shoal.observe.view import Happening, ViewExtra, happenings, plan_rows, render, startup_notice
+from shoal.protocol.api import LeaseTimingView
 
 from .runs import STEPS, make_history, make_status, make_worker
 
@@ -66,6 +67,22 @@ def test_before_the_first_status_it_says_what_it_waits_for() -> None:
 def test_a_notice_replaces_the_batch_line() -> None:
     lines = show(render(make_status(), make_history(), ViewExtra(notice="the coordinator does not answer")))
     assert lines[2].strip() == "the coordinator does not answer"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("measuring", "work leased at once (2 cycles measured)"),
+        ("waits_for_version", "work waits for version 7 (filling 1.5 s, training 6.0 s)"),
+        ("trainer_waits", "work leased at once (the trainer waits)"),
+        ("swarm_too_slow", "work leased at once (filling 1.5 s, training 6.0 s)"),
+    ],
+)
+def test_the_batch_line_says_when_work_is_leased(reason: str, words: str) -> None:
+    facts = {"reason": reason, "step": 8, "newest_version": 6, "oldest_version": 7, "cycles": 2}
+    timing = LeaseTimingView.model_validate(facts | {"slowest_fill_s": 1.5, "fastest_train_s": 6.0})
+    status = make_status().model_copy(update={"lease_timing": timing})
+    assert any(words in line for line in show(render(status, make_history()), columns=160))
 
 
 def test_ban_hides_the_rejection_that_caused_it_and_notes_are_in_order() -> None:
