@@ -45,10 +45,10 @@ from shoal.files import digest_bytes, digest_file, write_atomic
 from shoal.identity import Keypair
 from shoal.net import raise_file_limit
 from shoal.protocol import api
-from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.client import SUBMISSION_SIGNATURE_HEADER, CoordinatorClient
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.protocol.signing import PROTOCOL_VERSION, RequestTarget, stamp_request, submission_message
+from shoal.protocol.steps import secret_commitment
 from shoal.rundir import ROLES, RunDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -19,7 +19,7 @@ PUBLIC = {
         build_config changes load_config to_toml
     """,
     "shoal.coordinator": """
-        LedgerError Run Store balances check_draws create_app run_coordinator verify_export
+        LedgerError Run Store balances check_secrets create_app run_coordinator verify_export
     """,
     "shoal.curation": """
         REWARD_FIT Band Contamination CurationSettings Demonstration Example FilterSettings FitReport
@@ -62,8 +62,8 @@ PUBLIC = {
     """,
     "shoal.protocol": """
         PROTOCOL_VERSION REASONS CoordinatorClient FileReference Reason Rollout RolloutFileError RolloutHeader
-        RolloutLimits RunDescriptor Severity TaskAssignment assign fetch_descriptor most_severe
-        open_descriptor read_rollouts secret_commitment severity slot_seed step_secret write_rollouts
+        RolloutLimits RunDescriptor Severity StepId TaskAssignment VersionId assign fetch_descriptor most_severe
+        open_descriptor read_rollouts secret_commitment severity slot_seed step_commitment step_secret write_rollouts
     """,
     "shoal.simulation": """
         Behaviour EventClock LocalCoordinator Outcome Scenario Work WorkerPlan attacks honest hostile simulate unequal

@@ -6,7 +6,7 @@ from shoal.config import ShoalConfig, build_config, to_toml
 from shoal.errors import ConfigError, KeyFileError, SignatureError
 from shoal.files import write_atomic
 from shoal.identity import Keypair
-from shoal.protocol.assignment import SECRET_BYTES, secret_commitment
+from shoal.protocol.steps import SECRET_BYTES, secret_commitment
 from shoal.rundir import ROLES, RunDirectory, load_run, located
 from support.samples import descriptor, keypair
 

@@ -15,8 +15,8 @@ from shoal.config import ShoalConfig, load_config
 from shoal.errors import ConfigError, KeyFileError, ShoalError
 from shoal.files import write_atomic
 from shoal.identity import Keypair
-from shoal.protocol.assignment import SECRET_BYTES, secret_commitment
 from shoal.protocol.descriptor import RunDescriptor, open_descriptor
+from shoal.protocol.steps import SECRET_BYTES, secret_commitment
 
 DESCRIPTOR_NAME = "descriptor.json"
 ROLES = ("coordinator", "trainer", "validator", "evaluator")

@@ -19,6 +19,7 @@ from shoal.coordinator import ledger
 from shoal.coordinator.store.writer import Store
 from shoal.identity import Keypair
 from shoal.owner.create import initialise
+from shoal.protocol.evidence import LedgerHead, seal
 from support.tiny_run import save_policy
 
 NOBODY = "http://127.0.0.1:9"
@@ -291,36 +292,69 @@ def test_a_directory_that_cannot_be_written_is_named(shoal: Run, tmp_path: Path)
     assert_one_sentence(result, str(tmp_path / "file"))
 
 
+COORDINATOR = Keypair.from_seed(b"c" * 32)
+
+
 @pytest.fixture
 def ledger_file(tmp_path: Path) -> Path:
-    coordinator = Keypair.from_seed(b"c" * 32)
     store = Store(tmp_path / "store.db")
-    for held in range(3):
-        store.write(partial(ledger.append, keypair=coordinator, at=1.0, kind="credit", worker="w", held=held))
+    for state in ("running", "paused", "running"):
+        store.write(partial(ledger.append, keypair=COORDINATOR, at=1.0, kind="run_state", state=state))
+    store.write(partial(ledger.append, keypair=COORDINATOR, at=1.0, kind="slash", worker="w", held=0, slashed=0))
+    reason = "by the owner: rude"
+    store.write(partial(ledger.append, keypair=COORDINATOR, at=1.0, kind="ban", worker="w", reason=reason, by="owner"))
     count, head = store.read(ledger.head)
     lines = store.read(partial(ledger.page, start=0, stop=count))
-    lines.append(ledger.seal(coordinator, "run-1", count, head))
+    lines.append(ledger.seal(COORDINATOR, "run-1", count, head, 2.0))
     store.close()
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(b"".join(lines))
     return path
 
 
-def test_an_honest_ledger_verifies_and_its_balances_are_shown(shoal: Run, ledger_file: Path) -> None:
-    assert shoal("ledger", "verify", ledger_file).out.startswith("ok: 3 entries of run run-1, signed by ")
-    assert "w…: 3 held, 0 released, 0 slashed" in shoal("ledger", "show", ledger_file).out
+def signed_head(entries: int, head: str, at: float = 1.5, run_id: str = "run-1") -> str:
+    return seal(LedgerHead(run_id=run_id, at=at, entries=entries, head=head), COORDINATOR)
 
 
-def test_audit_draws_are_repeated_by_ledger_verify(shoal: Run, ledger_file: Path) -> None:
-    assert "ok: 0 audit draws repeated" in shoal("ledger", "verify", ledger_file).out
+def test_an_honest_ledger_verifies_and_what_was_not_checked_is_said(shoal: Run, ledger_file: Path) -> None:
+    out = shoal("ledger", "verify", ledger_file).out
+    assert out.startswith("ok: 5 entries of run run-1, signed by ")
+    assert "ok: 0 audit draws repeated" in out
+    assert "not checked: whose signatures these are" in out
+    known = shoal("ledger", "verify", ledger_file, "--coordinator-key", COORDINATOR.public).out
+    assert "whose signatures" not in known
+    assert "not checked: whether verdicts were left out" in known
+    assert "the owner sets the run to paused" in shoal("ledger", "show", ledger_file).out
+
+
+def test_a_kept_head_is_held_against_a_ledger(shoal: Run, ledger_file: Path, tmp_path: Path) -> None:
+    true = json.loads(ledger_file.read_bytes().splitlines()[2])["hash"]
+    (tmp_path / "ledger-heads.jsonl").write_text(signed_head(3, true) + "\n")
+    assert shoal("ledger", "verify", ledger_file, "--head", tmp_path, "--head", true).code == 0
+    (tmp_path / "ledger-heads.jsonl").write_text(signed_head(3, true) + "\n" + signed_head(4, "ab" * 32) + "\n")
+    found = shoal("ledger", "verify", ledger_file, "--head", tmp_path / "ledger-heads.jsonl")
+    assert (found.code, "entry 3: a kept head of 4 entries" in found.out) == (1, True)
+    assert "1 finding" in found.out
+    strange = shoal("ledger", "verify", ledger_file, "--head", "cd" * 32)
+    assert (strange.code, "rewritten" in strange.out) == (1, True)
+    assert_one_sentence(shoal("ledger", "verify", ledger_file, "--head", ledger_file), "is no ledger-head")
+    assert_one_sentence(shoal("ledger", "verify", ledger_file, "--receipts", tmp_path), "cannot be read")
+
+
+def test_the_result_is_a_json_object_too(shoal: Run, ledger_file: Path) -> None:
+    result = json.loads(shoal("ledger", "verify", ledger_file, "--head", "cd" * 32, "--json").out)
+    assert (result["ok"], result["entries"], len(result["findings"])) == (False, 5, 1)
+    assert result["findings"][0]["entry"] == 4
+    assert result["unchecked"]
 
 
 def test_tampering_with_a_ledger_is_found_and_located(shoal: Run, ledger_file: Path) -> None:
     lines = ledger_file.read_bytes().splitlines(keepends=True)
     entry = json.loads(lines[1])
-    entry["body"] = entry["body"].replace("1", "9")
+    entry["body"] = entry["body"].replace("paused", "drained")
     ledger_file.write_bytes(b"".join([lines[0], json.dumps(entry).encode() + b"\n", *lines[2:]]))
-    assert_one_sentence(shoal("ledger", "verify", ledger_file), "Line 2")
+    found = shoal("ledger", "verify", ledger_file)
+    assert (found.code, "entry 1: The entry does not continue the chain." in found.out) == (1, True)
 
 
 def test_a_truncated_ledger_is_found(shoal: Run, ledger_file: Path) -> None:
@@ -328,11 +362,12 @@ def test_a_truncated_ledger_is_found(shoal: Run, ledger_file: Path) -> None:
     ledger_file.write_bytes(b"".join(lines[:-1]))
     assert_one_sentence(shoal("ledger", "verify", ledger_file), "seal")
     ledger_file.write_bytes(b"".join([*lines[:-2], lines[-1]]))
-    assert_one_sentence(shoal("ledger", "verify", ledger_file), "speaks of 3 entries")
+    found = shoal("ledger", "verify", ledger_file)
+    assert (found.code, "speaks of 5 entries" in found.out) == (1, True)
 
 
 def test_a_ledger_of_another_signer_or_none_at_all_is_refused(shoal: Run, ledger_file: Path, tmp_path: Path) -> None:
-    assert_one_sentence(shoal("ledger", "verify", ledger_file, "--coordinator-key", "ab" * 32), "not signed")
+    assert "not signed" in shoal("ledger", "verify", ledger_file, "--coordinator-key", "ab" * 32).out
     assert_one_sentence(shoal("ledger", "verify", tmp_path / "nowhere"), "cannot be read")
     (tmp_path / "empty").write_bytes(b"")
     assert_one_sentence(shoal("ledger", "show", tmp_path / "empty"), "is empty")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.coordinator.ledger import Entry, balances, check_draws, verify_export
+from shoal.coordinator.ledger import Entry, balances, check_secrets, verify_export
 from shoal.protocol.verdicts import Reason
 from support.backups import CONFIG, two_files
 from support.samples import keypair
@@ -26,7 +26,7 @@ def bodies(found: list[Entry], kind: str) -> list[dict[str, object]]:
 def check(swarm: Swarm) -> list[Entry]:
     """The ledger verifies, its draws can be repeated, and its balances are those of the store."""
     found = entries(swarm)
-    assert check_draws(found) > 0
+    assert check_secrets(found) > 0
     accounts = balances(found)
     for row in swarm.all("SELECT key, credit_held, credit_released FROM workers"):
         account = accounts[str(row["key"])]

@@ -37,7 +37,7 @@ def filled(key: Keypair = COORDINATOR) -> Connection:
 
 def export(connection: Connection, key: Keypair = COORDINATOR) -> list[bytes]:
     count, head = ledger.head(connection)
-    return [*ledger.page(connection, 0, count), ledger.seal(key, "run-1", count, head)]
+    return [*ledger.page(connection, 0, count), ledger.seal(key, "run-1", count, head, 1005.0)]
 
 
 LINES = export(filled())
@@ -89,12 +89,12 @@ def test_no_byte_of_an_export_can_change_unseen(position: int, flip: int) -> Non
     with pytest.raises(LedgerError) as caught:
         verify(bytes(data).split(b"\n"))
     if line < len(LINES):
-        assert f"Line {line}" in caught.value.message
+        assert f"Entry {line - 1}" in caught.value.message
 
 
 @pytest.mark.parametrize("missing", range(len(LINES) - 1))
 def test_an_entry_that_was_taken_out_is_located(missing: int) -> None:
-    where = f"Line {missing + 1}" if missing < len(LINES) - 2 else "5 entries, the export has 4"
+    where = f"Entry {missing}" if missing < len(LINES) - 2 else "5 entries, the export has 4"
     with pytest.raises(LedgerError, match=where):
         verify(LINES[:missing] + LINES[missing + 1 :])
 
@@ -106,14 +106,14 @@ def test_truncation_shows(count: int) -> None:
 
 
 def test_entries_in_another_order_are_located() -> None:
-    with pytest.raises(LedgerError, match="Line 2"):
+    with pytest.raises(LedgerError, match="Entry 1"):
         verify([LINES[0], LINES[2], LINES[1], *LINES[3:]])
 
 
 def test_a_chain_rewritten_without_the_key_is_located() -> None:
-    with pytest.raises(LedgerError, match="Line 1: the entry is not signed"):
+    with pytest.raises(LedgerError, match="Entry 0: The entry is not signed"):
         verify(export(filled(MALLORY), MALLORY))
-    with pytest.raises(LedgerError, match="Line 1: the entry is not signed"):
+    with pytest.raises(LedgerError, match="Entry 0: The entry is not signed"):
         verify([*export(filled(MALLORY))[:-1], LINES[-1]])
 
 
@@ -152,13 +152,13 @@ def rewritten(change: Callable[[dict[str, object]], None]) -> list[bytes]:
     ],
 )
 def test_entries_of_wrong_types_are_located_not_crashed_on(change: Callable[[dict[str, object]], None]) -> None:
-    with pytest.raises(LedgerError, match="Line 2 is not a ledger entry"):
+    with pytest.raises(LedgerError, match="Entry 1: This line is not a ledger entry"):
         verify(rewritten(change))
 
 
 @pytest.mark.parametrize("line", [b"[]", b"7", b"null", b'"text"', b"{" * 100_000, b"\xff", b" "])
 def test_lines_that_are_no_entries_are_located(line: bytes) -> None:
-    with pytest.raises(LedgerError, match="Line 2 is not"):
+    with pytest.raises(LedgerError, match="Entry 1: This line is not"):
         verify([LINES[0], line, *LINES[2:]])
 
 

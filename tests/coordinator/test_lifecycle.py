@@ -8,8 +8,9 @@ import pytest
 from shoal.coordinator.ledger import balances, verify_export
 from shoal.files import digest_bytes
 from shoal.protocol import api
-from shoal.protocol.assignment import slot_seed, step_secret
+from shoal.protocol.assignment import slot_seed
 from shoal.protocol.client import fetch_descriptor
+from shoal.protocol.steps import StepId, step_secret
 from shoal.protocol.verdicts import Reason
 from support.samples import RUN_SECRET, keypair
 from support.swarm import TOKENS_PER_GROUP, Swarm, running, small_config
@@ -55,7 +56,7 @@ def test_the_lease_reveals_its_slot_seed_and_nothing_else(swarm: Swarm) -> None:
     swarm.publish(0)
     (ann,) = swarm.join("ann")
     first, second = swarm.lease(ann), swarm.lease(ann)
-    secret = step_secret(RUN_SECRET, 0)
+    secret = step_secret(RUN_SECRET, StepId(step=0))
     assert first.slot_seed == slot_seed(secret, 0).hex()
     assert second.slot_seed == slot_seed(secret, 1).hex()
     export = ann.ledger_export()
@@ -67,11 +68,13 @@ def test_the_step_secret_is_published_when_the_batch_is_recorded(swarm: Swarm) -
     swarm.publish(0)
     (ann,) = swarm.join("ann")
     swarm.produce(ann)
-    assert step_secret(RUN_SECRET, 0).hex().encode() not in ann.ledger_export(), "the proposal may still change"
+    assert step_secret(RUN_SECRET, StepId(step=0)).hex().encode() not in ann.ledger_export(), (
+        "the proposal may still change"
+    )
     swarm.record(0)
     export = ann.ledger_export()
-    assert step_secret(RUN_SECRET, 0).hex().encode() in export
-    assert step_secret(RUN_SECRET, 1).hex().encode() not in export
+    assert step_secret(RUN_SECRET, StepId(step=0)).hex().encode() in export
+    assert step_secret(RUN_SECRET, StepId(step=1)).hex().encode() not in export
 
 
 def test_the_descriptor_is_served_as_it_was_signed(swarm: Swarm) -> None:

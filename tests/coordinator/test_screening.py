@@ -79,7 +79,7 @@ def test_an_improbable_group_is_audited_and_not_trained_on(swarm: Swarm) -> None
     assert swarm.state_of("eve") == "active", "the check alone penalises no worker"
     claim = swarm.claim()
     assert (claim.worker_key, claim.audit_groups) == (keypair("eve").public, [0, 1])
-    entry = json.loads(str(swarm.one("SELECT body FROM ledger WHERE kind='batch'")["body"]))
+    entry = json.loads(str(swarm.one("SELECT body FROM ledger WHERE kind='recorded'")["body"]))
     assert entry["groups"] == names(recorded)
 
 

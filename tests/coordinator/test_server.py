@@ -7,7 +7,7 @@ from shoal.config import ShoalConfig, to_toml
 from shoal.coordinator.server import PortTakenError, bind, build_run
 from shoal.errors import ConfigError, KeyFileError
 from shoal.files import write_atomic
-from shoal.protocol.assignment import secret_commitment
+from shoal.protocol.steps import secret_commitment
 from shoal.rundir import RunDirectory, located
 from support.samples import RUN_SECRET, descriptor, keypair
 from support.swarm import ROLES, Swarm, running, small_config
@@ -79,6 +79,6 @@ def test_uploads_that_a_kill_cut_off_are_removed_at_the_next_start_and_others_st
 
 
 def test_the_ledger_begins_with_the_run_and_its_commitment(swarm: Swarm) -> None:
-    first = swarm.one("SELECT kind, body FROM ledger")
+    first = swarm.one("SELECT kind, body FROM ledger WHERE seq=0")
     assert first["kind"] == "run"
     assert swarm.run.descriptor.secret_commitment in str(first["body"])

@@ -10,7 +10,7 @@ def test_an_empty_run_has_a_status(swarm: Swarm) -> None:
     assert (status.run_id, status.run_state, status.step, status.newest_version) == ("run-1", "running", 0, -1)
     assert (status.workers, status.recent_verdicts, status.age_histogram) == ([], [], {})
     assert status.slots_open == 3
-    assert status.ledger_entries == 1
+    assert status.ledger_entries == 4, "the run, its terms, and commitments to the secrets of two steps"
 
 
 def test_the_status_tells_who_does_what(swarm: Swarm) -> None:

@@ -54,7 +54,7 @@ class Remains:
         keypair = self.directory.existing_key("coordinator")
         count, head = ledger.head(self.connection)
         lines = ledger.page(self.connection, 0, count)
-        self.entries, _ = ledger.verify_export([*lines, ledger.seal(keypair, "run", count, head)], keypair.public)
+        self.entries, _ = ledger.verify_export([*lines, ledger.seal(keypair, "run", count, head, 0.0)], keypair.public)
 
     def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
         return self.connection.execute(sql, values).fetchall()
@@ -102,7 +102,7 @@ def _store_is_sound(remains: Remains) -> Iterator[str]:
 def _steps_are_whole(remains: Remains) -> Iterator[str]:
     """Each step has one batch and each batch one version, in order."""
     wanted = remains.outcome.plan.steps
-    batches = [body["step"] for body in remains.bodies("batch")]
+    batches = [body["step"] for body in remains.bodies("recorded")]
     versions = [body["version"] for body in remains.bodies("version")]
     if batches != list(range(wanted)):
         yield f"the ledger has batches of steps {batches}"
@@ -113,7 +113,7 @@ def _steps_are_whole(remains: Remains) -> Iterator[str]:
 def _groups_are_consumed_once(remains: Remains) -> Iterator[str]:
     """The ledger's batches and the store name the same groups, each once, each accepted, none too old or too new."""
     in_ledger: dict[str, int] = {}
-    for body in remains.bodies("batch"):
+    for body in remains.bodies("recorded"):
         groups, step = body["groups"], body["step"]
         assert isinstance(groups, list)
         assert isinstance(step, int)

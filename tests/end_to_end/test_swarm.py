@@ -40,7 +40,7 @@ def check_outcome(run: Swarm, steps: int) -> None:
 
 def check_ledger(run: Swarm, steps: int) -> None:
     entries = run.ledger()
-    batches = [json.loads(entry.body) for entry in entries if entry.kind == "batch"]
+    batches = [json.loads(entry.body) for entry in entries if entry.kind == "recorded"]
     versions = [json.loads(entry.body)["version"] for entry in entries if entry.kind == "version"]
     consumed = [group for batch in batches for group in batch["groups"]]
     assert [batch["step"] for batch in batches] == list(range(steps))

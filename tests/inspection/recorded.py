@@ -13,8 +13,9 @@ from shoal.files import digest_bytes
 from shoal.owner.create import initialise
 from shoal.policy import GenerationRequest, TorchEngine
 from shoal.protocol import api
-from shoal.protocol.assignment import slot_seed, step_secret
+from shoal.protocol.assignment import slot_seed
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
+from shoal.protocol.steps import StepId, step_secret
 from shoal.protocol.verdicts import Reason
 from shoal.rundir import RunDirectory
 from shoal.tasks import TextCodec, load_tasks
@@ -45,7 +46,7 @@ def make_run(model: Path, root: Path) -> RunDirectory:
 
 
 def generate(directory: RunDirectory, workload: Workload, model: Path, slot: int) -> list[Rollout]:
-    items = workload.items(slot_seed(step_secret(directory.secret(), STEP), slot))
+    items = workload.items(slot_seed(step_secret(directory.secret(), StepId(step=STEP)), slot))
     engine = TorchEngine(model, eos_token_ids=workload.codec.eos_token_ids)
     made = engine.generate([GenerationRequest(item.prompt_tokens, item.seed, 6) for item in items], temperature=1.0)
     return [

@@ -46,7 +46,8 @@ def publish_version(directory: RunDirectory, version: int) -> None:
     store = Store(directory.store)
     batch = BatchRow(version - 1, 0.0, 0, 0, "{}", "{}")
     store.write(lambda connection: insert(connection, batch, unless_known=True))
-    head = store.write(lambda connection: publish(connection, run, body))
+    store.write(lambda connection: publish(connection, run, body))
+    head = store.read(ledger.head)[1]
     store.close()
     origin.announce(ledger_head=head)
 

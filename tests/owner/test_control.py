@@ -126,7 +126,8 @@ def test_a_stopped_run_is_commanded_through_its_store(stopped: RunDirectory) -> 
     entries = store.read(lambda connection: ledger.page(connection, 0, 100))
     store.close()
     kinds = [json.loads(line)["kind"] for line in entries]
-    assert kinds == ["run", "run_state", "run_state", "slash", "ban", "unban"]
+    assert kinds[:4] == ["run", "terms", "commitment", "commitment"]
+    assert kinds[4:] == ["run_state", "run_state", "slash", "ban", "unban"]
 
 
 def test_a_run_elsewhere_that_does_not_answer_stays_unavailable(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from shoal.errors import ConfigError, KeyFileError, ShoalError
 from shoal.files import digest_bytes
 from shoal.owner.create import initialise
 from shoal.policy import ModelError
-from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.descriptor import open_descriptor
+from shoal.protocol.steps import secret_commitment
 from shoal.rundir import ROLES, RunDirectory
 from support.tiny_run import Reports, save_policy
 

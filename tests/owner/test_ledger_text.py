@@ -12,7 +12,8 @@ from shoal.coordinator.ledger import Entry
 from shoal.owner.ledger_text import SENTENCES, ledger_lines, sentence
 
 ANN = "ab" * 32
-APPEND = re.compile(r"ledger\.append\(\s*connection,\s*run\.keypair,\s*[\w.()]+,\s*\"(\w+)\"")
+STEP = {"epoch": 1, "step": 2, "attempt": 0}
+APPEND = re.compile(r"append\(\s*connection,\s*run\.keypair,\s*[\w.()]+,\s*\"(\w+)\"")
 
 
 def entry(kind: str, seq: int = 0, **body: Any) -> Entry:
@@ -34,7 +35,8 @@ def verdict(accepted: bool, audited: list[int]) -> dict[str, Any]:
         ("slash", {"worker": ANN, "held": -20, "slashed": 20}, "loses its stake of 20 tokens"),
         ("ban", {"worker": ANN, "reason": "reward"}, "ann (abababababab…) is banned: reward"),
         ("unban", {"worker": ANN, "reason": "a mistake"}, "may work again: a mistake"),
-        ("batch", {"step": 2, "groups": ["a", "b"], "step_secret": "00"}, "step 2 has its batch: 2 groups"),
+        ("commitment", STEP | {"commitment": "cd" * 32}, "the secret of step 2 (epoch 1) is fixed: cdcdcdcdcdcd…"),
+        ("recorded", {"step": 2, "groups": ["a", "b"], "step_secret": "00"}, "step 2 has its batch: 2 groups"),
         ("version", {"version": 4, "weights": "cd" * 32}, "version 4 is published, weights cdcdcdcdcdcd…"),
         ("run_state", {"state": "paused"}, "the owner sets the run to paused"),
         ("quarantine", {"submission": "ef" * 16, "why": "crashed"}, "submission efefefefefef is quarantined: crashed"),

@@ -2,10 +2,10 @@
 
 from shoal.config import RewardConfig, RolloutConfig, TasksConfig
 from shoal.identity import Keypair
-from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.protocol.rollouts import Rollout, RolloutHeader
 from shoal.protocol.signing import PROTOCOL_VERSION
+from shoal.protocol.steps import secret_commitment
 
 RUN_SECRET = bytes(range(32))
 NUMERICS_CLASS = "torch/float32/cpu"

@@ -18,7 +18,8 @@ from shoal.errors import UnavailableError
 from shoal.joined import JoinedRun, RelayList
 from shoal.policy import TorchEngine, bundled_directory
 from shoal.protocol import api
-from shoal.protocol.assignment import slot_seed, step_secret
+from shoal.protocol.assignment import slot_seed
+from shoal.protocol.steps import StepId, step_secret
 from shoal.tasks import CODEC_FILES, TextCodec, load_tasks
 from shoal.tasks.workload import Workload
 from support.samples import NUMERICS_CLASS, RUN_SECRET, descriptor, keypair
@@ -158,7 +159,7 @@ def make_lease(slot: int = 0, *, step: int = 3, version: int = 0, expires_at: fl
         lease_id=f"lease-{step}-{slot}",
         step=step,
         slot=slot,
-        slot_seed=slot_seed(step_secret(RUN_SECRET, step), slot).hex(),
+        slot_seed=slot_seed(step_secret(RUN_SECRET, StepId(step=step)), slot).hex(),
         policy_version=version,
         manifest_digest=version_digest(version),
         expires_at=expires_at,

@@ -7,7 +7,8 @@ import pytest
 from shoal.config import RewardConfig, RolloutConfig, TasksConfig
 from shoal.errors import ConfigError
 from shoal.policy import bundled_directory
-from shoal.protocol.assignment import slot_seed, step_secret
+from shoal.protocol.assignment import slot_seed
+from shoal.protocol.steps import StepId, step_secret
 from shoal.tasks import CODEC_FILES, load_tasks
 from shoal.tasks.workload import Workload
 from support.samples import RUN_SECRET, descriptor
@@ -33,7 +34,7 @@ def build(files: Mapping[str, bytes], **changes: object) -> Workload:
 
 
 def seed(slot: int) -> bytes:
-    return slot_seed(step_secret(RUN_SECRET, 1), slot)
+    return slot_seed(step_secret(RUN_SECRET, StepId(step=1)), slot)
 
 
 def test_two_sides_derive_the_same_items(files: Mapping[str, bytes]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.coordinator.ledger import Entry
 from shoal.errors import ConfigError
-from shoal.protocol.assignment import step_secret
+from shoal.protocol.steps import StepId, step_commitment, step_secret
 from shoal.protocol.verdicts import Reason
 from shoal.validation.offline import OfflineVerdict, recorded, verdict_lines, verify_file
 from support.samples import RUN_SECRET, keypair
@@ -32,7 +32,7 @@ def policy(tiny_run: TinyRun, tmp_path: Path) -> Path:
 
 def verdict_on(data: bytes, policy: Path, tiny_run: TinyRun, *, step: int = 3) -> OfflineVerdict:
     sealed = tiny_run.workload.descriptor.seal(keypair("run")).to_bytes()
-    return verify_file(data, policy, sealed, step_secret(RUN_SECRET, step))
+    return verify_file(data, policy, sealed, step_secret(RUN_SECRET, StepId(step=step)))
 
 
 def test_honest_work_is_accepted_with_metrics(honest: Submission, policy: Path, tiny_run: TinyRun) -> None:
@@ -65,22 +65,24 @@ def test_a_secret_of_another_length_is_refused(honest: Submission, policy: Path,
         verify_file(honest.data, policy, sealed, b"short")
 
 
-def entry(kind: str, **body: object) -> Entry:
-    return Entry(seq=0, at=0.0, kind=kind, body=json.dumps(body), previous="", hash="", signature="")
+def entry(kind: str, seq: int = 0, **body: object) -> Entry:
+    return Entry(seq=seq, at=0.0, kind=kind, body=json.dumps(body), previous="", hash="", signature="")
 
 
 def ledger_of(digest: str, *, batch: bool = True) -> list[Entry]:
+    step, secret = StepId(step=3), step_secret(RUN_SECRET, StepId(step=3))
     verdict = {
-        "step": 3,
         "file": digest,
         "accepted": True,
         "groups": 2,
+        "position": 0,
         "audit_drawn": [0, 1],
         "audit_rate": 1.0,
-        "audit_step": 3,
+        "audit_step": step,
     }
-    published = [entry("batch", step=3, step_secret=step_secret(RUN_SECRET, 3).hex())] if batch else []
-    return [entry("verdict", **verdict), *published]
+    committed = entry("commitment", **step.fields(), commitment=step_commitment(step, secret))
+    published = [entry("recorded", seq=2, **step.fields(), step_secret=secret.hex())] if batch else []
+    return [committed, entry("verdict", seq=1, **step.fields(), **verdict), *published]
 
 
 def test_the_ledger_brings_the_secret_the_verdict_and_the_draw(

@@ -168,7 +168,8 @@ class Head(Record):
     run_id: Annotated[str, Field(max_length=128)]
     counter: Annotated[int, Field(gt=0, lt=1 << 53)]
     expires_at: float
-    ledger_head: Annotated[str, Field(max_length=128)]
+    ledger_head: Annotated[str, Field(max_length=2048)]
+    """The head of the ledger, as the coordinator signed it."""
     versions: Annotated[tuple[VersionEntry, ...], Field(max_length=MAX_VERSIONS)]
     files: Annotated[tuple[ShardEntry, ...], Field(max_length=MAX_FILES)] = ()
 

@@ -3,7 +3,6 @@
 Thin: each parses its flags and calls a package. Heavy imports happen inside.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,7 +11,7 @@ import typer
 
 from shoal.cli.flags import Joinable, Where, report, run_config
 from shoal.config.schema import EngineKind
-from shoal.errors import ConfigError, IntegrityError
+from shoal.errors import ConfigError
 from shoal.rundir import RunDirectory
 
 LOOK_DEADLINE_S = 5.0
@@ -193,25 +192,41 @@ def ledger_export(where: Joinable, out: Annotated[Path, typer.Argument(help="Fil
 
 @ledger_app.command("verify")
 def ledger_verify(
-    file: Annotated[Path, typer.Argument(help="An exported ledger.")],
+    where: Annotated[
+        str, typer.Argument(help="An exported ledger; or a run: its file, its directory or its coordinator's address.")
+    ],
     coordinator_key: Annotated[
-        str | None, typer.Option(help="Key that must have signed; default: the key in the seal.")
+        str | None, typer.Option(help="Key that must have signed; default: the key in the seal, which proves little.")
     ] = None,
+    descriptor: Annotated[
+        Path | None,
+        typer.Option(help="The signed descriptor of the run: brings the coordinator's key and the run key."),
+    ] = None,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A head that was kept: 64 hex digits, a file of heads, or a worker's or relay's directory. Repeatable."
+        ),
+    ] = None,
+    receipts: Annotated[
+        list[Path] | None,
+        typer.Option(help="Receipts that a worker kept: its directory or receipts.jsonl. Repeatable."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of sentences.")] = False,
 ) -> None:
-    """Re-check an exported ledger offline: chain, signatures, count, and the draw of every audit."""
-    from shoal.coordinator import check_draws, verify_export
+    """Re-check a ledger offline: chain, signatures, secrets, audit draws, credit, and what others have kept."""
+    from shoal.owner.ledger_check import check_ledger, json_of, sentences_of
     from shoal.roles.joining import check_public_key
 
     if coordinator_key is not None:
         check_public_key(coordinator_key)
-    lines = _read_lines(file)
-    key = coordinator_key or _seal_key(lines)
-    entries, run_id = verify_export(lines, key)
-    draws = check_draws(entries)
-    report(
-        f"ok: {len(entries)} entries of run {run_id}, signed by {key[:12]}…, head {entries[-1].hash if entries else '-'}"
-    )
-    report(f"ok: {draws} audit draws repeated with the published secrets")
+    result = check_ledger(where, coordinator_key, descriptor, head or [], receipts or [])
+    if json:
+        typer.echo(json_of(result))
+    else:
+        for line in sentences_of(result):
+            typer.echo(line)
+    raise SystemExit(0 if result.ok else 1)
 
 
 @ledger_app.command("show")
@@ -222,25 +237,12 @@ def ledger_show(
 ) -> None:
     """Print what happened, with names, and the balances that follow from it."""
     from shoal.coordinator import verify_export
-    from shoal.owner.control import find_run
+    from shoal.owner.ledger_check import ledger_source, seal_key
     from shoal.owner.ledger_text import ledger_lines
-    from shoal.rundir import is_address
 
-    is_run = is_address(where) or Path(where).is_dir() or where.endswith(".toml")
-    lines = find_run(where).ledger().splitlines() if is_run else _read_lines(Path(where))
-    for line in ledger_lines(verify_export(lines, _seal_key(lines))[0]):
+    lines = ledger_source(where)
+    for line in ledger_lines(verify_export(lines, seal_key(where, lines))[0]):
         typer.echo(line)
-
-
-def _seal_key(lines: Sequence[bytes]) -> str:
-    """The key that the export says it is signed with."""
-    from shoal.coordinator import LedgerError
-    from shoal.identity import Envelope
-
-    try:
-        return Envelope.from_bytes(lines[-1]).key
-    except IntegrityError:
-        raise LedgerError("The export does not end with a seal: it is truncated, or not a ledger export.") from None
 
 
 def _secret_bytes(text: str) -> bytes:

@@ -41,7 +41,7 @@ def ban(connection: Transaction, run: Run, body: api.BanBody) -> WorkerRow:
     worker = _require_known(connection, body.worker)
     if worker.state == "banned":
         return worker
-    return verdicts.ban(connection, run, worker, f"by the owner: {body.reason}")
+    return verdicts.ban(connection, run, worker, f"by the owner: {body.reason}", by="owner")
 
 
 def unban(connection: Transaction, run: Run, body: api.BanBody) -> WorkerRow:

@@ -1,7 +1,7 @@
 """Credit for verified tokens: part of it is held as a stake, the rest is released. Runs inside one transaction of the store."""
 
 from shoal.coordinator import ledger
-from shoal.coordinator.rules import trust
+from shoal.coordinator.rules import credit
 from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import update
@@ -10,16 +10,14 @@ from shoal.coordinator.store.tables import SubmissionRow, WorkerRow
 
 def add_credit(connection: Connection, run: Run, worker: WorkerRow, row: SubmissionRow, earned: int) -> None:
     """Counts an accepted file and pays for it."""
-    held, released = trust.split_credit(worker.credit_held, earned, run.config.trust.stake_tokens)
+    held, released = credit.split_credit(worker.credit_held, earned, run.config.trust.stake_tokens)
     worker = update(connection, worker, accepted=worker.accepted + 1)
     _book(connection, run, worker, row, held, released)
 
 
-def take_credit(connection: Connection, run: Run, worker: WorkerRow, row: SubmissionRow, tokens: int) -> int:
-    """Takes back what is still held of the tokens that were paid for a file; returns how many."""
-    taken = min(tokens, worker.credit_held)
-    _book(connection, run, worker, row, -taken, 0)
-    return taken
+def take_credit(connection: Connection, run: Run, worker: WorkerRow, row: SubmissionRow, tokens: int) -> None:
+    """Takes back held credit that another file of the slot shares."""
+    _book(connection, run, worker, row, -tokens, 0)
 
 
 def _book(connection: Connection, run: Run, worker: WorkerRow, row: SubmissionRow, held: int, released: int) -> None:

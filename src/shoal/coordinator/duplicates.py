@@ -4,12 +4,13 @@
 difference alone penalises no worker. Runs inside one transaction of the store.
 """
 
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from shoal.coordinator.audits import audit_in_full
 from shoal.coordinator.credit import add_credit, take_credit
 from shoal.coordinator.deliveries import observe
-from shoal.coordinator.rules import duplicates
+from shoal.coordinator.rules import credit, duplicates
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import SlotState, SubmissionState
 from shoal.coordinator.store.database import Connection
@@ -53,12 +54,31 @@ def audit_both(connection: Connection, run: Run, row: SubmissionRow) -> bool:
     return waits
 
 
-def split_credit(connection: Connection, run: Run, row: SubmissionRow, lease: LeaseRow) -> None:
+@dataclass(frozen=True)
+class Share:
+    """The part of a further accepted file in what its slot has paid."""
+
+    other_files: int
+    in_time: bool
+    counting: SubmissionRow | None
+    """The file that fills the slot and was paid for it."""
+
+    @property
+    def lease_id(self) -> str | None:
+        return self.counting.lease_id if self.counting is not None else None
+
+
+def share_of(connection: Connection, run: Run, row: SubmissionRow, lease: LeaseRow) -> Share:
+    in_time = row.received_at - lease.issued_at <= observe(connection, run).pace.in_time_s
+    counting = _others(connection, row, COUNTING) if in_time else []
+    return Share(len(_others(connection, row)), in_time, counting[0] if counting else None)
+
+
+def pay_share(connection: Connection, run: Run, row: SubmissionRow, share: Share) -> None:
     """A further accepted file that came in time gets a part of what the slot has paid; it earns no trust."""
-    moved, others = 0, len(_others(connection, row))
-    if row.received_at - lease.issued_at <= observe(connection, run).pace.in_time_s:
-        for counting in _others(connection, row, COUNTING):
-            groups = api.VerdictBody.model_validate_json(counting.verdict or "").groups
-            share = sum(group.tokens for group in groups) // (2 * others)
-            moved += take_credit(connection, run, known_worker(connection, counting.worker), row, share)
+    moved = 0
+    if share.counting is not None:
+        payer = known_worker(connection, share.counting.worker)
+        moved = credit.share(share.counting.paid, share.other_files, payer.credit_held)
+        take_credit(connection, run, payer, row, moved)
     add_credit(connection, run, known_worker(connection, row.worker), row, moved)

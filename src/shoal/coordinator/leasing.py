@@ -13,7 +13,7 @@ from shoal.coordinator.deliveries import Observed, drop_lease, observe
 from shoal.coordinator.rules import backups, batches, deliveries, freshness, leases
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import HOLDING, LeaseState, SlotState, one_of
-from shoal.coordinator.steps import RunNow, read_run, step_counts
+from shoal.coordinator.steps import RunNow, current_id, read_run, step_counts
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, insert, number, query, select
 from shoal.coordinator.store.tables import LeaseRow, WorkerRow
@@ -21,7 +21,8 @@ from shoal.coordinator.timing import timing_view
 from shoal.coordinator.workers import delivery_record, mark_asking, save_deliveries
 from shoal.errors import RefusedError
 from shoal.protocol import api
-from shoal.protocol.assignment import slot_seed, step_secret
+from shoal.protocol.assignment import slot_seed
+from shoal.protocol.steps import step_secret
 
 PAGE = 16
 
@@ -207,7 +208,7 @@ def _grant(
     grant: leases.Grant,
     version: _Version,
 ) -> LeaseRow:
-    now = run.clock()
+    now, identity = run.clock(), current_id(connection)
     row = LeaseRow(
         lease_id=lease_name(run.secret, worker.key, request_id),
         request_id=request_id,
@@ -220,6 +221,8 @@ def _grant(
         expires_at=now + deliveries.lease_s(delivery_record(worker), pace),
         state=LeaseState.LEASED,
         by_active_key=worker.state == "active",
+        epoch=identity.epoch,
+        attempt=identity.attempt,
     )
     slots.take_slot(connection, row, slots.Terms(worker.numerics_class, grant.deferred, now + pace.in_time_s))
     insert(connection, row)
@@ -242,10 +245,12 @@ def lease_name(secret: bytes, key: str, request_id: str) -> str:
 
 
 def lease_of(run: Run, row: LeaseRow) -> api.Lease:
-    seed = slot_seed(step_secret(run.secret, row.step), row.slot)
+    seed = slot_seed(step_secret(run.secret, row.step_id), row.slot)
     return api.Lease(
         lease_id=row.lease_id,
+        epoch=row.epoch,
         step=row.step,
+        attempt=row.attempt,
         slot=row.slot,
         slot_seed=seed.hex(),
         policy_version=row.policy_version,

@@ -9,16 +9,17 @@ from collections import Counter
 
 from shoal.coordinator import ledger, slots
 from shoal.coordinator.audits import audit_in_full
+from shoal.coordinator.ledger import secrets
 from shoal.coordinator.rules import batches, screening
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import BatchState, GroupState
-from shoal.coordinator.steps import GROUP_VIEW, batch_record, step_counts, step_view
+from shoal.coordinator.steps import GROUP_VIEW, batch_record, epoch, step_counts, step_view
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import find, query, select, update, update_all
 from shoal.coordinator.store.tables import BatchRow, GroupRow, SubmissionRow
 from shoal.errors import RefusedError
 from shoal.protocol import api
-from shoal.protocol.assignment import step_secret
+from shoal.protocol.steps import StepId
 
 
 def screen(connection: Connection, run: Run, body: api.ScreeningBody) -> api.BatchRecord:
@@ -77,7 +78,7 @@ def _refill(connection: Connection, run: Run, row: BatchRow, kept: int) -> int:
 
 def record(connection: Connection, run: Run, row: BatchRow) -> None:
     """Makes the proposal final: what every resume trains on. The secret of the step is published with it."""
-    groups = proposed_groups(connection, row.step)
+    groups, identity = proposed_groups(connection, row.step), StepId(epoch(connection), row.step)
     for group in groups:
         update(connection, group, state=GroupState.CONSUMED)
     dropped = json.loads(row.dropped)
@@ -95,8 +96,8 @@ def record(connection: Connection, run: Run, row: BatchRow) -> None:
         connection,
         run.keypair,
         run.clock(),
-        "batch",
-        step=row.step,
+        "recorded",
+        **identity.fields(),
         groups=[group.group_id for group in groups],
-        step_secret=step_secret(run.secret, row.step).hex(),
+        step_secret=secrets.publish(connection, run, identity),
     )

@@ -1,5 +1,6 @@
 """Starts the coordinator of a run directory and serves it until it is stopped."""
 
+import json
 import socket
 import time
 from collections.abc import Callable
@@ -8,9 +9,10 @@ from types import FrameType
 
 import uvicorn
 
-from shoal.coordinator import ledger
+from shoal.coordinator import ledger, steps
 from shoal.coordinator.http.app import CoordinatorApp, create_app
 from shoal.coordinator.http.listener import WAITING_CONNECTIONS, server_config
+from shoal.coordinator.ledger import secrets
 from shoal.coordinator.page.rollouts import RolloutReader
 from shoal.coordinator.presence import Presence
 from shoal.coordinator.rules import trust
@@ -123,9 +125,23 @@ def begin(connection: Transaction, run: Run) -> None:
     else:
         meta.leave_out_stop(connection, now)
     _require_own_store(connection, run)
+    _record_terms(connection, run)
+    secrets.commit_ahead(connection, run, steps.current_id(connection))
     known = select(connection, WorkerRow, "WHERE state NOT IN ('gone','banned')")
     proven = proven_keys(connection)
     connection.on_commit(lambda: run.presence.restart((row.key for row in known), proven))
+
+
+def _record_terms(connection: Connection, run: Run) -> None:
+    """The settings that trust and credit follow from, so that anyone can recompute both; again whenever they change."""
+    terms = {
+        "trust": run.config.trust.model_dump(include={"stake_tokens", "probation_audits", "audit_floor"}),
+        "async_level": run.config.training.async_level,
+        "slot_tokens": run.slot_tokens,
+    }
+    if meta.read(connection, "terms") != json.dumps(terms):
+        meta.write(connection, "terms", json.dumps(terms))
+        ledger.append(connection, run.keypair, run.clock(), "terms", **terms)
 
 
 def _require_own_store(connection: Connection, run: Run) -> None:

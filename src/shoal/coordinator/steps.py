@@ -10,6 +10,7 @@ from typing import cast
 
 from shoal.coordinator import ledger, slots
 from shoal.coordinator.audits import audit_in_full
+from shoal.coordinator.ledger import secrets
 from shoal.coordinator.recalls import groups_in_audit
 from shoal.coordinator.rules import batches, runs
 from shoal.coordinator.run import Run
@@ -20,6 +21,7 @@ from shoal.coordinator.store.rows import find, insert, number, query, select
 from shoal.coordinator.store.tables import BatchRow, EvaluationRow, GroupRow, SubmissionRow, VersionRow
 from shoal.errors import RefusedError
 from shoal.protocol import api
+from shoal.protocol.steps import StepId
 
 GROUP_VIEW = "step, slot, number, group_id, policy_version, deferred, worker, logprobs_verified AS audited"
 
@@ -95,6 +97,21 @@ def current_step(connection: Connection) -> int:
 def recorded_batches(connection: Connection) -> int:
     """Steps whose batch is final, from the first one on."""
     return number(connection, f"SELECT MAX(step) + 1 AS n FROM batches WHERE state='{BatchState.RECORDED}'")
+
+
+def current_id(connection: Connection) -> StepId:
+    """The current step with its epoch and attempt: its secret draws the audits of files that arrive now."""
+    return StepId(epoch(connection), current_step(connection), attempt(connection))
+
+
+def epoch(connection: Connection) -> int:
+    """How often the run was rewound."""
+    return int(meta.read(connection, "epoch") or 0)
+
+
+def attempt(connection: Connection) -> int:
+    """How often the current step was begun again in this epoch."""
+    return int(meta.read(connection, "attempt") or 0)
 
 
 def newest_version(connection: Connection) -> int:
@@ -198,6 +215,7 @@ def _propose(connection: Connection, run: Run, step: int, counts: batches.StepCo
         ),
     )
     slots.close_step(connection, step)
+    secrets.commit_ahead(connection, run, current_id(connection))
 
 
 def _dropped_counts(connection: Connection, step: int, expired: int) -> dict[str, int]:
@@ -255,19 +273,18 @@ def missing(connection: Connection, run: Run, step: int) -> str:
     )
 
 
-def publish(connection: Connection, run: Run, body: api.VersionBody) -> str:
-    """Records a version once; a number never gets other bytes. Returns the ledger head that the signed head must carry."""
+def publish(connection: Connection, run: Run, body: api.VersionBody) -> None:
+    """Records a version once; a number never gets other bytes."""
     if body.oldest_checkpoint is not None:
         meta.write(connection, "oldest_checkpoint", str(body.oldest_checkpoint))
     known = find(connection, VersionRow, "WHERE version=?", (body.version,))
     if known is None:
-        return _record_version(connection, run, body)
-    if (known.manifest_digest, known.weights_digest) != (body.manifest_digest, body.weights_digest):
+        _record_version(connection, run, body)
+    elif (known.manifest_digest, known.weights_digest) != (body.manifest_digest, body.weights_digest):
         raise RefusedError("version_conflict", f"Version {body.version} was published with other weights.", status=409)
-    return ledger.head(connection)[1]
 
 
-def _record_version(connection: Connection, run: Run, body: api.VersionBody) -> str:
+def _record_version(connection: Connection, run: Run, body: api.VersionBody) -> None:
     expected, now = newest_version(connection) + 1, run.clock()
     if body.version != expected or body.version > recorded_batches(connection):
         raise RefusedError("version_order", f"Version {expected} is the next one, not {body.version}.", status=409)
@@ -276,7 +293,7 @@ def _record_version(connection: Connection, run: Run, body: api.VersionBody) -> 
         connection,
         VersionRow(body.version, body.manifest_digest, body.weights_digest, body.bytes_total, now, report),
     )
-    return ledger.append(
+    ledger.append(
         connection,
         run.keypair,
         now,

@@ -15,7 +15,7 @@ from shoal.coordinator.leasing import lease_of
 from shoal.coordinator.rules import retries, trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import LeaseState, SlotState, SubmissionState
-from shoal.coordinator.steps import current_step, run_state
+from shoal.coordinator.steps import current_id, current_step, run_state
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, insert, select, update
 from shoal.coordinator.store.tables import LeaseRow, SubmissionRow
@@ -23,8 +23,9 @@ from shoal.coordinator.workers import require_worker, trust_record
 from shoal.errors import RefusedError
 from shoal.identity import verify_signature
 from shoal.protocol import api
-from shoal.protocol.assignment import step_secret
+from shoal.protocol.evidence import Receipt, seal
 from shoal.protocol.signing import submission_message
+from shoal.protocol.steps import step_secret
 from shoal.protocol.verdicts import Reason
 
 
@@ -67,17 +68,34 @@ def accept_upload(connection: Transaction, run: Run, file: ReceivedFile) -> api.
     if lease is None:
         known = find(connection, SubmissionRow, "WHERE lease_id=?", (file.lease_id,))
         assert known is not None, "check_upload found it"
-        return api.SubmissionAnswer(submission_id=known.submission_id, state=known.state)
+        return _answer(connection, run, known)
     row = new_submission(connection, run, file)
     insert(connection, row)
     slots.submit_slot(connection, slots.move_lease(connection, lease, LeaseState.SUBMITTED))
     connection.on_commit(lambda: run.presence.seen(file.worker))
-    return api.SubmissionAnswer(submission_id=row.submission_id, state=row.state)
+    return _answer(connection, run, row)
+
+
+def _answer(connection: Connection, run: Run, row: SubmissionRow) -> api.SubmissionAnswer:
+    """The same receipt however often the same file is sent."""
+    lease = lease_of_submission(connection, row)
+    receipt = Receipt(
+        run_id=run.descriptor.run_id,
+        at=row.received_at,
+        entries=row.position,
+        head=ledger.hash_at(connection, row.position),
+        worker=row.worker,
+        lease=row.lease_id,
+        **lease.step_id.fields(),
+        slot=lease.slot,
+        file=row.digest,
+    )
+    return api.SubmissionAnswer(submission_id=row.submission_id, state=row.state, receipt=seal(receipt, run.keypair))
 
 
 def new_submission(connection: Connection, run: Run, file: ReceivedFile) -> SubmissionRow:
     """The row of a file that arrives now, with the draw of its audit."""
-    worker, step = require_worker(connection, file.worker), current_step(connection)
+    worker, drawn_by = require_worker(connection, file.worker), current_id(connection)
     rate, groups = trust.audit_rate(trust_record(worker), run.config.trust), run.descriptor.rollouts.tasks_per_slot
     return SubmissionRow(
         submission_id=file.submission_id,
@@ -87,10 +105,13 @@ def new_submission(connection: Connection, run: Run, file: ReceivedFile) -> Subm
         size_bytes=file.size_bytes,
         signature=file.signature,
         received_at=run.clock(),
-        audit_groups=json.dumps(trust.audited_groups(step_secret(run.secret, step), file.digest, rate, groups)),
-        audit_step=step,
+        audit_groups=json.dumps(trust.audited_groups(step_secret(run.secret, drawn_by), file.digest, rate, groups)),
+        audit_step=drawn_by.step,
         audit_rate=rate,
         numerics_class=worker.numerics_class,
+        audit_epoch=drawn_by.epoch,
+        audit_attempt=drawn_by.attempt,
+        position=ledger.head(connection)[0],
     )
 
 
@@ -147,7 +168,7 @@ def _claim_of(connection: Connection, run: Run, row: SubmissionRow) -> api.Claim
         digest=row.digest,
         lease=lease_of(run, lease_of_submission(connection, row)),
         audit_groups=row.groups_to_audit,
-        audit_order=list(trust.audit_order(step_secret(run.secret, row.audit_step), row.digest, groups)),
+        audit_order=list(trust.audit_order(step_secret(run.secret, row.audit_id), row.digest, groups)),
         unaudited_limit=row.unaudited_limit,
         numerics_class=row.numerics_class,
     )
@@ -201,5 +222,6 @@ def _quarantine(connection: Connection, run: Run, row: SubmissionRow, why: str) 
     now, note = run.clock(), json.dumps({"detail": why})
     after = update(connection, row, state=SubmissionState.QUARANTINED, decided_at=now, verdict=note)
     drop_lease(connection, run, lease_of_submission(connection, row), LeaseState.QUARANTINED)
-    ledger.append(connection, run.keypair, now, "quarantine", submission=row.submission_id, why=why[:500])
+    facts = {"worker": row.worker, "lease": row.lease_id, "file": row.digest, "why": why[:500]}
+    ledger.append(connection, run.keypair, now, "quarantine", submission=row.submission_id, **facts)
     return after

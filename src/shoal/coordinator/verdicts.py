@@ -4,6 +4,7 @@ A verdict and all its consequences are one transaction.
 """
 
 import json
+from typing import Literal
 
 from shoal.coordinator import duplicates, ledger, slots
 from shoal.coordinator.credit import add_credit
@@ -31,7 +32,13 @@ from shoal.coordinator.workers import introduce, known_worker, save_trust, trust
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes
 from shoal.protocol import api
+from shoal.protocol.steps import group_name
 from shoal.protocol.verdicts import Reason, public_reason
+
+Use = Literal["counts", "unpaid", "further", "late", "unused", "confirmed", "rejected"]
+"""What becomes of a file: it fills its slot (and is paid or not), another one does (and it shares the credit or came late), its key
+is in quarantine, an audit confirms it, or it is rejected."""
+BanCause = Literal["verdict", "drift", "owner"]
 
 
 def record_verdict(connection: Transaction, run: Run, body: api.VerdictBody) -> bool:
@@ -52,7 +59,8 @@ def _apply(connection: Transaction, run: Run, row: SubmissionRow, body: api.Verd
     event = trust.event_of(body.accepted, bool(body.audited_groups), body.reasons)
     if event is None:
         try_again(connection, run, row, body.reasons, body.detail or ", ".join(body.reasons))
-    elif not body.accepted:
+        return
+    if not body.accepted:
         _reject(connection, run, row, body, event)
     elif row.decided_at is not None:
         _confirm(connection, run, row, body, event)
@@ -64,10 +72,19 @@ def _apply(connection: Transaction, run: Run, row: SubmissionRow, body: api.Verd
         _add_drift(connection, run, row.worker, body)
 
 
-def _close(connection: Connection, run: Run, row: SubmissionRow, body: api.VerdictBody) -> LeaseRow:
-    """Records the verdict; returns the lease."""
+def _close(
+    connection: Connection,
+    run: Run,
+    row: SubmissionRow,
+    body: api.VerdictBody,
+    use: Use,
+    share: duplicates.Share | None = None,
+) -> LeaseRow:
+    """Records the verdict with everything that its consequences follow from; returns the lease."""
     now, verdict = run.clock(), body.model_dump_json()
-    update(connection, row, state=SubmissionState.DECIDED, decided_at=now, verdict=verdict)
+    tokens = sum(group.tokens for group in body.groups) if body.accepted else 0
+    paid = tokens if use == "counts" else row.paid
+    update(connection, row, state=SubmissionState.DECIDED, decided_at=now, verdict=verdict, paid=paid)
     lease = lease_of_submission(connection, row)
     ledger.append(
         connection,
@@ -75,40 +92,62 @@ def _close(connection: Connection, run: Run, row: SubmissionRow, body: api.Verdi
         now,
         "verdict",
         worker=row.worker,
-        step=lease.step,
+        **lease.step_id.fields(),
         slot=lease.slot,
+        lease=row.lease_id,
+        version=lease.policy_version,
         file=row.digest,
+        signature=row.signature,
+        issued=lease.issued_at,
+        received=row.received_at,
+        position=row.position,
+        use=use,
         accepted=body.accepted,
+        reasons=body.reasons,
+        tokens=tokens,
         groups=run.descriptor.rollouts.tasks_per_slot,
+        useful=[group.group for group in body.groups if group.useful] if body.accepted else [],
+        shares=share.lease_id if share else None,
+        files=share.other_files if share else 0,
+        audited=body.audited_groups,
+        drift=_drift_level(connection, row, body),
         audit_drawn=row.groups_to_audit,
         audit_rate=row.audit_rate,
-        audit_step=row.audit_step,
+        audit_step=row.audit_id,
         verdict=digest_bytes(verdict.encode()),
     )
     return lease
+
+
+def _drift_level(connection: Connection, row: SubmissionRow, body: api.VerdictBody) -> drift.DriftLevel:
+    """After this verdict; the sum itself would tell a forger how far it may go."""
+    before = known_worker(connection, row.worker).drift
+    return drift.level(drift.after(before, body.metrics.drift_llr) if body.audited_groups else before)
 
 
 def _accept(
     connection: Transaction, run: Run, row: SubmissionRow, body: api.VerdictBody, event: trust.TrustEvent
 ) -> None:
     introduce(connection, run, known_worker(connection, row.worker))
-    lease = _close(connection, run, row, body)
-    tokens = sum(group.tokens for group in body.groups)
+    lease, tokens = lease_of_submission(connection, row), sum(group.tokens for group in body.groups)
     worker = record_delivery(connection, run, row, lease, tokens)
     usable = trust.is_usable(trust_record(worker), run.config.trust)
     slot = slots.resolve_slot(connection, lease) if usable else None
     if not usable:  # verified, but another key fills the slot
         slots.release_slot(connection, lease)
     if usable and slot is None:
-        duplicates.split_credit(connection, run, row, lease)
+        share = duplicates.share_of(connection, run, row, lease)
+        _close(connection, run, row, body, "further" if share.in_time else "late", share)
+        duplicates.pay_share(connection, run, row, share)
         return
+    earns = usable and not _is_expired_choice(connection, run, lease)
+    _close(connection, run, row, body, "counts" if earns else "unpaid" if usable else "unused")
     if slot is not None:
         groups = [_group_row(lease, row, body, group, deferred=slot.deferred) for group in body.groups]
         slots.add_groups(connection, groups)
         for group in body.groups:
             task_stats.count_group(connection, group)
     worker = _save_event(connection, run, worker, body, event)
-    earns = usable and not _is_expired_choice(connection, run, lease)
     add_credit(connection, run, worker, row, tokens if earns else 0)
 
 
@@ -116,7 +155,7 @@ def _confirm(
     connection: Connection, run: Run, row: SubmissionRow, body: api.VerdictBody, event: trust.TrustEvent
 ) -> None:
     """A file that counts, or counted, has passed an audit of everything in it; what was held back waits for a batch again."""
-    _close(connection, run, row, body)
+    _close(connection, run, row, body, "confirmed")
     of_file = select(connection, GroupRow, "WHERE submission_id=?", (row.submission_id,))
     held_back = [group for group in of_file if group.state is GroupState.WITHHELD and group.batch_step is None]
     slots.return_groups(connection, held_back)
@@ -144,7 +183,7 @@ def _group_row(
     lease: LeaseRow, row: SubmissionRow, body: api.VerdictBody, group: api.GroupVerdict, *, deferred: bool
 ) -> GroupRow:
     return GroupRow(
-        group_id=f"{lease.step}/{lease.slot}/{group.group}",
+        group_id=group_name(lease.step_id, lease.slot, group.group),
         submission_id=row.submission_id,
         worker=row.worker,
         step=lease.step,
@@ -164,14 +203,14 @@ def _group_row(
 def _reject(
     connection: Transaction, run: Run, row: SubmissionRow, body: api.VerdictBody, event: trust.TrustEvent
 ) -> None:
-    slots.release_slot(connection, _close(connection, run, row, body))
+    slots.release_slot(connection, _close(connection, run, row, body, "rejected"))
     unused = f"WHERE submission_id=? AND state IN {one_of(*UNUSED)}"
     slots.withdraw_groups(connection, select(connection, GroupRow, unused, (row.submission_id,)))
     worker = record_failure(connection, run, row.worker)
     worker = update(connection, worker, rejected=worker.rejected + 1)
     record = trust.after(trust_record(worker), event, run.config.trust)
     if record.state == "banned" and worker.state != "banned":
-        ban(connection, run, worker, f"{', '.join(body.reasons)}: {body.detail}")
+        ban(connection, run, worker, f"{', '.join(body.reasons)}: {body.detail}", by="verdict")
     else:
         save_trust(connection, worker, record)
 
@@ -185,17 +224,17 @@ def _add_drift(connection: Transaction, run: Run, key: str, body: api.VerdictBod
     worker = update(connection, worker, drift=drift.after(before, body.metrics.drift_llr))
     if drift.level(worker.drift) == "cheating":
         detail = f"rounding flips add up to e^{worker.drift:.1f} against honest work"
-        ban(connection, run, worker, f"{Reason.SAMPLING_DRIFT}: {detail}")
+        ban(connection, run, worker, f"{Reason.SAMPLING_DRIFT}: {detail}", by="drift")
     elif drift.became_suspicious(before, worker.drift):
         save_trust(connection, worker, trust.after(trust_record(worker), "anomaly", run.config.trust))
 
 
-def ban(connection: Transaction, run: Run, worker: WorkerRow, reason: str) -> WorkerRow:
+def ban(connection: Transaction, run: Run, worker: WorkerRow, reason: str, *, by: BanCause) -> WorkerRow:
     """Bans a key for good: stake slashed, unconsumed groups withdrawn, pending work void, leases opened to others."""
     now, held = run.clock(), worker.credit_held
     banned = update(connection, worker, state="banned", reason=reason, banned_at=now, credit_held=0)
     ledger.append(connection, run.keypair, now, "slash", worker=worker.key, held=-held, slashed=held)
-    ledger.append(connection, run.keypair, now, "ban", worker=worker.key, reason=public_reason(reason))
+    ledger.append(connection, run.keypair, now, "ban", worker=worker.key, reason=public_reason(reason), by=by)
     connection.on_commit(lambda: run.presence.forget_banned(worker.key))
     _withdraw(connection, worker.key)
     return banned

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from shoal.errors import ConfigError
 from shoal.inspection.records import Margins, Record
-from shoal.protocol.assignment import slot_seed, step_secret
+from shoal.protocol.assignment import slot_seed
+from shoal.protocol.steps import step_secret
 from shoal.rundir import RunDirectory
 from shoal.tasks.workload import WorkItem, Workload
 
@@ -47,7 +48,7 @@ def _key(record: Record) -> tuple[int, int, int, int]:
 
 
 def _seed(record: Record, workload: Workload, directory: RunDirectory) -> int:
-    seed = slot_seed(step_secret(directory.secret(), record.header.step), record.header.slot)
+    seed = slot_seed(step_secret(directory.secret(), record.header.step_id), record.header.slot)
     items: list[WorkItem] = workload.items(seed)
     wanted = (record.rollout.group, record.rollout.sample)
     found = next((item for item in items if (item.group, item.sample) == wanted), None)

@@ -129,7 +129,7 @@ class OwnedRun:
 
 def _export(connection: Transaction, run: Run) -> bytes:
     count, head = ledger.head(connection)
-    seal = ledger.seal(run.keypair, run.descriptor.run_id, count, head)
+    seal = ledger.seal(run.keypair, run.descriptor.run_id, count, head, run.clock())
     return b"".join([*ledger.page(connection, 0, count), seal])
 
 

@@ -17,9 +17,9 @@ from shoal.locks import hold
 from shoal.metrics import Report, silent
 from shoal.owner.addresses import check_addresses, with_known_addresses
 from shoal.owner.readiness import Ready, admitted_classes, check_ready
-from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.protocol.signing import PROTOCOL_VERSION
+from shoal.protocol.steps import secret_commitment
 from shoal.rundir import ROLES, RunDirectory, located
 from shoal.tasks import CODEC_FILES, TaskSet
 from shoal.tasks.datasets.transfer import pack

@@ -8,6 +8,7 @@ from typing import Any
 from shoal.coordinator import balances
 from shoal.coordinator.ledger import Entry
 from shoal.observe.words import plural, printable
+from shoal.protocol.steps import step_of
 
 Body = Mapping[str, Any]
 KEY_LETTERS = 12
@@ -19,11 +20,16 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
     "slash": lambda body: f"loses its stake of {body['slashed']} tokens",
     "ban": lambda body: f"is banned: {body['reason']}",
     "unban": lambda body: f"may work again: {body['reason']}",
-    "batch": lambda body: f"step {body['step']} has its batch: {plural(len(body['groups']), 'group')}",
+    "commitment": lambda body: f"the secret of step {step_of(body)} is fixed: {body['commitment'][:KEY_LETTERS]}…",
+    "recorded": lambda body: f"step {body['step']} has its batch: {plural(len(body['groups']), 'group')}",
     "recalled": lambda body: (
         f"the batch of step {body['step']} is recalled, {plural(len(body['groups']), 'group')}: {body['reason']}"
     ),
     "version": lambda body: f"version {body['version']} is published, weights {body['weights'][:KEY_LETTERS]}…",
+    "terms": lambda body: (
+        f"a stake is {body['trust']['stake_tokens']} tokens, a slot has at most {body['slot_tokens']}"
+    ),
+    "restored": lambda body: f"the run is restored from a backup of {body['entries']} entries",
     "run_state": lambda body: f"the owner sets the run to {body['state']}",
     "quarantine": lambda body: f"submission {body['submission'][:KEY_LETTERS]} is quarantined: {body['why']}",
 }

@@ -23,6 +23,7 @@ from shoal.files import digest_file, write_atomic
 from shoal.metrics import Report
 from shoal.owner.backup import INDEX_NAME, BackupError, Index, head_of, kept_rollouts, staged
 from shoal.owner.bucket import BucketRollouts
+from shoal.protocol.signing import restored_message
 from shoal.rundir import RunDirectory, located
 
 COUNTER_LEAP = 1 << 20
@@ -137,9 +138,14 @@ def _make_current(copy: RunDirectory, target: Path, index: Index, now: float) ->
     if copy.store.exists():
         store = Store(copy.store)
         keypair = copy.existing_key("coordinator")
+        facts: dict[str, object] = {
+            "entries": index.ledger_entries,
+            "head": index.ledger_head,
+            "backup_made_at": index.made_at,
+            "restored_at": now,
+        }
+        signature = run_key.sign(restored_message(index.run_id, facts))
         store.write(
-            lambda connection: ledger.append(
-                connection, keypair, now, "restored", backup_made_at=index.made_at, entries=index.ledger_entries
-            )
+            lambda connection: ledger.append(connection, keypair, now, "restored", **facts, signature=signature)
         )
         store.close()

@@ -1,6 +1,6 @@
 """What roles say to each other: run descriptor, assignment, rollout file, API bodies, signed HTTP."""
 
-from shoal.protocol.assignment import TaskAssignment, assign, secret_commitment, slot_seed, step_secret
+from shoal.protocol.assignment import TaskAssignment, assign, slot_seed
 from shoal.protocol.client import CoordinatorClient, fetch_descriptor
 from shoal.protocol.descriptor import FileReference, RunDescriptor, open_descriptor
 from shoal.protocol.rollouts import (
@@ -12,6 +12,7 @@ from shoal.protocol.rollouts import (
     write_rollouts,
 )
 from shoal.protocol.signing import PROTOCOL_VERSION
+from shoal.protocol.steps import StepId, VersionId, secret_commitment, step_commitment, step_secret
 from shoal.protocol.verdicts import REASONS, Reason, Severity, most_severe, severity
 
 __all__ = [
@@ -26,7 +27,9 @@ __all__ = [
     "RolloutLimits",
     "RunDescriptor",
     "Severity",
+    "StepId",
     "TaskAssignment",
+    "VersionId",
     "assign",
     "fetch_descriptor",
     "most_severe",
@@ -35,6 +38,7 @@ __all__ = [
     "secret_commitment",
     "severity",
     "slot_seed",
+    "step_commitment",
     "step_secret",
     "write_rollouts",
 ]

@@ -74,6 +74,8 @@ class HeartbeatBody(Body):
     activity: ShortText
     tokens_generated: Count = 0
     bytes_received: Count = 0
+    ledger_head: Annotated[str, Field(max_length=2048)] = ""
+    """The newest signed head of the ledger that the worker has kept."""
 
 
 class HeartbeatAnswer(Answer):
@@ -81,6 +83,10 @@ class HeartbeatAnswer(Answer):
     relay_urls: list[str]
     interval_s: float = 5.0
     """When the next heartbeat is expected."""
+    ledger_head: str = ""
+    """The head of the ledger, signed, for the worker to keep."""
+    kept_head: Literal["known", "restored", "unknown"] = "known"
+    """Whether the ledger has the head that the worker reported, lost it by a restore, or does not know it."""
 
 
 class LeaseAddress(Body):
@@ -94,7 +100,9 @@ class LeaseBody(Body):
 
 class Lease(Answer):
     lease_id: str
+    epoch: int = 0
     step: int
+    attempt: int = 0
     slot: int
     slot_seed: str
     policy_version: int
@@ -130,6 +138,8 @@ class UploadAnswer(Answer):
 class SubmissionAnswer(Answer):
     submission_id: str
     state: str
+    receipt: str = ""
+    """Signed by the coordinator: this file arrived. Keep it until the ledger has a verdict on it."""
 
 
 class SubmissionAddress(Body):
@@ -274,6 +284,7 @@ class VersionBody(Body):
 
 class VersionAnswer(Answer):
     ledger_head: str
+    """Signed by the coordinator; the head that announces the version carries it."""
 
 
 class RunStateBody(Body):

@@ -1,16 +1,12 @@
 """What a slot means: worker, validator and auditor derive the same work from the slot seed.
 
-run secret → step secret → slot seed → tasks, target lengths and one 64-bit sampling seed per sample. A commitment to
-the run secret is in the descriptor; a step's secret is published once its batch is formed, so anyone can check past work and
-no one can predict future work.
+run secret → step secret (`protocol.steps`) → slot seed → tasks, target lengths and one 64-bit sampling seed per sample.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blake3 import blake3
-
-SECRET_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -21,14 +17,6 @@ class TaskAssignment:
     task_index: int
     target_length: int
     sampling_seeds: tuple[int, ...]
-
-
-def secret_commitment(run_secret: bytes) -> str:
-    return blake3(run_secret, derive_key_context="shoal/1 commitment of the run secret").hexdigest()
-
-
-def step_secret(run_secret: bytes, step: int) -> bytes:
-    return blake3(b"step" + step.to_bytes(8, "big"), key=run_secret).digest()
 
 
 def slot_seed(secret_of_step: bytes, slot: int) -> bytes:

@@ -14,6 +14,7 @@ from shoal.config import RolloutConfig
 from shoal.errors import IntegrityError
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.parquet.reader import Column, Kind, Limits, ParquetError, ParquetFile
+from shoal.protocol.steps import StepId
 
 FORMAT_VERSION = 1
 HEADER_KEY = b"shoal"
@@ -50,13 +51,19 @@ class RolloutHeader(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     format: int = FORMAT_VERSION
     run_id: str
+    epoch: int = 0
     step: int
+    attempt: int = 0
     slot: int
     lease_id: str
     worker_key: str
     policy_version: int
     manifest_digest: str
     numerics_class: str
+
+    @property
+    def step_id(self) -> StepId:
+        return StepId(self.epoch, self.step, self.attempt)
 
 
 @dataclass(frozen=True)

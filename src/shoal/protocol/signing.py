@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from shoal.errors import RefusedError, SignatureError
 from shoal.files import is_digest
 from shoal.identity import Keypair, verify_signature
+from shoal.protocol.steps import StepId
 
 KEY_HEADER = "x-shoal-key"
 TIME_HEADER = "x-shoal-time"
@@ -87,6 +88,17 @@ def stamp_request(keypair: Keypair, target: RequestTarget, now: float) -> Reques
 
 def check_stamp(stamp: RequestStamp, target: RequestTarget) -> None:
     verify_signature(stamp.key, target.message(stamp.time, stamp.nonce), stamp.signature)
+
+
+def restored_message(run_id: str, facts: Mapping[str, object]) -> bytes:
+    """What the run key signs about a restore: which entries were kept, when the backup was made, and when it was restored."""
+    names = ("entries", "head", "backup_made_at", "restored_at")
+    return "\n".join(("shoal-restored/1", run_id, *(repr(facts.get(name)) for name in names))).encode()
+
+
+def rewound_message(run_id: str, step: StepId, version: int) -> bytes:
+    """What the run key signs about a rewind: the first step of the new epoch, and the version that the run returned to."""
+    return f"shoal-rewound/1\n{run_id}\n{tuple(step)}\n{version}".encode()
 
 
 def submission_message(run_id: str, lease_id: str, file_digest: str) -> bytes:

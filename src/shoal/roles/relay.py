@@ -16,11 +16,13 @@ from shoal.metrics import Report, ReportingEventLog
 from shoal.owner.addresses import likely_host
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
+from shoal.protocol.evidence_store import KeptHeads
 from shoal.roles.joining import check_address, joined_descriptor
 from shoal.roles.welcome import trust_authority
 
 if TYPE_CHECKING:
     from shoal.broadcast import RelaySettings
+    from shoal.broadcast.manifest import Head
 
 RELAY_GONE_S = 30.0
 LISTED = "workers are sent to this relay"
@@ -40,6 +42,7 @@ def relay(
         trust_authority(authority, root / "trusted.pem")
     metrics = ReportingEventLog(root / "events.jsonl", report)
     neighbours, announce, clock = None, None, time.time
+    heads: KeptHeads | None = None
     if coordinator is not None:
         settings = _announced(settings, report)
         descriptor = joined_descriptor(coordinator, run_key, root, report)
@@ -48,15 +51,19 @@ def relay(
         client = CoordinatorClient.for_run(descriptor, keypair, coordinator)
         clock = client.server_time
         neighbours = Neighbours(settings.upstreams, settings.peers)
+        heads = kept = KeptHeads(root, descriptor.run_id, descriptor.coordinator_key)
         was_listed: bool | None = None
 
         def announce(url: str) -> None:
             nonlocal was_listed
+            head = _newest_head(root, descriptor.run_key)
+            if problem := kept.keep(head.ledger_head if head else ""):
+                report(f"warning: {problem}")
             answer = client.announce_relay(
                 api.RelayBody(
                     url=url,
                     exchanges=neighbours.exchanges,
-                    newest_version=_newest_version(root, descriptor.run_key),
+                    newest_version=head.versions[-1].version if head and head.versions else -1,
                     bytes_sent=int(metrics.counters["bytes_sent"]),
                     bytes_received=int(metrics.counters["bytes_received"]),
                 )
@@ -78,6 +85,8 @@ def relay(
             stopped.wait()
         finally:
             relay.stop()
+            if heads is not None:
+                heads.save()
 
 
 def _announced(settings: "RelaySettings", report: Report) -> "RelaySettings":
@@ -100,9 +109,8 @@ def stop_signal() -> threading.Event:
     return stopped
 
 
-def _newest_version(root: Path, run_key: str) -> int:
+def _newest_head(root: Path, run_key: str) -> "Head | None":
     from shoal.broadcast.manifest import open_head
 
     path = root / "head.json"
-    head = open_head(path.read_bytes(), run_key) if path.exists() else None
-    return head.versions[-1].version if head and head.versions else -1
+    return open_head(path.read_bytes(), run_key) if path.exists() else None

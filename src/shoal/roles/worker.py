@@ -85,8 +85,8 @@ def work(
         explain_weights(run.weights, descriptor.async_level + 2, root, report)
         name = name or platform.node()[:60] or "worker"
         kind, ready_engine = kind or _worker_kind(None), run.make_engine(engine, numerics)
-        outbox = root / "outbox"
-        while _is_banned(kind(run, connect(), ready_engine, name=name, outbox=outbox, metrics=metrics, report=report)):
+        kept = {"outbox": root / "outbox", "evidence": root}
+        while _is_banned(kind(run, connect(), ready_engine, name=name, **kept, metrics=metrics, report=report)):
             wait_for_unban(connect(), report)
 
 

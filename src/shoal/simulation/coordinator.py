@@ -22,9 +22,9 @@ from shoal.coordinator.timing import LeaseTiming
 from shoal.files import digest_bytes
 from shoal.identity import Keypair
 from shoal.protocol import api
-from shoal.protocol.assignment import secret_commitment
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.protocol.signing import PROTOCOL_VERSION
+from shoal.protocol.steps import secret_commitment
 
 Result = TypeVar("Result")
 NUMERICS_CLASS = "torch/float32/cpu"

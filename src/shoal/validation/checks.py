@@ -90,7 +90,9 @@ def _check_header(header: RolloutHeader, claim: api.Claim, workload: Workload) -
     lease = claim.lease
     expected = {
         "run_id": workload.descriptor.run_id,
+        "epoch": lease.epoch,
         "step": lease.step,
+        "attempt": lease.attempt,
         "slot": lease.slot,
         "lease_id": lease.lease_id,
         "worker_key": claim.worker_key,

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.coordinator.ledger import Entry, check_draws
+from shoal.coordinator.ledger import Entry, check_secrets
 from shoal.errors import ConfigError
 from shoal.files import digest_bytes
 from shoal.policy.embedded.engine import TorchEngine
 from shoal.protocol import api
-from shoal.protocol.assignment import SECRET_BYTES, slot_seed
+from shoal.protocol.assignment import slot_seed
 from shoal.protocol.descriptor import RunDescriptor, open_descriptor
 from shoal.protocol.rollouts import RolloutFileError, RolloutHeader, read_rollouts
+from shoal.protocol.steps import SECRET_BYTES, step_of
 from shoal.protocol.verdicts import Reason
 from shoal.tasks import TaskSet, TaskSets, TextCodec, load_tasks
 from shoal.tasks.workload import Workload
@@ -56,13 +57,13 @@ class Recorded:
 
 def recorded(entries: Sequence[Entry], digest: str) -> Recorded:
     """The ledger's verdict on a file, its audit draw repeated, and the secret of the file's step."""
-    check_draws(entries)
-    bodies = [(entry.kind, json.loads(entry.body)) for entry in entries if entry.kind in ("verdict", "batch")]
+    check_secrets(entries)
+    bodies = [(entry.kind, json.loads(entry.body)) for entry in entries if entry.kind in ("verdict", "recorded")]
     verdict = next((body for kind, body in bodies if kind == "verdict" and body["file"] == digest), None)
     if verdict is None:
         raise ConfigError(f"The ledger has no verdict on a file {digest[:12]}….", hint="Is it the ledger of this run?")
     for kind, body in bodies:
-        if kind == "batch" and body["step"] == verdict["step"]:
+        if kind == "recorded" and step_of(body) == step_of(verdict):
             secret = bytes.fromhex(body["step_secret"])
             return Recorded(secret, verdict["accepted"], verdict["audit_drawn"], verdict["audit_rate"])
     raise ConfigError(
@@ -82,7 +83,9 @@ def verify_file(
 ) -> OfflineVerdict:
     """The verdict of a full audit of these bytes with the policy in this directory."""
     if len(step_secret) != SECRET_BYTES:
-        raise ConfigError(f"A step's secret has {SECRET_BYTES} bytes.", hint="It is in the ledger's batch entry.")
+        raise ConfigError(
+            f"A step's secret has {SECRET_BYTES} bytes.", hint="It is in the ledger's entry about the step's batch."
+        )
     run = open_descriptor(descriptor)
     workload = Workload(run, TextCodec.from_directory(policy), _tasks(run, tasks))
     digest = digest_bytes(data)
@@ -117,7 +120,9 @@ def _tasks(run: RunDescriptor, path: Path | None) -> TaskSets:
 def _claim(header: RolloutHeader, digest: str, step_secret: bytes) -> api.Claim:
     lease = api.Lease(
         lease_id=header.lease_id,
+        epoch=header.epoch,
         step=header.step,
+        attempt=header.attempt,
         slot=header.slot,
         slot_seed=slot_seed(step_secret, header.slot).hex(),
         policy_version=header.policy_version,

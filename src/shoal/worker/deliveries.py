@@ -15,10 +15,11 @@ from queue import SimpleQueue
 from pydantic import ValidationError
 
 from shoal.errors import RefusedError, ShoalError, UnavailableError
-from shoal.files import write_atomic
+from shoal.files import digest_bytes, write_atomic
 from shoal.metrics import EventLog, Report
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
+from shoal.protocol.evidence_store import Receipts
 from shoal.protocol.rollouts import Rollout
 from shoal.worker.leases import FAILURES_IN_A_ROW, News
 from shoal.worker.slots import Slot
@@ -73,11 +74,12 @@ class Deliveries:
         on_submitted: Callable[[api.Lease, int, int], None],
         give_back: Callable[[api.Lease], bool],
         outbox: Outbox | None,
+        receipts: Receipts | None = None,
         inbox: "SimpleQueue[News]",
         metrics: EventLog,
         report: Report,
     ) -> None:
-        self._client, self._outbox, self._inbox = client, outbox, inbox
+        self._client, self._outbox, self._inbox, self._receipts = client, outbox, inbox, receipts
         self._score, self._write, self._on_submitted, self._give_back = score, write, on_submitted, give_back
         self._metrics, self._report = metrics, report
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="delivery")
@@ -142,7 +144,7 @@ class Deliveries:
     def _upload(self, lease: api.Lease, data: bytes, samples: int, tokens: int) -> None:
         try:
             left_s = max(SUBMIT_AT_LEAST_S, lease.expires_at - self._client.server_time())
-            self._client.submit(lease.lease_id, data, by_bucket=lease.by_bucket, deadline_s=left_s)
+            answer = self._client.submit(lease.lease_id, data, by_bucket=lease.by_bucket, deadline_s=left_s)
         except RefusedError as refusal:
             if refusal.code not in LOST_WORK:
                 raise
@@ -152,7 +154,13 @@ class Deliveries:
             return  # the file stays in the outbox: the next start tries again
         else:
             with self._lock:
+                self._keep_receipt(lease, data, answer.receipt)
                 self._on_submitted(lease, samples, tokens)
             self._metrics.event("submitted", step=lease.step, slot=lease.slot, size_bytes=len(data))
         if self._outbox is not None:
             self._outbox.drop(lease)
+
+    def _keep_receipt(self, lease: api.Lease, data: bytes, receipt: str) -> None:
+        problem = self._receipts.keep(receipt, lease.lease_id, digest_bytes(data)) if self._receipts else ""
+        if problem:
+            self._report(f"step {lease.step} slot {lease.slot}: {problem}")

@@ -20,6 +20,7 @@ from shoal.metrics import EventLog, Report, silent
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Stream
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
+from shoal.protocol.evidence_store import KeptHeads, Receipts
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
 from shoal.tasks.workload import Reward, WorkItem
 from shoal.worker.admission import EngineView, Lengths, Rates, entry_order, leases_wanted, slot_s
@@ -76,8 +77,9 @@ class Worker:
         outbox: Path | None = None,
         metrics: EventLog | None = None,
         report: Report = silent,
+        evidence: Path | None = None,
     ) -> None:
-        """`outbox` keeps finished files until they are submitted."""
+        """`outbox` keeps finished files until they are submitted, `evidence` receipts and heads of the ledger."""
         self.joined, self.client, self.engine, self.name = run, client, engine, name
         self.metrics = metrics or EventLog()
         self.report = report
@@ -86,9 +88,10 @@ class Worker:
             run.weights, keep_versions=run.descriptor.async_level + 2, metrics=self.metrics, report=report
         )
         self.console = WorkerConsole(report)
-        self.heartbeat = Heartbeat(
-            client, run.relays, RelayReports(run.weights.reports), self.totals, self.metrics, self.console, report
-        )
+        run_id, coordinator = run.descriptor.run_id, run.descriptor.coordinator_key
+        heads = KeptHeads(evidence, run_id, coordinator) if evidence is not None else None
+        reports = RelayReports(run.weights.reports)
+        self.heartbeat = Heartbeat(client, run.relays, reports, self.totals, self.metrics, self.console, report, heads)
         self._inbox: SimpleQueue[News] = SimpleQueue()
         self._leases = LeaseTaker(
             client, self.weights, prepare=self.prepare, register=self._register, inbox=self._inbox, report=report
@@ -100,6 +103,7 @@ class Worker:
             on_submitted=self._submitted,
             give_back=self._leases.give_back,
             outbox=Outbox(outbox) if outbox is not None else None,
+            receipts=Receipts(evidence, run_id, coordinator, self._public_key) if evidence is not None else None,
             inbox=self._inbox,
             metrics=self.metrics,
             report=report,
@@ -338,7 +342,9 @@ class Worker:
         lease = slot.lease
         header = RolloutHeader(
             run_id=self.joined.descriptor.run_id,
+            epoch=lease.epoch,
             step=lease.step,
+            attempt=lease.attempt,
             slot=lease.slot,
             lease_id=lease.lease_id,
             worker_key=self._public_key,

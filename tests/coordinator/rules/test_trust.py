@@ -15,7 +15,6 @@ from shoal.coordinator.rules.trust import (
     earned_state,
     groups_to_audit,
     is_usable,
-    split_credit,
 )
 
 CONFIG = TrustConfig(probation_audits=3, audit_floor=0.1)
@@ -176,17 +175,6 @@ def test_an_audit_of_a_part_of_a_submission_counts_as_that_part() -> None:
     assert record.state == "probation"
     assert record.clean_audits == pytest.approx(8 / 3)
     assert after(record, "clean_audit", CONFIG, 1 / 3).state == "active", "thirds add up to three whole submissions"
-
-
-@pytest.mark.parametrize(
-    ("held", "earned", "expected"), [(0, 10, (10, 0)), (25, 10, (5, 5)), (30, 10, (0, 10)), (0, 0, (0, 0))]
-)
-def test_credit_beyond_the_stake_is_released(held: int, earned: int, expected: tuple[int, int]) -> None:
-    assert split_credit(held, earned, stake_tokens=30) == expected
-
-
-def test_a_lowered_stake_releases_what_is_held_beyond_it() -> None:
-    assert split_credit(100, 10, stake_tokens=30) == (-70, 80)
 
 
 def test_cheating_loses_in_expectation_exactly_from_the_smallest_stake_on() -> None:

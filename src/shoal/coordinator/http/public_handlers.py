@@ -44,4 +44,4 @@ async def _export(service: Service) -> AsyncIterator[bytes]:
     for start in range(0, count, PAGE_ENTRIES):
         stop = min(start + PAGE_ENTRIES, count)
         yield b"".join(await service.read(partial(ledger.page, start=start, stop=stop)))
-    yield ledger.seal(run.keypair, run.descriptor.run_id, count, head)
+    yield ledger.seal(run.keypair, run.descriptor.run_id, count, head, run.clock())

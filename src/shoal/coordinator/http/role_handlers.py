@@ -125,7 +125,12 @@ async def recall_batch(service: Service, body: api.RecallBody, caller: Signed) -
 
 async def publish(service: Service, body: api.VersionBody, caller: Signed) -> api.VersionAnswer:
     """Records a version of the policy once."""
-    head = await service.write(caller, lambda connection: steps.publish(connection, service.run, body), notifies=True)
+
+    def operation(connection: Connection) -> str:
+        steps.publish(connection, service.run, body)
+        return service.heads.newest(connection)
+
+    head = await service.write(caller, operation, notifies=True)
     service.run.metrics.event("version", **body.report | {"version": body.version, "bytes_total": body.bytes_total})
     return api.VersionAnswer(ledger_head=head)
 

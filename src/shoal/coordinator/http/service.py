@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from shoal.coordinator.http.auth import Gate, Signed
 from shoal.coordinator.http.open_uploads import OpenUploads
 from shoal.coordinator.http.refusals import too_many
+from shoal.coordinator.ledger.heads import Heads
 from shoal.coordinator.page.ledger_page import LedgerCheck
 from shoal.coordinator.page.recent import Recent
 from shoal.coordinator.page.rollouts import RolloutReader
@@ -84,6 +85,7 @@ class Service:
         self.store, self.run, self.descriptor_bytes, self.rollouts = store, run, descriptor_bytes, rollouts
         self.session = OwnerSession(store, run.secret, run.descriptor.run_id)
         self.gate, self.changes, self.uploads = Gate(run, self.session), ChangeSignal(), OpenUploads(run)
+        self.heads = Heads(run)
         self.hub, self.exporter = EventHub(), Exporter(run.metrics, "coordinator")
         self.curves: Recent[CurvesView] = Recent()
         self.ledger_check = LedgerCheck(run.descriptor.coordinator_key)

@@ -3,6 +3,7 @@
 from shoal.coordinator import leasing, views, workers
 from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.service import Service
+from shoal.coordinator.ledger.heads import HeadState
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.protocol import api
 
@@ -32,14 +33,21 @@ async def heartbeat(service: Service, body: api.HeartbeatBody, caller: Signed) -
         run.presence.hear(caller.key, body, caller.stamp)
         return views.worker_view(connection, run, row)
 
+    def heads(connection: Connection) -> tuple[str, HeadState]:
+        known = service.heads.state_of(connection, body.ledger_head, caller.key)
+        return service.heads.newest(connection), known
+
     view = await service.read_rows(look)
     if view.state == "gone":
         await service.write(caller, lambda connection: workers.mark_seen(connection, run, caller.key))
         view = await service.read_rows(look)
+    newest, kept = await service.read_rows(heads)
     return api.HeartbeatAnswer(
         worker=view,
         relay_urls=views.live_relay_urls(run),
         interval_s=run.config.coordinator.heartbeat_s,
+        ledger_head=newest,
+        kept_head=kept,
     )
 
 

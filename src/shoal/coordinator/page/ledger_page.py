@@ -19,8 +19,9 @@ from shoal.protocol.page_views import LedgerAddress, LedgerEntryView, LedgerPage
 
 CHECKED_AT_ONCE = 2000
 """Entries that one request checks at most; about 100 µs each."""
-HIDDEN = ("slot", "audit", "lease")
+HIDDEN = ("slot", "audit", "lease", "position", "use", "shares", "files", "drift")
 """Beginnings of the names of such fields."""
+SHOWN_WHOLE = ("run", "terms", "commitment", "recorded", "version", "registered")
 
 
 @dataclass
@@ -43,7 +44,7 @@ class LedgerCheck:
             self.checked, self.last_hash = self.checked + 1, entry.hash
 
     def _holds(self, entry: ledger.Entry) -> bool:
-        expected = ledger._entry_hash(entry.seq, entry.at, entry.kind, entry.body, self.last_hash)
+        expected = ledger.entry_hash(entry.seq, entry.at, entry.kind, entry.body, self.last_hash)
         try:
             verify_signature(self.coordinator_key, bytes.fromhex(entry.hash), entry.signature)
         except (SignatureError, ValueError):
@@ -74,8 +75,8 @@ def ledger_page(connection: Connection, run: Run, check: LedgerCheck, address: L
 
 def _view(entry: ledger.Entry, clock: RunClock, open_step: int) -> LedgerEntryView:
     body = json.loads(entry.body)
-    if entry.kind not in ("batch", "version", "run", "registered"):
-        steps = [value for name in ("step", "audit_step") if isinstance(value := body.get(name), int)]
+    if entry.kind not in SHOWN_WHOLE:
+        steps = [body["step"], body["audit_step"][1]] if entry.kind == "verdict" else []
         if any(step >= open_step for step in steps) or not steps:
             body = {name: value for name, value in body.items() if not name.startswith(HIDDEN)}
     return LedgerEntryView(

@@ -65,12 +65,13 @@ def after(record: TrustRecord, event: TrustEvent, config: TrustConfig, audited_s
 
 def _after_clean_audit(record: TrustRecord, config: TrustConfig, audited_share: float) -> TrustRecord:
     record = replace(record, clean_audits=record.clean_audits + audited_share)
-    if not _is_proven(record, config) or record.state == "gone":
+    if not _is_proven(record, config):
         return record
     # A clean run of full length forgives one anomaly at a time.
     left = max(record.anomalies - 1, 0)
     record = replace(record, anomalies=left, clean_audits=0.0 if left else record.clean_audits)
-    return replace(record, state=earned_state(record, config))
+    # A key that is gone returns with what it has earned: its record follows from its verdicts alone.
+    return record if record.state == "gone" else replace(record, state=earned_state(record, config))
 
 
 def earned_state(record: TrustRecord, config: TrustConfig) -> WorkerState:
@@ -128,12 +129,6 @@ def groups_to_audit(drawn: Sequence[int], order: Sequence[int], useful: Collecti
     """The drawn groups and further useful ones, until no more than `limit` useful ones stay without an audit."""
     others = [group for group in order if group in useful and group not in drawn]
     return sorted([*drawn, *others[: max(0, len(others) - limit)]])
-
-
-def split_credit(held: int, earned: int, stake_tokens: int) -> tuple[int, int]:
-    """Change of held and of released credit when `earned` tokens were verified: what exceeds the stake is released."""
-    release = max(0, held + earned - stake_tokens)
-    return earned - release, release
 
 
 @dataclass(frozen=True)

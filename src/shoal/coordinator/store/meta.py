@@ -1,4 +1,4 @@
-"""Facts of which a run has one: its id, its start, what its owner wants, the trainer's oldest checkpoint."""
+"""Facts of which a run has one: its id, its start, what its owner wants, the trainer's oldest checkpoint, its epoch."""
 
 import json
 from dataclasses import dataclass
@@ -8,7 +8,18 @@ from shoal.coordinator.rules.runs import RunClock
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import query
 
-Name = Literal["run_id", "started_at", "stops", "run_state", "oldest_checkpoint", "page_rotation"]
+Name = Literal[
+    "run_id",
+    "started_at",
+    "stops",
+    "run_state",
+    "oldest_checkpoint",
+    "page_rotation",
+    "epoch",
+    "attempt",
+    "committed",
+    "terms",
+]
 LAST_SIGN = (
     "SELECT MAX(at) AS at FROM (SELECT MAX(at) AS at FROM ledger UNION ALL SELECT MAX(issued_at) AS at FROM leases"
     " UNION ALL SELECT MAX(at) AS at FROM evaluations UNION ALL SELECT MAX(seen_at) AS at FROM presence) AS signs"

@@ -42,7 +42,8 @@ CREATE TABLE tallies (step BIGINT NOT NULL, name TEXT NOT NULL, n BIGINT NOT NUL
 CREATE TABLE leases (
   lease_id TEXT PRIMARY KEY, request_id TEXT NOT NULL, worker TEXT NOT NULL, step BIGINT NOT NULL, slot BIGINT NOT NULL,
   policy_version BIGINT NOT NULL, manifest_digest TEXT NOT NULL, issued_at DOUBLE PRECISION NOT NULL,
-  expires_at DOUBLE PRECISION NOT NULL, state TEXT NOT NULL, by_active_key BIGINT NOT NULL, UNIQUE (worker, request_id));
+  expires_at DOUBLE PRECISION NOT NULL, state TEXT NOT NULL, by_active_key BIGINT NOT NULL, epoch BIGINT NOT NULL,
+  attempt BIGINT NOT NULL, UNIQUE (worker, request_id));
 CREATE INDEX leases_by_expiry ON leases (state, expires_at);
 CREATE INDEX leases_by_slot ON leases (step, slot, worker);
 CREATE INDEX leases_by_worker ON leases (worker, step, state);
@@ -54,7 +55,8 @@ CREATE TABLE submissions (
   audit_step BIGINT NOT NULL, audit_rate DOUBLE PRECISION NOT NULL, numerics_class TEXT NOT NULL, state TEXT NOT NULL,
   claim_id TEXT, claimed_by TEXT, claim_request TEXT, claim_expires DOUBLE PRECISION, tries BIGINT NOT NULL,
   faults BIGINT NOT NULL, retry_at DOUBLE PRECISION NOT NULL, decided_at DOUBLE PRECISION, verdict TEXT,
-  collected_at DOUBLE PRECISION, unaudited_limit BIGINT NOT NULL);
+  collected_at DOUBLE PRECISION, unaudited_limit BIGINT NOT NULL, audit_epoch BIGINT NOT NULL,
+  audit_attempt BIGINT NOT NULL, position BIGINT NOT NULL, paid BIGINT NOT NULL);
 CREATE INDEX submissions_by_state ON submissions (state, received_at);
 CREATE INDEX submissions_by_worker ON submissions (worker, state);
 CREATE INDEX submissions_by_collection ON submissions (collected_at, received_at);
@@ -85,7 +87,7 @@ CREATE TABLE ledger (
   previous TEXT NOT NULL, hash TEXT NOT NULL, signature TEXT NOT NULL);
 """
 
-MIGRATIONS: dict[int, str] = {13: FIRST}
+MIGRATIONS: dict[int, str] = {14: FIRST}
 """By the schema version that each leads to, in order."""
 
 

@@ -8,6 +8,7 @@ from shoal.coordinator import states
 from shoal.coordinator.states import BatchState, GroupState, LeaseState, Machine, SlotState, SubmissionState
 from shoal.coordinator.store.rows import Record
 from shoal.protocol.api import WorkerState
+from shoal.protocol.steps import StepId
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,12 @@ class LeaseRow(Record):
     state: LeaseState
     by_active_key: bool
     """Whether the key had left probation when it took the lease."""
+    epoch: int = 0
+    attempt: int = 0
+
+    @property
+    def step_id(self) -> StepId:
+        return StepId(self.epoch, self.step, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +149,17 @@ class SubmissionRow(Record):
     collected_at: float | None = None
     unaudited_limit: int = 0
     """How many of its useful groups may stay without an audit, as its claim says."""
+    audit_epoch: int = 0
+    audit_attempt: int = 0
+    position: int = 0
+    """Entries that the ledger had when the file arrived."""
+    paid: int = 0
+    """Tokens that its slot was paid for, if it fills its slot."""
+
+    @property
+    def audit_id(self) -> StepId:
+        """The step whose secret draws the audit: the current one when the file arrived."""
+        return StepId(self.audit_epoch, self.audit_step, self.audit_attempt)
 
     @property
     def groups_to_audit(self) -> list[int]:

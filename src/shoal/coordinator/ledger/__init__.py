@@ -1,0 +1,33 @@
+"""The ledger of a run: the chain of entries, the secrets that it commits to, and what anyone can check of it."""
+
+from shoal.coordinator.ledger.chain import (
+    GENESIS,
+    Entry,
+    LedgerError,
+    LedgerReader,
+    append,
+    balances,
+    check_secrets,
+    entry_hash,
+    hash_at,
+    head,
+    page,
+    seal,
+    verify_export,
+)
+
+__all__ = [
+    "GENESIS",
+    "Entry",
+    "LedgerError",
+    "LedgerReader",
+    "append",
+    "balances",
+    "check_secrets",
+    "entry_hash",
+    "hash_at",
+    "head",
+    "page",
+    "seal",
+    "verify_export",
+]
