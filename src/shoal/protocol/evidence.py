@@ -17,7 +17,7 @@ EvidenceKind = Literal["ledger-head", "receipt"]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 HEADS_FILE = "ledger-heads.jsonl"
 RECEIPTS_FILE = "receipts.jsonl"
-"""In the directory of whoever keeps them."""
+"""In the directory of the worker or relay that keeps them."""
 MAX_EVIDENCE_BYTES = 4096
 
 

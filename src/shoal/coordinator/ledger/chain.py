@@ -71,7 +71,7 @@ def head(connection: Connection) -> tuple[int, str]:
 
 
 def hash_at(connection: Connection, entries: int) -> str:
-    """The head of the first so many entries; empty if there are fewer."""
+    """The head of the first entries, this many; empty if there are fewer."""
     if entries == 0:
         return GENESIS
     entry = find(connection, Entry, "WHERE seq=?", (entries - 1,))
