@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 from end_to_end.commands import answer, eventually, shoal, status_of, wait_for_text
 from end_to_end.swarm import free_ports
-from support.browser import browser
+from support.browser import PATIENCE_MS, browser
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +46,7 @@ def test_a_live_run_and_the_same_run_dead(run: tuple[Path, str], tmp_path: Path)
         page.goto(link)
         watched.wait_for("Running for")
         seen = page.inner_text("dl.facts")
-        page.wait_for_function("seen => document.querySelector('dl.facts').innerText !== seen", arg=seen)
+        expect(page.locator("dl.facts")).not_to_have_text(seen, use_inner_text=True, timeout=PATIENCE_MS)
         page.get_by_role("link", name="Workers").click()
         page.get_by_role("link", name=re.compile("^cheater")).first.click()
         watched.wait_for("Banned after")
