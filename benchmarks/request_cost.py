@@ -4,7 +4,8 @@
 
 Each tree serves a real run directory on one core with its own code. Its own `benchmarks/coordinator_load.py` makes the run and
 signs the requests: per worker and turn a lease, four heartbeats, the submission of that lease with its upload, four heartbeats.
-They come over 16 connections; the first turn warms up. `ratio` compares the medians of the rounds.
+They come over 16 connections; the first turn warms up. `ratio` compares the medians of the rounds. Packages that only the other
+revision needs (fastapi, before the table of routes) are installed beside its files, in the versions of its constraints.
 """
 
 import argparse
@@ -87,7 +88,7 @@ def measure(workers: int, turns: int) -> float:
 
 
 def measure_tree(tree: Path, workers: int, turns: int) -> float:
-    environment = os.environ | {"PYTHONPATH": f"{tree / 'src'}:{tree}"}
+    environment = os.environ | {"PYTHONPATH": f"{tree / 'src'}:{tree}:{tree / 'packages'}"}
     command = [sys.executable, "-P", __file__, "--here", "--workers", str(workers), "--turns", str(turns)]
     done = subprocess.run(command, env=environment, cwd=tree, check=True, stdout=subprocess.PIPE, text=True)
     return float(json.loads(done.stdout.splitlines()[-1]))
@@ -101,6 +102,9 @@ def checked_out(revision: str) -> Iterator[Path]:
         git = ["git", "-C", str(ROOT), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", str(tree), revision], check=True)
         try:
+            if "fastapi" in (tree / "pyproject.toml").read_text():
+                install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tree / "packages")]
+                subprocess.run([*install, "--constraint", str(tree / "constraints.txt"), "fastapi"], check=True)
             yield tree
         finally:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
