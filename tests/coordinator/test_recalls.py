@@ -54,10 +54,10 @@ def test_every_group_is_audited_and_the_clean_ones_are_proposed_again(swarm: Swa
     swarm.publish(1)
 
 
-def test_the_ledger_says_what_was_recall_and_why(swarm: Swarm) -> None:
+def test_the_ledger_says_what_was_recalled_and_why(swarm: Swarm) -> None:
     recorded = report(swarm, propose(swarm, "ann", "bob"))
     recall(swarm)
-    entry = json.loads(str(swarm.one("SELECT body FROM ledger WHERE kind='recall'")["body"]))
+    entry = json.loads(str(swarm.one("SELECT body FROM ledger WHERE kind='recalled'")["body"]))
     assert (entry["step"], entry["groups"], entry["reason"]) == (0, names(recorded), "kl_update is 7")
 
 
