@@ -70,7 +70,7 @@ def test_a_repeated_request_changes_nothing(swarm: Swarm) -> None:
     assert waiting(swarm).batch is not None
 
 
-def test_honest_work_that_diverges_is_not_recall_a_second_time(swarm: Swarm) -> None:
+def test_honest_work_that_diverges_is_not_recalled_a_second_time(swarm: Swarm) -> None:
     report(swarm, propose(swarm, "ann", "bob"))
     recall(swarm)
     for _ in range(2):
@@ -88,7 +88,7 @@ def test_what_a_version_was_trained_on_stays(swarm: Swarm) -> None:
     assert set(states(swarm).values()) == {"consumed"}
 
 
-def test_no_version_is_published_on_a_batch_that_was_recall(swarm: Swarm) -> None:
+def test_no_version_is_published_on_a_batch_that_was_recalled(swarm: Swarm) -> None:
     report(swarm, propose(swarm, "ann", "bob"))
     recall(swarm)
     body = api.VersionBody(version=1, manifest_digest="1" * 64, weights_digest="1" * 64, bytes_total=1)
