@@ -155,6 +155,7 @@ def main() -> None:
     parser.add_argument("--repo", type=Path, help="a git repository whose commits are the sessions")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--pictures", type=Path, help="a directory for the plots")
     parser.add_argument("--pieces", type=Path, default=ROOT / "runs" / "recurrence")
     options = vars(parser.parse_args())
     results: Piece = {"benchmark": "recurrence", "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
@@ -162,6 +163,10 @@ def main() -> None:
         steps = options["steps"] or DEFAULT_STEPS[part]
         with ProcessPoolExecutor(options["processes"]) as pool:
             results[part] = PARTS[part]({**options, "steps": steps}, pool)
+        if options["pictures"] is not None:
+            from benchmarks.frame_experiments.pictures import DRAW
+
+            DRAW[part](results[part], options["pictures"] / f"recurrence_{part}.png")
     print(json.dumps(results))
 
 

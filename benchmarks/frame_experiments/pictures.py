@@ -1,0 +1,51 @@
+"""Plots of `benchmarks/recurrence.py`: accuracy by position, loss against length, loss over time."""
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+SIZE_IN = (10.0, 3.6)
+DPI = 110
+
+
+def draw_critical(result: dict[str, Any], path: Path) -> None:
+    figure = Figure(figsize=SIZE_IN, layout="constrained")
+    for axes, (task, rows) in zip(figure.subplots(1, 2), result["tasks"].items(), strict=True):
+        for model, accuracy in rows["by_position"].items():
+            axes.plot(range(1, len(accuracy) + 1), accuracy, label=model.replace("_", " "), linewidth=1.2)
+        axes.axhline(rows["floor"], color="grey", linestyle=":", linewidth=1)
+        axes.axvline(64, color="grey", linestyle="--", linewidth=0.8)
+        axes.set(
+            title=f"{task}: dashed = trained length, dotted = floor",
+            xlabel="position",
+            ylabel="accuracy",
+            ylim=(0, 1.02),
+        )
+        axes.set_xscale("log", base=2)
+    figure.axes[0].legend(fontsize=8)
+    figure.savefig(path, dpi=DPI)
+
+
+def draw_length(result: dict[str, Any], path: Path) -> None:
+    figure = Figure(figsize=SIZE_IN, layout="constrained")
+    by_length, over_time = figure.subplots(1, 2)
+    for name, label in (
+        ("own_length_loss", "at the own length"),
+        ("same_targets_loss", "same targets, state carried on"),
+    ):
+        lengths = [int(length) for length in result[name]]
+        by_length.loglog(lengths, list(result[name].values()), "o-", label=label, base=2, linewidth=1.2)
+    by_length.set(title=f"α = {result['alpha']}, R² = {result['r2']}", xlabel="trained length", ylabel="held-out loss")
+    by_length.legend(fontsize=8)
+    for length, curve in result["curves"].items():
+        over_time.plot(
+            [point["cpu_s"] for point in curve], [point["loss"] for point in curve], label=length, linewidth=1.2
+        )
+    over_time.set(title="same targets, by trained length", xlabel="CPU seconds", ylabel="held-out loss")
+    over_time.set_xscale("log")
+    over_time.legend(fontsize=8, ncols=2)
+    figure.savefig(path, dpi=DPI)
+
+
+DRAW = {"critical": draw_critical, "length": draw_length}
