@@ -8,7 +8,7 @@ from adversaries.cheats import CHEATS, SLOW_CHEATS
 from shoal.config import build_config
 from shoal.protocol.verdicts import Reason
 
-SLOTS = range(3)
+SLOTS = range(6)
 
 
 @pytest.fixture(scope="session")

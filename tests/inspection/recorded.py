@@ -83,7 +83,8 @@ def _record(connection: Connection, directory: RunDirectory, honest: list[Rollou
     _add(connection, directory, CHEAT, 1, claimed, refused)
     consumed = replace(_group(0), state=GroupState.ACCEPTED)
     insert(connection, consumed, _group(1))
-    update(connection, consumed, state=GroupState.CONSUMED, batch_step=STEP + 1, position=0)
+    proposed = update(connection, consumed, state=GroupState.PROPOSED, batch_step=STEP + 1, position=0)
+    update(connection, proposed, state=GroupState.CONSUMED)
 
 
 def _group(number: int) -> GroupRow:

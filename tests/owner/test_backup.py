@@ -15,9 +15,10 @@ from shoal.broadcast.manifest import WireTensor, open_head
 from shoal.config import build_config
 from shoal.coordinator import Store, ledger
 from shoal.coordinator.server import begin, build_run
+from shoal.coordinator.states import BatchState
 from shoal.coordinator.steps import publish
 from shoal.coordinator.store import records
-from shoal.coordinator.store.rows import insert
+from shoal.coordinator.store.rows import insert, update
 from shoal.coordinator.store.tables import BatchRow, SubmissionRow
 from shoal.errors import ConfigError, IntegrityError, UnavailableError
 from shoal.locks import BusyError, hold
@@ -46,6 +47,7 @@ def publish_version(directory: RunDirectory, version: int) -> None:
     store = Store(directory.store)
     batch = BatchRow(version - 1, 0.0, 0, 0, "{}", "{}")
     store.write(lambda connection: insert(connection, batch, unless_known=True))
+    store.write(lambda connection: update(connection, batch, state=BatchState.RECORDED))
     store.write(lambda connection: publish(connection, run, body))
     head = store.read(ledger.head)[1]
     store.close()

@@ -9,7 +9,7 @@ from shoal.simulation import Behaviour, Outcome, Scenario, Work, WorkerPlan, sim
 from shoal.simulation.attacks import FAILING, SLOW, attacks
 from shoal.simulation.workers import Attack
 
-STEPS = 10
+STEPS = 20
 WORK = Work(seconds=4.0, spread=0.2)
 CONFIG = build_config(
     {

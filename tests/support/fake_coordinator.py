@@ -117,6 +117,7 @@ class FakeCoordinator:
             "GET /v1/submissions/": lambda name, content: self.files[name.removesuffix("/file")],
             "POST /v1/relays/reports": lambda rest, content: api.RelaysAnswer(relays=[], origin_url=""),
             "POST /v1/verdicts": self._verdict,
+            "POST /v1/traces": lambda rest, content: b"",
             "GET /v1/batches/": lambda step, content: self.batches[int(step)],
             "POST /v1/batches/screening": self._screen,
             "POST /v1/batches/recall": self._recall,

@@ -14,8 +14,8 @@ from shoal.worker import Worker
 from support.samples import NUMERICS_CLASS
 from support.tiny_run import WORKER, TinyRun, make_lease, replaced
 
-SLOT = 3
-STOPPED_ROW = 7
+SLOT = 1
+STOPPED_ROW = 4
 """Ends with an end token after a few tokens; row 0 runs to the limit."""
 FULL_ROW = 0
 

@@ -13,7 +13,7 @@ from shoal.worker import CHEATERS
 from shoal.worker.slots import Version
 from support.fake_coordinator import FakeCoordinator, Refuse
 from support.samples import keypair
-from support.submissions import Submission, submit
+from support.submissions import SLOT, Submission, submit
 from support.tiny_run import DiskWeights, Reports, TinyRun
 
 VALIDATOR = keypair("validator")
@@ -197,7 +197,7 @@ def test_it_checks_until_the_run_is_finished_and_says_who_was_rejected(
     reports = Reports()
     make(report=reports).run()
     assert [verdict.reasons for verdict in coordinator.verdicts] == [[Reason.REWARD]]
-    assert reports.some("step 3 slot 3: row 0 claims reward 7")
+    assert reports.some(f"step 3 slot {SLOT}: row 0 claims reward 7")
 
 
 def test_it_outlives_a_coordinator_that_is_away(make: Make, coordinator: FakeCoordinator, honest: Submission) -> None:

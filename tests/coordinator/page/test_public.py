@@ -169,6 +169,7 @@ def test_curves_have_one_value_per_step_and_intervals(swarm: Swarm) -> None:
     report: dict[str, api.Metric] = {"reward_mean": 0.5, "reward_std": 0.5, "samples": 100, "entropy": float("nan")}
     swarm.accept()
     swarm.sweep()
+    swarm.record(0)
     swarm.client("trainer").publish(
         api.VersionBody(version=1, manifest_digest="1" * 64, weights_digest="1" * 64, bytes_total=7, report=report)
     )

@@ -78,6 +78,7 @@ CREATE TABLE task_stats (
 CREATE TABLE batches (
   step BIGINT PRIMARY KEY, formed_at DOUBLE PRECISION NOT NULL, groups BIGINT NOT NULL, generated BIGINT NOT NULL,
   dropped TEXT NOT NULL, ages TEXT NOT NULL, state TEXT NOT NULL, attempt BIGINT NOT NULL);
+CREATE INDEX batches_by_state ON batches (state, step);
 CREATE TABLE versions (
   version BIGINT PRIMARY KEY, manifest_digest TEXT NOT NULL, weights_digest TEXT NOT NULL, bytes_total BIGINT NOT NULL,
   published_at DOUBLE PRECISION NOT NULL, report TEXT NOT NULL);
