@@ -14,6 +14,7 @@ from shoal.broadcast import Origin, OriginSettings
 from shoal.broadcast.manifest import WireTensor, open_head
 from shoal.config import build_config
 from shoal.coordinator import Store, ledger
+from shoal.coordinator.ledger.verification import Verification, verify_ledger
 from shoal.coordinator.server import begin, build_run
 from shoal.coordinator.states import BatchState
 from shoal.coordinator.steps import publish
@@ -96,6 +97,15 @@ def entries(run: RunDirectory) -> list[dict[str, object]]:
     return [json.loads(line) for line in lines]
 
 
+def verified(run: RunDirectory) -> Verification:
+    store = Store(run.store)
+    count, head = store.read(ledger.head)
+    lines = store.read(lambda connection: ledger.page(connection, 0, count))
+    store.close()
+    seal = ledger.seal(run.existing_key("coordinator"), run.descriptor().run_id, count, head, NOW)
+    return verify_ledger([*lines, seal], run.descriptor().coordinator_key, run_key=run.descriptor().run_key)
+
+
 def test_a_restored_run_has_everything_and_says_that_it_was_restored(run: RunDirectory, tmp_path: Path) -> None:
     index = back_up(run, tmp_path / "backup.tar")
     assert (index.newest_version, index.step, index.checkpoint) == (1, 1, 1)
@@ -110,6 +120,7 @@ def test_a_restored_run_has_everything_and_says_that_it_was_restored(run: RunDir
     after = entries(restored)
     assert after[:-1] == before
     assert after[-1]["kind"] == "restored"
+    assert not [one for one in verified(restored).findings if one.entry == len(before)], "the owner's key signed it"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".tmp-")] == []
 
 

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from shoal.errors import IntegrityError, SignatureError
 from shoal.files import write_atomic
@@ -28,12 +29,12 @@ class KeptHeads:
     ) -> None:
         self._root, self._run_id, self._key, self._clock = root, run_id, coordinator_key, clock
         self._saved_at = -SAVE_EVERY_S
-        self._lines = self._load()
+        self._kept = self._load()
 
     @property
     def newest(self) -> str:
         """The newest head as it was signed; empty before the first."""
-        return self._lines[-1] if self._lines else ""
+        return self._kept[-1].line if self._kept else ""
 
     def keep(self, text: str) -> str:
         """Keeps a head; returns what is wrong with it in one sentence, or nothing."""
@@ -48,18 +49,18 @@ class KeptHeads:
         problem = self._contradiction(head)
         if problem:
             _append(self._root / CONFLICTS_FILE, self.newest, text)
-        self._lines = thinned([*self._lines, text])
+        self._kept = thinned([*self._kept, Kept(head.entries, text)])
         if problem or self._clock() - self._saved_at >= SAVE_EVERY_S:
             self.save()
         return problem
 
     def save(self) -> None:
-        if self._lines:
-            write_atomic(self._root / HEADS_FILE, "".join(f"{line}\n" for line in self._lines).encode())
+        if self._kept:
+            write_atomic(self._root / HEADS_FILE, "".join(f"{one.line}\n" for one in self._kept).encode())
         self._saved_at = self._clock()
 
     def _contradiction(self, head: LedgerHead) -> str:
-        if not self._lines:
+        if not self._kept:
             return ""
         before = open_evidence(LedgerHead, self.newest, self._key)
         if head.entries < before.entries and head.at >= before.at:
@@ -69,27 +70,34 @@ class KeptHeads:
             return f"the ledger shows two different heads of {head.entries} entries"
         return ""
 
-    def _load(self) -> list[str]:
+    def _load(self) -> list["Kept"]:
         """What an earlier process kept of this run; a line that a kill cut off is dropped."""
         try:
             lines = (self._root / HEADS_FILE).read_text().splitlines()
         except (FileNotFoundError, UnicodeError):
             return []
-        return [line for line in lines if self._is_ours(line)]
+        opened = [(self._open(line), line) for line in lines]
+        return [Kept(head.entries, line) for head, line in opened if head is not None and head.run_id == self._run_id]
 
-    def _is_ours(self, line: str) -> bool:
+    def _open(self, line: str) -> LedgerHead | None:
         try:
-            return open_evidence(LedgerHead, line, self._key).run_id == self._run_id
+            return open_evidence(LedgerHead, line, self._key)
         except (IntegrityError, SignatureError):
-            return False
+            return None
 
 
-def thinned(lines: list[str]) -> list[str]:
-    """Of too many heads every second old one goes; the first and the recent ones stay."""
-    if len(lines) <= MAX_HEADS:
-        return lines
-    old, recent = lines[:-RECENT_HEADS], lines[-RECENT_HEADS:]
-    return [*old[::2], *recent]
+class Kept(NamedTuple):
+    entries: int
+    line: str
+
+
+def thinned(kept: list[Kept]) -> list[Kept]:
+    """Of too many heads the old one goes that leaves the smallest gap; the first and the recent ones stay."""
+    if len(kept) <= MAX_HEADS:
+        return kept
+    old = range(1, len(kept) - RECENT_HEADS)
+    spare = min(old, key=lambda place: kept[place + 1].entries - kept[place - 1].entries)
+    return [*kept[:spare], *kept[spare + 1 :]]
 
 
 class Receipts:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal.coordinator import ledger
-from shoal.coordinator.ledger.chain import Entry, _line, entry_hash
+from shoal.coordinator.ledger.chain import Entry, entry_hash, line_of
 from shoal.coordinator.ledger.findings import Finding
 from shoal.coordinator.ledger.kept import KeptEvidence
 from shoal.coordinator.ledger.verification import Verification, verify_ledger
@@ -35,7 +35,7 @@ def signed_again(facts: list[Facts], at: float = 2_000_000.0) -> list[bytes]:
         body = json.dumps(fact["body"], separators=(",", ":"))
         digest = entry_hash(seq, fact["at"], fact["kind"], body, previous)
         signature = COORDINATOR.sign(bytes.fromhex(digest))
-        lines.append(_line(Entry(seq, fact["at"], fact["kind"], body, previous, digest, signature)))
+        lines.append(line_of(Entry(seq, fact["at"], fact["kind"], body, previous, digest, signature)))
         previous = digest
     return [*lines, ledger.seal(COORDINATOR, "run-1", len(facts), previous, at)]
 

@@ -85,7 +85,7 @@ def _last(connection: Connection) -> Entry | None:
 def page(connection: Connection, start: int, stop: int) -> list[bytes]:
     """The lines of entries start … stop−1. Entries never change, so an export may be read page by page."""
     entries = select(connection, Entry, "WHERE seq >= ? AND seq < ? ORDER BY seq", (start, stop))
-    return [_line(entry) for entry in entries]
+    return [line_of(entry) for entry in entries]
 
 
 def seal(keypair: Keypair, run_id: str, count: int, last: str, at: float) -> bytes:
@@ -94,7 +94,7 @@ def seal(keypair: Keypair, run_id: str, count: int, last: str, at: float) -> byt
     return Envelope.seal(SEAL_KIND, payload, keypair).to_bytes() + b"\n"
 
 
-def _line(entry: Entry) -> bytes:
+def line_of(entry: Entry) -> bytes:
     return json.dumps(asdict(entry)).encode() + b"\n"
 
 
@@ -183,6 +183,6 @@ def _parse_entry(number: int, line: bytes) -> Entry:
         entry = Entry(**json.loads(line))
     except (ValueError, TypeError, RecursionError):
         raise LedgerError("This line is not a ledger entry.", entry=number) from None
-    if [type(value) for value in asdict(entry).values()] != ENTRY_TYPES or _line(entry) != line:
+    if [type(value) for value in asdict(entry).values()] != ENTRY_TYPES or line_of(entry) != line:
         raise LedgerError("This line is not a ledger entry.", entry=number)
     return entry

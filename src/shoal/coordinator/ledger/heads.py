@@ -43,7 +43,7 @@ class Heads:
             if chain.hash_at(connection, head.entries) == head.head:
                 return "known"
             head = open_evidence(LedgerHead, text, self._run.keypair.public)
-        except (ValueError, KeyError, TypeError, IntegrityError, SignatureError):
+        except (ValueError, KeyError, TypeError, RecursionError, IntegrityError, SignatureError):
             return "known"
         if head.run_id != self._run.descriptor.run_id:
             return "known"
