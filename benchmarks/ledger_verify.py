@@ -34,7 +34,7 @@ TERMS = TrustConfig(stake_tokens=100_000)
 
 
 def facts(entries: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Kind and body of at least so many entries, of whole steps."""
+    """Kind and body of at least this number of entries, of whole steps."""
     records = {key.public: trust.TrustRecord("probation") for key in KEYS}
     held = dict.fromkeys(records, 0)
     yield "run", {"run_id": "long", "run_key": RUN.public, "secret_commitment": ""}

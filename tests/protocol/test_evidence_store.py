@@ -60,7 +60,7 @@ def test_however_long_a_run_lasts_the_file_stays_small_and_spans_it(tmp_path: Pa
         (head(4, at=2000.0), "became shorter: it had 5 entries and now has 4"),
     ],
 )
-def test_a_head_that_does_not_extend_the_last_one_is_told_and_both_are_kept(
+def test_a_head_that_does_not_extend_the_last_one_is_reported_and_both_are_kept(
     tmp_path: Path, shown: str, words: str
 ) -> None:
     heads = heads_in(tmp_path)

@@ -1,4 +1,4 @@
-"""Heads travel with heartbeats, and a head that the chain does not have is told to both sides."""
+"""Heads travel with heartbeats, and a head that the chain does not have is reported to both sides."""
 
 import json
 from pathlib import Path
