@@ -59,6 +59,7 @@ class LeaseTaker:
         self._held: Sequence[int] = ()
         self._count = 0
         self._failures = 0
+        self._gives_back = True
         self._wanted = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._take_forever, name="leases", daemon=True)
@@ -76,8 +77,9 @@ class LeaseTaker:
         self._count, self._held = count, held_versions
         self._wanted.set()
 
-    def stop(self) -> None:
-        """No further requests; a lease that is on its way is given back."""
+    def stop(self, *, is_refused: bool) -> None:
+        """No further requests; a lease that is on its way is given back, unless the coordinator refuses this key anyway."""
+        self._gives_back = not is_refused
         self._stopping.set()
         self._wanted.set()
         if self._thread.is_alive():
@@ -100,7 +102,8 @@ class LeaseTaker:
             except Exception as error:  # the loop raises it
                 news = error
             if self._stopping.is_set() and isinstance(news, Taken):
-                self.give_back(news.slot.lease)
+                if self._gives_back:
+                    self.give_back(news.slot.lease)
                 return
             self._count = self._count - 1 if isinstance(news, Taken) else 0
             self._inbox.put(news)

@@ -406,7 +406,7 @@ class Worker:
     def _leave(self) -> None:
         self.client.limit_waits(LEAVE_DEADLINE_S)
         self.weights.stop()
-        self._leases.stop()
+        self._leases.stop(is_refused=self._is_refused)
         if not self._is_refused:  # else the coordinator takes the slots of this key back by itself
             self._give_back_all()
         self._deliveries.finish()
