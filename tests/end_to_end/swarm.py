@@ -13,13 +13,16 @@ from typing import Any
 from shoal.config import ShoalConfig, build_config
 from shoal.coordinator import verify_export
 from shoal.coordinator.ledger import Entry
+from shoal.coordinator.ledger.verification import verify_ledger
 from shoal.errors import UnavailableError
 from shoal.host import swarm as host
 from shoal.host.supervisor import RoleEvent, Supervisor, log_tail
 from shoal.host.threads import Threads
 from shoal.owner.create import initialise
+from shoal.owner.ledger_check import read_evidence
 from shoal.protocol.api import HistoryView, StatusView, WorkerView
 from shoal.protocol.client import CoordinatorClient
+from shoal.protocol.evidence import RECEIPTS_FILE
 from shoal.rundir import RunDirectory
 
 DEADLINE_S = 600.0
@@ -109,8 +112,14 @@ class Swarm:
         return self.client.history()
 
     def ledger(self) -> list[Entry]:
-        lines = self.client.ledger_export().splitlines()
-        return verify_export(lines, self.directory.descriptor().coordinator_key)[0]
+        """Every entry; all of them hold, also against what the workers have kept."""
+        lines, descriptor = self.client.ledger_export().splitlines(), self.directory.descriptor()
+        kept = [path.parent for path in self.directory.root.parent.rglob(RECEIPTS_FILE)]
+        evidence = read_evidence(descriptor.coordinator_key, [], kept)
+        result = verify_ledger(lines, descriptor.coordinator_key, run_key=descriptor.run_key, kept=evidence)
+        assert not result.findings, result.findings
+        assert evidence.receipts, "workers keep receipts"
+        return verify_export(lines, descriptor.coordinator_key)[0]
 
     def kill(self, name: str, number: int) -> None:
         pid = self.supervisor.pid(name)
