@@ -36,11 +36,11 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config import build_config, to_toml
-from shoal.coordinator.leasing import lease_name
 from shoal.coordinator.store.database import open_database
 from shoal.coordinator.store.rows import insert
 from shoal.coordinator.store.tables import WorkerRow
 from shoal.coordinator.store.writer import Store
+from shoal.coordinator.work.leasing import lease_name
 from shoal.files import digest_bytes, digest_file, write_atomic
 from shoal.identity import Keypair
 from shoal.net import raise_file_limit
@@ -145,7 +145,6 @@ def make_run(root: Path, store: str, port: int, leases: int, limits: dict[str, o
                 "store": store,
                 "lease_s": 3600,
                 "gone_after_s": 3600,
-                "clock_window_s": 3600,
                 **(UNLIMITED if limits is None else limits),
             },
         }
@@ -218,12 +217,14 @@ class Requests:
     def _request(self, key: Keypair, method: str, path: str, body: bytes, headers: dict[str, str]) -> bytes:
         run = self._descriptor
         target = RequestTarget(run.run_id, run.coordinator_key, method, path, "", digest_bytes(body))
-        stamp = stamp_request(key, target, time.time())
+        stamp = stamp_request(key, target, time.time() + AHEAD_S)
         lines = {"host": self._host, "content-length": str(len(body))} | headers | stamp.headers()
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
+AHEAD_S = 250.0
+"""Requests are signed for later, so that the last of a long stream is still within the coordinator's window."""
 HEARTBEAT = api.HeartbeatBody(activity="generating", tokens_generated=1000, bytes_received=0).model_dump_json().encode()
 
 

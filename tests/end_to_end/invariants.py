@@ -14,7 +14,8 @@ import torch
 from end_to_end.chaos import CHEATER, HONEST, Outcome
 from shoal.broadcast.manifest import digest_weights
 from shoal.broadcast.origin import tensor_entry
-from shoal.coordinator import ledger, steps
+from shoal.coordinator import ledger
+from shoal.coordinator.batching import steps
 from shoal.files import digest_bytes, digest_file
 from shoal.identity import Keypair
 from shoal.policy.directory import resolve_model

@@ -39,7 +39,7 @@ def test_a_swarm_trains_through_a_bucket_and_a_backup_brings_back_what_it_forgot
             tmp_path / "run",
             steps=100,
             training={"groups_per_step": 4, "minibatches": 1, "checkpoint_every": 1, "async_level": 1},
-            coordinator={"bucket": url, "keep_rollouts_steps": 1, "dispute_s": 1},
+            coordinator={"bucket": url, "keep_rollouts_s": 1},
         )
         with swarm(config) as run:
             run.add_owner_roles(*ROLES)

@@ -14,10 +14,10 @@ from shoal.broadcast import Origin, OriginSettings
 from shoal.broadcast.manifest import WireTensor, open_head
 from shoal.config import build_config
 from shoal.coordinator import Store, ledger
+from shoal.coordinator.batching.steps import publish
 from shoal.coordinator.ledger.verification import Verification, verify_ledger
 from shoal.coordinator.server import begin, build_run
 from shoal.coordinator.states import BatchState
-from shoal.coordinator.steps import publish
 from shoal.coordinator.store import records
 from shoal.coordinator.store.rows import insert, update
 from shoal.coordinator.store.tables import BatchRow, SubmissionRow

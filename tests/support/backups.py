@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from shoal.coordinator.submissions import ReceivedFile, new_submission
+from shoal.coordinator.work.submissions import ReceivedFile, new_submission
 from shoal.files import digest_bytes
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient

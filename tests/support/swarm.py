@@ -88,7 +88,7 @@ def small_config(**sections: dict[str, object]) -> ShoalConfig:
         "run": {"steps": 3},
         "rollouts": {"group_size": 2, "tasks_per_slot": 2, "max_prompt_tokens": 16, "max_new_tokens": 40},
         "training": {"async_level": 1, "groups_per_step": 2, "oversampling": 4.0},
-        "coordinator": {"lease_s": 60, "gone_after_s": 30, "clock_window_s": 300, "max_upload_bytes": 10_000},
+        "coordinator": {"lease_s": 60, "gone_after_s": 30, "max_upload_bytes": 10_000},
         "trust": {
             "probation_audits": 2,
             "stake_tokens": 30,

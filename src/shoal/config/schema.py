@@ -46,10 +46,8 @@ class TasksConfig(Section):
     source: str = "builtin:chain-sums"
     """Where tasks come from: `builtin:NAME`, `reasoning-gym:NAME`, `hf:ORG/NAME@REVISION`, or a JSONL, Parquet or Arrow
     file or a directory of them, which new workers fetch from the origin."""
-    subset: str = ""
-    """Configuration of a hub dataset, where it has several."""
-    split: str = "train"
-    """Split of a dataset."""
+    split: Annotated[str, Field(pattern=r"^([^/]+/)?[^/]+$")] = "train"
+    """Split of a dataset, as `train`; where a hub dataset has several configurations, with its name, as `main/train`."""
     count: Annotated[int, Field(ge=0)] = 0
     """How many tasks training draws from; 0 takes all of a dataset and 20,000 of a generator."""
     heldout: Positive = 512
@@ -213,8 +211,6 @@ class CoordinatorConfig(ListenConfig):
     """Lease work as late as the trainer allows, so that groups are fresh; false leases at once."""
     gone_after_s: Positive = 30
     """Silence after which a worker is forgotten and its slots are given to others; heartbeats come six times as often."""
-    clock_window_s: Positive = 300
-    """Signed requests older or newer than this are refused; nonces are kept that long."""
     max_upload_bytes: Positive = 64 << 20
     """Larger submissions are refused before they are read."""
     bucket: Annotated[str, Field(pattern=r"^(https?://[^/\s]+/\S+)?$")] = ""
@@ -226,10 +222,9 @@ class CoordinatorConfig(ListenConfig):
     lifts the limits of an address on connections and new keys."""
     trusted_proxies: tuple[Network, ...] = ("127.0.0.1",)
     """Addresses or networks (10.0.0.0/8) of proxies whose X-Forwarded-For is believed; of anybody else it is not looked at."""
-    keep_rollouts_steps: Positive = 64
-    """Rollout files stay this many steps after their batch was formed, and longer while the trainer may need them to resume."""
-    dispute_s: Positive = 86_400
-    """No rollout file is removed earlier after its verdict: it is the evidence if somebody objects."""
+    keep_rollouts_s: Positive = 86_400
+    """Rollout files stay this long after their verdict, as evidence if somebody objects, and longer while the trainer may need
+    them to resume."""
 
     @property
     def heartbeat_s(self) -> float:

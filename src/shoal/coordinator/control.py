@@ -4,12 +4,14 @@
 is *drained* and the trainer ends with a checkpoint. Both are left by resuming. Repeating a command changes nothing.
 """
 
-from shoal.coordinator import ledger, steps, verdicts
+from shoal.coordinator import ledger
+from shoal.coordinator.batching import steps
 from shoal.coordinator.rules import trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import update
 from shoal.coordinator.store.tables import WorkerRow
+from shoal.coordinator.work import verdicts
 from shoal.coordinator.workers import find_worker, save_trust, trust_record
 from shoal.errors import RefusedError
 from shoal.protocol import api

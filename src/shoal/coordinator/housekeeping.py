@@ -1,17 +1,18 @@
 """Changes that time alone brings about: leases and claims that end, workers that fall silent, retries that are due, old nonces."""
 
 from shoal.coordinator import presence, workers
-from shoal.coordinator.deliveries import drop_lease
-from shoal.coordinator.leasing import expire_leases
+from shoal.coordinator.batching.steps import advance
 from shoal.coordinator.rules import trust
+from shoal.coordinator.rules.presence import CLOCK_WINDOW_S
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import LeaseState
-from shoal.coordinator.steps import advance
 from shoal.coordinator.store import nonces
 from shoal.coordinator.store.database import Transaction
 from shoal.coordinator.store.rows import select
 from shoal.coordinator.store.tables import LeaseRow
-from shoal.coordinator.submissions import release_claims, release_retries
+from shoal.coordinator.work.deliveries import drop_lease
+from shoal.coordinator.work.leasing import expire_leases
+from shoal.coordinator.work.submissions import release_claims, release_retries
 from shoal.coordinator.workers import find_worker, save_trust, trust_record
 
 ABSENT_STATES = ("gone", "banned")
@@ -41,7 +42,7 @@ def forget_strangers(connection: Transaction, run: Run) -> int:
 def _oldest_request(run: Run) -> float:
     """Signed time of the oldest request that any process would still accept."""
     slack_s = presence.CLOCK_SLACK_S if run.presence.is_shared else 0.0
-    return run.clock() - run.config.coordinator.clock_window_s - slack_s
+    return run.clock() - CLOCK_WINDOW_S - slack_s
 
 
 def _mark_silent_gone(connection: Transaction, run: Run) -> bool:

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from shoal.coordinator.deliveries import observe
+from shoal.coordinator.batching.steps import RunNow
 from shoal.coordinator.rules.alerts import HeldoutReading, Raised, Readings, StepReading, check
 from shoal.coordinator.rules.provisioning import Provision, Rates, provision
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import UNDECIDED, LeaseState, one_of
-from shoal.coordinator.steps import RunNow
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import find, number, query, select
 from shoal.coordinator.store.tables import BatchRow, EvaluationRow, VersionRow
+from shoal.coordinator.work.deliveries import observe
 
 RECENT_STEPS = 24
 FIRST_STEPS = 8

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.config import ShoalConfig
+from shoal.coordinator.batching.timing import LeaseTiming
 from shoal.coordinator.presence import Presence
 from shoal.coordinator.store.bucket import S3Bucket
-from shoal.coordinator.timing import LeaseTiming
 from shoal.errors import RefusedError
 from shoal.identity import Keypair
 from shoal.metrics import EventLog

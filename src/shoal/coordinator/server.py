@@ -9,7 +9,9 @@ from types import FrameType
 
 import uvicorn
 
-from shoal.coordinator import ledger, steps
+from shoal.coordinator import ledger
+from shoal.coordinator.batching import steps
+from shoal.coordinator.batching.timing import LeaseTiming
 from shoal.coordinator.http.app import CoordinatorApp, create_app
 from shoal.coordinator.http.listener import WAITING_CONNECTIONS, server_config
 from shoal.coordinator.ledger import secrets
@@ -23,7 +25,6 @@ from shoal.coordinator.store.database import Connection, Transaction, is_shared,
 from shoal.coordinator.store.rows import select
 from shoal.coordinator.store.tables import WorkerRow
 from shoal.coordinator.store.writer import Store
-from shoal.coordinator.timing import LeaseTiming
 from shoal.coordinator.workers import proven_keys
 from shoal.errors import ConfigError, ShoalError
 from shoal.metrics import EventLog

@@ -4,19 +4,20 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 
-from shoal.coordinator import ledger, retention
+from shoal.coordinator import ledger
+from shoal.coordinator.batching import retention
+from shoal.coordinator.batching.steps import read_run, step_counts
+from shoal.coordinator.batching.timing import timing_view
 from shoal.coordinator.pulse import free_bytes, read_pulse
 from shoal.coordinator.rules import batches
 from shoal.coordinator.rules.alerts import Raised
 from shoal.coordinator.rules.runs import RunClock
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import UNDECIDED, SubmissionState, one_of
-from shoal.coordinator.steps import read_run, step_counts
 from shoal.coordinator.store import meta, task_stats
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import query, select
 from shoal.coordinator.store.tables import BatchRow, EvaluationRow, VersionRow, WorkerRow
-from shoal.coordinator.timing import timing_view
 from shoal.protocol import api
 from shoal.protocol.verdicts import public_reason
 

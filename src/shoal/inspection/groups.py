@@ -40,7 +40,7 @@ class GroupReader:
         try:
             data = path.read_bytes()
         except OSError:
-            hint = "coordinator.keep_rollouts_steps says how long files are kept; those in a bucket are not shown."
+            hint = "coordinator.keep_rollouts_s says how long files are kept; those in a bucket are not shown."
             raise RefusedError(
                 "unknown_submission", "The rollout file is no longer here.", hint=hint, status=404
             ) from None

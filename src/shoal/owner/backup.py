@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict
 
 from shoal.broadcast.manifest import Head, Manifest, open_head, open_manifest
 from shoal.broadcast.store import needed_manifests
-from shoal.coordinator import ledger, steps
+from shoal.coordinator import ledger
+from shoal.coordinator.batching import steps
 from shoal.coordinator.store import records
 from shoal.coordinator.store.records import KeptRollout
 from shoal.errors import ShoalError, UnavailableError

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from shoal.config import ShoalConfig
-from shoal.coordinator import Run, control, ledger, recalls, views
+from shoal.coordinator import Run, control, ledger, views
+from shoal.coordinator.batching import recalls
 from shoal.coordinator.page import session
 from shoal.coordinator.server import begin, build_run
 from shoal.coordinator.store import records

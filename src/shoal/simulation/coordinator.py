@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from shoal.config import ShoalConfig
-from shoal.coordinator import deliveries, housekeeping, leasing, screening, steps, submissions, verdicts, workers
+from shoal.coordinator import housekeeping, workers
+from shoal.coordinator.batching import screening, steps
+from shoal.coordinator.batching.timing import LeaseTiming
 from shoal.coordinator.presence import Presence
 from shoal.coordinator.rules.deliveries import Pace
 from shoal.coordinator.run import Run
@@ -18,7 +20,7 @@ from shoal.coordinator.store.rows import find
 from shoal.coordinator.store.schema import migrate
 from shoal.coordinator.store.tables import GroupRow
 from shoal.coordinator.store.writer import Savepoint
-from shoal.coordinator.timing import LeaseTiming
+from shoal.coordinator.work import deliveries, leasing, submissions, verdicts
 from shoal.files import digest_bytes
 from shoal.identity import Keypair
 from shoal.protocol import api

@@ -78,7 +78,7 @@ class _Dataset:
 def _dataset(config: TasksConfig) -> _Dataset:
     if config.source.startswith(HUB_PREFIX):
         dataset = pin(HubDataset.parse(config.source))
-        return _Dataset(dataset.name, dataset.source, lambda: hub_rows(dataset, config.subset, config.split))
+        return _Dataset(dataset.name, dataset.source, lambda: hub_rows(dataset, config.split))
     path = Path(config.source).expanduser()
     if not is_local(config) or not path.exists():
         known = ", ".join(sorted(GENERATORS))

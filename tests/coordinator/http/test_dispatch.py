@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Message, Receive
 
-from shoal.coordinator.http import worker_handlers
 from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.body import BodyLimit
 from shoal.coordinator.http.dispatch import Dispatcher, RouteFinder
+from shoal.coordinator.http.handlers import workers as worker_handlers
 from shoal.coordinator.http.route import AnyRoute, Json
 from shoal.coordinator.http.table import ROUTES
 from shoal.files import digest_bytes

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.coordinator.http import open_uploads, upload_handlers
+from shoal.coordinator.http import open_uploads
 from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.body import BodyReader
+from shoal.coordinator.http.handlers import uploads as upload_handlers
 from shoal.coordinator.http.open_uploads import OpenUploads
 from shoal.coordinator.http.route import Upload
 from shoal.errors import RefusedError

@@ -111,7 +111,7 @@ def test_an_upload_without_evidence_is_refused(swarm: Swarm, header: str, value:
 
 
 def test_strangers_cannot_fill_the_disk(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.coordinator.http.upload_handlers.stream_to_disk", None)
+    monkeypatch.setattr("shoal.coordinator.http.handlers.uploads.stream_to_disk", None)
     answer = swarm.http.put("/v1/submissions/anything", content=b"x" * 5000)
     assert (answer.status_code, answer.json()["code"]) == (401, "bad_signature")
     assert refusal(lambda: swarm.client("stranger").submit("0" * 32, b"x" * 5000)) == "unknown_worker"

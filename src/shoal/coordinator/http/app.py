@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator, Coroutine
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from shoal.coordinator import housekeeping, retention, views
+from shoal.coordinator import housekeeping, views
 from shoal.coordinator.alerting import AlertWatch
+from shoal.coordinator.batching import retention
 from shoal.coordinator.http.dispatch import Dispatcher
+from shoal.coordinator.http.handlers.page import status_message
 from shoal.coordinator.http.openapi import documentation
-from shoal.coordinator.http.page_handlers import status_message
 from shoal.coordinator.http.service import Service
 from shoal.coordinator.http.table import ROUTES
 from shoal.coordinator.page.rollouts import RolloutReader

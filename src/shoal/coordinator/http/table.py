@@ -7,14 +7,8 @@ from types import NoneType
 
 from starlette.responses import Response
 
-from shoal.coordinator.http import owner_handlers as owner
-from shoal.coordinator.http import page_handlers as page
-from shoal.coordinator.http import private_handlers as private
-from shoal.coordinator.http import public_handlers as public
-from shoal.coordinator.http import role_handlers as roles
-from shoal.coordinator.http import upload_handlers as uploads
-from shoal.coordinator.http import worker_handlers as workers
 from shoal.coordinator.http.auth import AnyKey, Anyone, AnyVisitor, Owner, OwnerCookie, Roles
+from shoal.coordinator.http.handlers import owner, page, private, public, roles, uploads, workers
 from shoal.coordinator.http.route import LARGE, PARQUET, Address, Json, Nothing, PlainJson, Route, UploadStream
 from shoal.protocol import api, page_views
 from shoal.rundir import ROLES

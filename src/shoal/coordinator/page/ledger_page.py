@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass, field
 
 from shoal.coordinator import ledger
+from shoal.coordinator.batching.steps import current_step
 from shoal.coordinator.rules.runs import RunClock
 from shoal.coordinator.run import Run
-from shoal.coordinator.steps import current_step
 from shoal.coordinator.store import meta
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import select

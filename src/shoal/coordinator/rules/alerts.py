@@ -85,7 +85,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert("no_validator", 60.0, "A submission waits for longer than this, and no validator asks for work. Seconds.",
           "Start a validator with `shoal validate`, or see why it stopped: `shoal logs validator`."),
     Alert("disk_low", 4.0, "Free space is below this many times what the coordinator needs to take work.",
-          "Free space, or lower coordinator.keep_rollouts_steps."),
+          "Free space, or lower coordinator.keep_rollouts_s."),
 )  # fmt: skip
 BY_NAME = {alert.name: alert for alert in ALERTS}
 

@@ -1,5 +1,7 @@
 """When a worker is present, and which of two signed messages is newer. Pure."""
 
+CLOCK_WINDOW_S = 300.0
+"""Signed requests older or newer than this are refused; nonces are kept that long."""
 Stamp = tuple[float, str]
 """Signed time and nonce of a request that costs no durable write."""
 

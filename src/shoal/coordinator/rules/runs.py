@@ -39,6 +39,6 @@ def _is_drained(view: RunView) -> bool:
     return view.newest_version == view.step and not view.leases_outstanding and not view.submissions_pending
 
 
-def oldest_needed_step(step: int, async_level: int, keep_steps: int, oldest_checkpoint: int) -> int:
+def oldest_needed_step(step: int, async_level: int, oldest_checkpoint: int) -> int:
     """Rollout files of earlier steps are not needed: no batch will hold their groups, and none with them is repeated."""
-    return min(step - keep_steps, step - async_level, oldest_checkpoint)
+    return min(step - async_level, oldest_checkpoint)

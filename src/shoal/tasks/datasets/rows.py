@@ -63,16 +63,17 @@ def pin(dataset: HubDataset) -> HubDataset:
     return HubDataset(dataset.name, str(info.sha))
 
 
-def hub_rows(dataset: HubDataset, subset: str, split: str) -> Rows:
-    """Memory-mapped by `datasets`, downloaded once per machine."""
+def hub_rows(dataset: HubDataset, split: str) -> Rows:
+    """Memory-mapped by `datasets`, downloaded once per machine; the split may begin with a configuration, as in `main/train`."""
     import datasets
 
+    subset, _, name = split.rpartition("/")
     try:
-        loaded = datasets.load_dataset(dataset.name, subset or None, split=split, revision=dataset.revision or None)
+        loaded = datasets.load_dataset(dataset.name, subset or None, split=name, revision=dataset.revision or None)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UnavailableError(
             f"The dataset {dataset.name} cannot be loaded: {one_line(error)}.",
-            hint="Look at tasks.subset and tasks.split, and at the network.",
+            hint="Look at tasks.split, and at the network.",
         ) from None
     yield from loaded
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from shoal.coordinator import slots
-from shoal.coordinator.deliveries import Observed, drop_lease, observe
+from shoal.coordinator.batching.steps import RunNow, current_id, read_run, step_counts
+from shoal.coordinator.batching.timing import timing_view
 from shoal.coordinator.rules import backups, batches, deliveries, freshness, leases
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import HOLDING, LeaseState, SlotState, one_of
-from shoal.coordinator.steps import RunNow, current_id, read_run, step_counts
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, insert, number, query, select
 from shoal.coordinator.store.tables import LeaseRow, WorkerRow
-from shoal.coordinator.timing import timing_view
+from shoal.coordinator.work import slots
+from shoal.coordinator.work.deliveries import Observed, drop_lease, observe
 from shoal.coordinator.workers import delivery_record, mark_asking, save_deliveries
 from shoal.errors import RefusedError
 from shoal.protocol import api

@@ -8,10 +8,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import cast
 
-from shoal.coordinator import ledger, slots
-from shoal.coordinator.audits import audit_in_full
+from shoal.coordinator import ledger
+from shoal.coordinator.batching.recalls import groups_in_audit
 from shoal.coordinator.ledger import secrets
-from shoal.coordinator.recalls import groups_in_audit
 from shoal.coordinator.rules import batches, runs
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import FILLING, UNDECIDED, BatchState, GroupState, LeaseState, SubmissionState, one_of
@@ -19,6 +18,8 @@ from shoal.coordinator.store import meta
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import find, insert, number, query, select
 from shoal.coordinator.store.tables import BatchRow, EvaluationRow, GroupRow, SubmissionRow, VersionRow
+from shoal.coordinator.work import slots
+from shoal.coordinator.work.audits import audit_in_full
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.steps import StepId

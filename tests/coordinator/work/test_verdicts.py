@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.coordinator import verdicts
 from shoal.coordinator.rules import retries
+from shoal.coordinator.work import verdicts
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason

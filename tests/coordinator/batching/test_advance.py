@@ -10,16 +10,17 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.coordinator import ledger, slots
+from shoal.coordinator import ledger
+from shoal.coordinator.batching.steps import advance, current_step, step_counts
 from shoal.coordinator.presence import Presence
 from shoal.coordinator.rules import batches
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import GroupState, LeaseState, SlotState
-from shoal.coordinator.steps import advance, current_step, step_counts
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import find, insert, select
 from shoal.coordinator.store.schema import FIRST
 from shoal.coordinator.store.tables import BatchRow, GroupRow, LeaseRow, SlotRow
+from shoal.coordinator.work import slots
 from support.samples import RUN_SECRET, descriptor, keypair
 from support.swarm import small_config
 

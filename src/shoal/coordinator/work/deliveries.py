@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from shoal.coordinator import slots
 from shoal.coordinator.rules import deliveries, trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import LeaseState
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import query
 from shoal.coordinator.store.tables import DeliveringKey, LeaseRow, SubmissionRow, WorkerRow
+from shoal.coordinator.work import slots
 from shoal.coordinator.workers import delivery_record, known_worker, save_deliveries, trust_record
 
 OBSERVED_KEYS = 64

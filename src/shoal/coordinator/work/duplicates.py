@@ -7,15 +7,15 @@ difference alone penalises no worker. Runs inside one transaction of the store.
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from shoal.coordinator.audits import audit_in_full
-from shoal.coordinator.credit import add_credit, take_credit
-from shoal.coordinator.deliveries import observe
 from shoal.coordinator.rules import credit, duplicates
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import SlotState, SubmissionState
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import select
 from shoal.coordinator.store.tables import LeaseRow, SubmissionRow
+from shoal.coordinator.work.audits import audit_in_full
+from shoal.coordinator.work.credit import add_credit, take_credit
+from shoal.coordinator.work.deliveries import observe
 from shoal.coordinator.workers import known_worker
 from shoal.protocol import api
 

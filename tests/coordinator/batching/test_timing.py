@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.coordinator.timing import LeaseTiming
+from shoal.coordinator.batching.timing import LeaseTiming
 from shoal.protocol.client import CoordinatorClient
 from support.swarm import Swarm, running, small_config
 

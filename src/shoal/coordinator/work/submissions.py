@@ -8,17 +8,18 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.coordinator import ledger, slots
-from shoal.coordinator.audits import unaudited_limit
-from shoal.coordinator.deliveries import drop_lease
-from shoal.coordinator.leasing import lease_of
+from shoal.coordinator import ledger
+from shoal.coordinator.batching.steps import current_id, current_step, run_state
 from shoal.coordinator.rules import retries, trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import LeaseState, SlotState, SubmissionState
-from shoal.coordinator.steps import current_id, current_step, run_state
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, insert, select, update
 from shoal.coordinator.store.tables import LeaseRow, SubmissionRow
+from shoal.coordinator.work import slots
+from shoal.coordinator.work.audits import unaudited_limit
+from shoal.coordinator.work.deliveries import drop_lease
+from shoal.coordinator.work.leasing import lease_of
 from shoal.coordinator.workers import require_worker, trust_record
 from shoal.errors import RefusedError
 from shoal.identity import verify_signature

@@ -5,12 +5,13 @@ import re
 
 from starlette.responses import FileResponse, RedirectResponse, Response
 
-from shoal.coordinator import recalls, screening, steps, submissions, verdicts
+from shoal.coordinator.batching import recalls, screening, steps
 from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.route import PARQUET
 from shoal.coordinator.http.service import Service
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.records import lease_of_file
+from shoal.coordinator.work import submissions, verdicts
 from shoal.errors import RefusedError
 from shoal.files import write_atomic
 from shoal.protocol import api, page_views

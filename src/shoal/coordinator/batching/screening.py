@@ -7,16 +7,17 @@ hostile keys could make it wait for ever. If none are left the batch is trained 
 import json
 from collections import Counter
 
-from shoal.coordinator import ledger, slots
-from shoal.coordinator.audits import audit_in_full
+from shoal.coordinator import ledger
+from shoal.coordinator.batching.steps import GROUP_VIEW, batch_record, epoch, step_counts, step_view
 from shoal.coordinator.ledger import secrets
 from shoal.coordinator.rules import batches, screening
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import BatchState, GroupState
-from shoal.coordinator.steps import GROUP_VIEW, batch_record, epoch, step_counts, step_view
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import find, query, select, update, update_all
 from shoal.coordinator.store.tables import BatchRow, GroupRow, SubmissionRow
+from shoal.coordinator.work import slots
+from shoal.coordinator.work.audits import audit_in_full
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.steps import StepId

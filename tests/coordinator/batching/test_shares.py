@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shoal.coordinator import leasing
+from shoal.coordinator.work import leasing
 from shoal.protocol.client import CoordinatorClient
 from support.samples import keypair
 from support.swarm import HEARTBEAT, Swarm, running, small_config

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.config import ShoalConfig
-from shoal.coordinator import retention
+from shoal.coordinator.batching import retention
 from shoal.coordinator.http import app
 from shoal.coordinator.server import collect_leftovers
 from shoal.coordinator.store.database import Connection
@@ -24,14 +24,12 @@ DISPUTE_S = 1000.0
 def config(**training: object) -> ShoalConfig:
     return small_config(
         run={"steps": 30},
-        training={"async_level": 1, "groups_per_step": 2, **training},
+        training={"async_level": 2, "groups_per_step": 2, **training},
         coordinator={
             "lease_s": 60,
             "gone_after_s": 30,
-            "clock_window_s": 300,
             "max_upload_bytes": 10_000,
-            "keep_rollouts_steps": 2,
-            "dispute_s": int(DISPUTE_S),
+            "keep_rollouts_s": int(DISPUTE_S),
         },
     )
 
@@ -92,7 +90,7 @@ def play(swarm: Swarm, worker: CoordinatorClient, steps: int, *, checkpoint_behi
     return made
 
 
-def test_files_of_trained_batches_go_after_the_kept_steps_and_the_dispute_window(swarm: Swarm) -> None:
+def test_files_of_trained_batches_go_after_the_asynchrony_and_the_dispute_window(swarm: Swarm) -> None:
     (ann,) = swarm.join("ann")
     made = play(swarm, ann, 6)
     assert collect(swarm) == 0

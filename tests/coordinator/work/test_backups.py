@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.test_slots import assert_tallies_are_true
+from coordinator.work.test_slots import assert_tallies_are_true
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
 from support.backups import (

@@ -1,10 +1,11 @@
 """What workers and relays ask for: register, send a heartbeat, lease a slot, give it back, announce a relay."""
 
-from shoal.coordinator import leasing, views, workers
+from shoal.coordinator import views, workers
 from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.service import Service
 from shoal.coordinator.ledger.heads import HeadState
 from shoal.coordinator.store.database import Connection, Transaction
+from shoal.coordinator.work import leasing
 from shoal.protocol import api
 
 

@@ -1,7 +1,7 @@
 """Retention of rollout files: those that nothing needs any more are deleted. Verdicts, groups, batches and the ledger stay.
 
 A file is needed while its submission has no verdict, while a group of it may still enter a batch, while the trainer may have to
-repeat the batch that holds it, for the last few steps, and as evidence for as long as a verdict may be disputed. The database
+repeat the batch that holds it, and as evidence for as long as a verdict may be disputed. The database
 forgets first and the file goes after the commit: a kill in between leaves a file that the next start removes, never a record
 without its file. A bucket has no sweep of its own, so there the file goes first: a kill in between only makes it go twice.
 """
@@ -9,7 +9,7 @@ without its file. A bucket has no sweep of its own, so there the file goes first
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.coordinator import steps
+from shoal.coordinator.batching import steps
 from shoal.coordinator.rules import runs
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import ENDED, UNUSED, one_of
@@ -32,14 +32,12 @@ class Horizon:
 
 def horizon(connection: Connection, run: Run) -> Horizon:
     """The trainer repeats batches from its oldest checkpoint on; groups wait for a batch no longer than the asynchrony window."""
-    settings = run.config.coordinator
     oldest = runs.oldest_needed_step(
         steps.current_step(connection),
         run.config.training.async_level,
-        settings.keep_rollouts_steps,
         steps.oldest_checkpoint(connection),
     )
-    return Horizon(oldest, run.clock() - settings.dispute_s)
+    return Horizon(oldest, run.clock() - run.config.coordinator.keep_rollouts_s)
 
 
 def collect(connection: Connection, run: Run) -> list[str]:

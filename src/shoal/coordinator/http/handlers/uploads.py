@@ -8,7 +8,6 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from shoal.coordinator import submissions
 from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.body import BodyLimit
 from shoal.coordinator.http.refusals import too_large
@@ -17,7 +16,8 @@ from shoal.coordinator.http.service import Service
 from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Transaction
 from shoal.coordinator.store.tables import LeaseRow
-from shoal.coordinator.submissions import ReceivedFile
+from shoal.coordinator.work import submissions
+from shoal.coordinator.work.submissions import ReceivedFile
 from shoal.errors import RefusedError
 from shoal.protocol import api
 

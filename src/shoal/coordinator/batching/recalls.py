@@ -5,13 +5,14 @@ which every group was audited is honest work, so recalling it again would not he
 Runs inside one transaction of the store.
 """
 
-from shoal.coordinator import ledger, slots
-from shoal.coordinator.audits import audit_in_full, was_audited_in_full
+from shoal.coordinator import ledger
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import UNDECIDED, BatchState, GroupState, one_of
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import find, number, select, update, update_all
 from shoal.coordinator.store.tables import BatchRow, GroupRow, SubmissionRow
+from shoal.coordinator.work import slots
+from shoal.coordinator.work.audits import audit_in_full, was_audited_in_full
 from shoal.errors import RefusedError
 from shoal.protocol import api
 

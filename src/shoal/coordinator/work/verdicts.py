@@ -6,10 +6,9 @@ A verdict and all its consequences are one transaction.
 import json
 from typing import Literal
 
-from shoal.coordinator import duplicates, ledger, slots
-from shoal.coordinator.credit import add_credit
-from shoal.coordinator.deliveries import record_delivery, record_failure
-from shoal.coordinator.recalls import propose_again
+from shoal.coordinator import ledger
+from shoal.coordinator.batching.recalls import propose_again
+from shoal.coordinator.batching.steps import advance, current_step
 from shoal.coordinator.rules import batches, drift, trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import (
@@ -22,12 +21,14 @@ from shoal.coordinator.states import (
     SubmissionState,
     one_of,
 )
-from shoal.coordinator.steps import advance, current_step
 from shoal.coordinator.store import task_stats
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, number, select, update, update_all
 from shoal.coordinator.store.tables import GroupRow, LeaseRow, SubmissionRow, WorkerRow
-from shoal.coordinator.submissions import lease_of_submission, try_again
+from shoal.coordinator.work import duplicates, slots
+from shoal.coordinator.work.credit import add_credit
+from shoal.coordinator.work.deliveries import record_delivery, record_failure
+from shoal.coordinator.work.submissions import lease_of_submission, try_again
 from shoal.coordinator.workers import introduce, known_worker, save_trust, trust_record
 from shoal.errors import RefusedError
 from shoal.files import digest_bytes

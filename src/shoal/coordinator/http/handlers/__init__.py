@@ -1,0 +1,1 @@
+"""The handlers of the routes, one file per kind of caller."""
