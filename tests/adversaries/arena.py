@@ -151,7 +151,7 @@ class Arena:
     def score(self, *submissions: Submission) -> list[Scored]:
         """What the true policy says of these tokens, row by row; the forger's best friend."""
         requests = [
-            ScoreRequest(item.prompt_tokens, tuple(row.output_tokens), item.seed)
+            ScoreRequest(item.prompt_tokens, tuple(row.output_tokens), item.seed, tuple(row.segment_lengths))
             for submission in submissions
             for row, item in zip(submission.rollouts, self.items(submission.lease.slot), strict=True)
         ]

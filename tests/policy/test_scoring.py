@@ -9,7 +9,8 @@ from shoal.policy import TorchEngine, scoring
 from shoal.policy.batching import length_batches
 from shoal.policy.embedded.attention import Step
 from shoal.policy.embedded.runner import ModelRunner
-from shoal.policy.engine import ScoreRequest
+from shoal.policy.engine import RequestError, ScoreRequest
+from shoal.proofs.sampling import token_margins
 from support.tiny_models import EOS, save_model
 
 
@@ -61,3 +62,33 @@ def test_logits_are_scored_in_chunks_like_at_once(tmp_path: Path, monkeypatch: p
     for chunked, once in zip(engine.score(requests, temperature=1.0), whole, strict=True):
         torch.testing.assert_close(chunked.margins, once.margins, atol=1e-5, rtol=0)
         torch.testing.assert_close(chunked.logprobs, once.logprobs, atol=1e-5, rtol=0)
+
+
+def test_given_tokens_are_read_and_not_scored(tmp_path: Path) -> None:
+    """What an environment gave has no score, changes the ones after it, and does not shift the noise."""
+    engine = TorchEngine(save_model("llama", tmp_path), eos_token_ids=[EOS])
+    output, lengths, sampled = (7, 8, 9, 10, 11, 12, 13), (2, 3, 2), [0, 1, 5, 6]
+    whole, parts, other = engine.score(
+        [
+            ScoreRequest((5, 6), output, 3),
+            ScoreRequest((5, 6), output, 3, lengths),
+            ScoreRequest((5, 6), (7, 8, 9, 10, 4, 12, 13), 3, lengths),
+        ],
+        temperature=0.7,
+    )
+    torch.testing.assert_close(parts.logprobs, whole.logprobs[sampled])
+    torch.testing.assert_close(parts.states, whole.states[sampled])
+    torch.testing.assert_close(parts.margins[:2], whole.margins[:2])
+    assert not torch.allclose(parts.margins[2:], whole.margins[[5, 6]]), "the noise counts sampled tokens"
+    assert not torch.allclose(parts.logprobs[2:], other.logprobs[2:]), "given tokens are attended to"
+    logits = engine._runner.logits(parts.states.float())
+    seeds, index = torch.full((4,), 3), torch.arange(4)
+    margins, _ = token_margins(logits, seeds, index, torch.tensor([7, 8, 12, 13]), 0.7)
+    torch.testing.assert_close(parts.margins, margins, atol=2e-2, rtol=0)
+
+
+@pytest.mark.parametrize("lengths", [(2, 3), (8,), (3, 0, 4)])
+def test_segments_that_do_not_fit_the_output_are_refused(tmp_path: Path, lengths: tuple[int, ...]) -> None:
+    engine = TorchEngine(save_model("llama", tmp_path), eos_token_ids=[EOS])
+    with pytest.raises(RequestError, match="Request 0 has"):
+        engine.score([ScoreRequest((5,), (1, 2, 3, 4, 5, 6, 7), 0, lengths)], temperature=1.0)

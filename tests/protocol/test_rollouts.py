@@ -84,6 +84,7 @@ def test_an_honest_file_of_the_largest_size_fits_the_limits() -> None:
             sample=0,
             input_tokens=[2**31 - 1] * LIMITS.prompt_tokens,
             output_tokens=[random.Random(index).randrange(2**31) for _ in range(LIMITS.output_tokens)],
+            segment_lengths=[LIMITS.output_tokens],
             output_logprobs=[-1.5] * LIMITS.output_tokens,
             target_length=1,
             task_reward=0.0,
@@ -282,3 +283,15 @@ def test_cut_and_spliced_files_are_refused_or_harmless(start: int, stop: int, fi
 @settings(max_examples=10_000)
 def test_ten_thousand_flipped_files_are_refused_or_harmless(changes: list[tuple[int, int]]) -> None:
     survives(mutated(changes))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "match"),
+    [([], "0 segments"), ([2, 3], "2 segments"), ([5, 0, 0], "0 tokens"), ([7, -1, -1], "-1 tokens"), ([4], "for 5")],
+)
+def test_a_row_whose_segments_are_not_those_of_its_tokens_is_refused(lengths: list[int], match: str) -> None:
+    refused(with_columns(segment_lengths=[[5], [5], lengths, [5]]), f"Row 2 .*{match}")
+
+
+def test_more_segments_than_tokens_can_have_are_refused_by_their_number() -> None:
+    refused(with_columns(segment_lengths=[[1] * 161, [5], [5], [5]]), "161|164")

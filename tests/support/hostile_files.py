@@ -378,6 +378,7 @@ def largest_honest_peak() -> int:
         task_id="t" * 200,
         input_tokens=[2**31 - 1] * LIMITS.prompt_tokens,
         output_tokens=list(range(10**6, 10**6 + LIMITS.output_tokens)),
+        segment_lengths=[LIMITS.output_tokens],
         output_logprobs=[-1.5] * LIMITS.output_tokens,
         proofs=[bytes(258)] * (LIMITS.proof_bytes // 258),
     )

@@ -59,6 +59,7 @@ def rollout(group: int = 0, sample: int = 0, tokens: int = 5) -> Rollout:
         sample=sample,
         input_tokens=[1, 2, 3],
         output_tokens=list(range(tokens)),
+        segment_lengths=[tokens],
         output_logprobs=[-0.5] * tokens,
         target_length=8,
         task_reward=1.0,

@@ -48,7 +48,14 @@ class Submission:
         return self.changed(index, lambda rollout: replace(rollout, **fields))
 
     def changed(self, index: int, change: Callable[[Rollout], Rollout]) -> "Submission":
-        return replace(self, rollouts=replaced(self.rollouts, index, change))
+        """With one row changed. A plain completion of another length stays one segment."""
+
+        def fitting(row: Rollout) -> Rollout:
+            new = change(row)
+            is_plain = len(row.segment_lengths) == 1 and new.segment_lengths == row.segment_lengths
+            return replace(new, segment_lengths=[len(new.output_tokens)]) if is_plain else new
+
+        return replace(self, rollouts=replaced(self.rollouts, index, fitting))
 
 
 def submit(tiny_run: TinyRun, *, kind: type[Worker] = Worker, slot: int = SLOT, version: int = 0) -> Submission:
@@ -100,6 +107,7 @@ def resampled(submission: Submission, tiny_run: TinyRun, engine: Engine, tempera
             replace(
                 rollout,
                 output_tokens=completion.tokens,
+                segment_lengths=[len(completion.tokens)],
                 output_logprobs=completion.logprobs,
                 finish_reason=completion.finish_reason,
                 proofs=completion.proofs,

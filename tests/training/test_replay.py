@@ -21,7 +21,9 @@ def record(directory: Path, step: int, slot: int, rewards: list[list[float]]) ->
         numerics_class="torch/float32/cpu",
     )  # fmt: skip
     rows = [
-        Rollout("t", group, sample, [1, 2], [3 + sample, 4, step % 5], [-1.0] * 3, 0, reward, 0.0, reward, "stop", [])
+        Rollout(
+            "t", group, sample, [1, 2], [3 + sample, 4, step % 5], [3], [-1.0] * 3, 0, reward, 0.0, reward, "stop", []
+        )
         for group, values in enumerate(rewards)
         for sample, reward in enumerate(values)
     ]

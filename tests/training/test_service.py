@@ -39,6 +39,7 @@ def rows(step: int) -> list[Rollout]:
             sample=sample,
             input_tokens=[1, 2, 3 + group],
             output_tokens=[(step + 5 * group + 3 * sample + index) % VOCABULARY for index in range(4 + sample)],
+            segment_lengths=[4 + sample],
             output_logprobs=[-1.5] * (4 + sample),
             target_length=0,
             task_reward=9.0,

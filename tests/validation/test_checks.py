@@ -159,7 +159,7 @@ def with_token(row: Rollout, index: int, token: int) -> Rollout:
     [
         lambda row: with_token(row, 5, VOCABULARY),
         lambda row: with_token(row, 5, -1),
-        lambda row: replace(row, output_tokens=[], output_logprobs=[], proofs=[]),
+        lambda row: replace(row, segment_lengths=[38, 1, 1], output_logprobs=row.output_logprobs[:-1]),
         lambda row: replace(row, output_logprobs=row.output_logprobs[:-1]),
         lambda row: replace(row, output_logprobs=[math.nan, *row.output_logprobs[1:]]),
         lambda row: replace(row, output_logprobs=[-math.inf, *row.output_logprobs[1:]]),
@@ -170,7 +170,7 @@ def with_token(row: Rollout, index: int, token: int) -> Rollout:
     ids=[
         "token too large",
         "token negative",
-        "no tokens",
+        "a turn that nobody asked for",
         "log-probability missing",
         "log-probability nan",
         "log-probability infinite",
@@ -185,6 +185,11 @@ def test_values_out_of_range_are_named(
     finding = reason_of(check, honest.changed(FULL_ROW, lie))
     assert finding.reason is Reason.BOUNDS
     assert finding.detail.startswith("row 0 ")
+
+
+def test_a_row_without_tokens_is_no_rollout(check: Callable[[Submission], Checked], honest: Submission) -> None:
+    empty = honest.with_row(FULL_ROW, output_tokens=[], output_logprobs=[], proofs=[])
+    assert reason_of(check, empty).reason is Reason.SCHEMA
 
 
 def test_a_token_too_many_is_out_of_bounds(check: Callable[[Submission], Checked], honest: Submission) -> None:

@@ -31,7 +31,12 @@ def add_margins(
     seeds = {_key(record): _seed(record, workload, directory) for record in records}
     engine = TorchEngine(policy, eos_token_ids=workload.codec.eos_token_ids)
     requests = [
-        ScoreRequest(tuple(record.rollout.input_tokens), tuple(record.rollout.output_tokens), seeds[_key(record)])
+        ScoreRequest(
+            tuple(record.rollout.input_tokens),
+            tuple(record.rollout.output_tokens),
+            seeds[_key(record)],
+            tuple(record.rollout.segment_lengths),
+        )
         for record in records
     ]
     scored = engine.score(requests, temperature=workload.descriptor.rollouts.temperature)

@@ -68,7 +68,8 @@ class Record:
 
     @property
     def length(self) -> int:
-        return len(self.rollout.output_tokens)
+        """Sampled tokens."""
+        return self.rollout.sampled_count
 
     @property
     def truncated(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from shoal.errors import ShoalError
+from shoal.protocol.segments import sampled_count, segment_complaint
 
 FinishReason = Literal["stop", "length"]
 SEED_LIMIT = 1 << 64
@@ -58,17 +59,33 @@ class Completion:
     finish_reason: FinishReason = "length"
     proofs: list[bytes] = field(default_factory=list)
     """One commitment per started chunk of states."""
+    segment_lengths: list[int] = field(default_factory=list)
+    """Of an episode of several turns; otherwise all tokens were sampled in one."""
 
 
 @dataclass(frozen=True)
 class ScoreRequest:
+    """Tokens to be scored: those of the sampled segments; the others are only read."""
+
     prompt_tokens: tuple[int, ...]
     output_tokens: tuple[int, ...]
     seed: int
+    segment_lengths: tuple[int, ...] = ()
+    """Without any, all output tokens are one sampled segment."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.segment_lengths or (len(self.output_tokens),)
+
+    @property
+    def sampled_count(self) -> int:
+        return sampled_count(self.lengths)
 
 
 @dataclass
 class Scored:
+    """Of each sampled token."""
+
     margins: Tensor  # [n] fp32, by how much each token lost; 0 for the winner
     logprobs: Tensor  # [n] fp32
     states: Tensor  # [n, D] bf16, the inputs of the LM head
@@ -179,6 +196,8 @@ def check_scoring(requests: Sequence[ScoreRequest], *, vocab_size: int, max_toke
         _check_tokens(f"The output of request {index}", request.output_tokens, vocab_size)
         _check_seed(index, request.seed)
         _check_length(index, len(request.prompt_tokens) + len(request.output_tokens), max_tokens)
+        if complaint := segment_complaint(request.lengths, len(request.output_tokens)):
+            raise RequestError(f"Request {index} {complaint}.")
 
 
 def check_ready(loaded: bool, temperature: float) -> None:

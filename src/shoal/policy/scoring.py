@@ -1,11 +1,12 @@
 """Scores given tokens by prefill: distinct prompts once, then their distinct outputs in batches of similar length.
 
+Of a completion of several segments only sampled tokens are scored; the others are read on the way.
 Completions of a low-entropy policy are often the same token for token: duplicates share the pass, only their margins differ.
 
 In: score requests. Out, in their order: margins, log-probabilities and states. Memory is bounded by the token limit: cache entries
 exist for one group of prompts at a time, and logits for one chunk of output positions.
 
-Shapes: P prompts, B distinct outputs, N positions in them, M requests, R output tokens of all requests, D hidden size.
+Shapes: P prompts, B distinct outputs, N sampled positions in them, M requests, R sampled tokens of all requests, D hidden size.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt, continue_pro
 from shoal.policy.embedded.runner import ModelRunner
 from shoal.policy.engine import Scored, ScoreRequest, signed_seed
 from shoal.proofs.sampling import token_margins
+from shoal.protocol.segments import sampled_places, sampled_values
 
 # What one more pass through a small model costs beside its tokens, in tokens: less padding than this is not worth a pass.
 _PASS_TOKENS = 128
@@ -30,13 +32,14 @@ def score_requests(
     runner: ModelRunner, requests: Sequence[ScoreRequest], *, temperature: float, token_limit: int
 ) -> list[Scored]:
     scored: dict[int, Scored] = {}
-    by_prompt: dict[Prompt, dict[tuple[int, ...], list[int]]] = {}
+    by_prompt: dict[Prompt, dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]] = {}
     for index, request in enumerate(requests):
-        by_prompt.setdefault(request.prompt_tokens, {}).setdefault(request.output_tokens, []).append(index)
+        tokens = request.output_tokens, request.lengths
+        by_prompt.setdefault(request.prompt_tokens, {}).setdefault(tokens, []).append(index)
     limits = {"token_limit": token_limit, "padding_limit": _PASS_TOKENS}
     for group in length_batches({prompt: len(prompt) for prompt in by_prompt}, **limits):
         prompts = prefill_prompts(runner, group)
-        duplicates = {tuple(same): len(output) for prompt in group for output, same in by_prompt[prompt].items()}
+        duplicates = {tuple(same): len(output) for prompt in group for (output, _), same in by_prompt[prompt].items()}
         for batch in length_batches(duplicates, **limits):
             members = [[requests[index] for index in same] for same in batch]
             indices = [index for same in batch for index in same]
@@ -48,8 +51,8 @@ def _score_batch(
     runner: ModelRunner, prompts: PrefilledPrompts, duplicates: Sequence[Sequence[ScoreRequest]], temperature: float
 ) -> list[Scored]:
     """All requests; `duplicates` are lists of requests with the same tokens and other seeds."""
-    counts_B = [len(same[0].output_tokens) for same in duplicates]
-    states_ND = _output_states(runner, prompts, [same[0] for same in duplicates], counts_B)
+    counts_B = [same[0].sampled_count for same in duplicates]
+    states_ND = _sampled_states(runner, prompts, [same[0] for same in duplicates])
     margins, logprobs = _margins(runner, states_ND, _claims(duplicates, counts_B).to(states_ND.device), temperature)
     counts_M = [count for same, count in zip(duplicates, counts_B, strict=True) for _ in same]
     states = states_ND.to(torch.bfloat16).split_with_sizes(counts_B)
@@ -59,7 +62,7 @@ def _score_batch(
 
 
 def _claims(duplicates: Sequence[Sequence[ScoreRequest]], counts_B: Sequence[int]) -> Tensor:
-    """Of each output token of each request, as [4, R]: the row of its state, sampling seed, position and the token itself."""
+    """Of each sampled token of each request, as [4, R]: the row of its state, sampling seed, index and the token itself."""
     copies_B = torch.tensor([len(same) for same in duplicates])
     starts_B = torch.tensor([0, *accumulate(counts_B)][:-1])
     counts_M = torch.tensor(counts_B).repeat_interleave(copies_B)
@@ -68,22 +71,22 @@ def _claims(duplicates: Sequence[Sequence[ScoreRequest]], counts_B: Sequence[int
     )
     rows_R = starts_B.repeat_interleave(copies_B).repeat_interleave(counts_M) + positions_R
     seeds_M = torch.tensor([signed_seed(request.seed) for same in duplicates for request in same])
-    tokens = [token for same in duplicates for token in same[0].output_tokens * len(same)]
+    sampled = [sampled_values(same[0].output_tokens, same[0].lengths) for same in duplicates]
+    tokens = [token for same, own in zip(duplicates, sampled, strict=True) for token in own * len(same)]
     return torch.stack([rows_R, seeds_M.repeat_interleave(counts_M), positions_R, torch.tensor(tokens)])
 
 
-def _output_states(
-    runner: ModelRunner, prompts: PrefilledPrompts, requests: Sequence[ScoreRequest], counts: Sequence[int]
-) -> Tensor:
-    """The states that produced the outputs, request after request. The last token is scored, never fed."""
+def _sampled_states(runner: ModelRunner, prompts: PrefilledPrompts, requests: Sequence[ScoreRequest]) -> Tensor:
+    """The states that produced the sampled tokens, request after request. The last token is scored, never fed."""
     source_B = prompts.sources([request.prompt_tokens for request in requests])
     first_B1D = prompts.states_PD[source_B][:, None]
-    if max(counts) == 1:
+    longest = max(len(request.output_tokens) for request in requests)
+    if longest == 1:
         return first_B1D[:, 0]
     fed = [request.output_tokens[:-1] for request in requests]
     states_BSD = torch.cat([first_B1D, continue_prompts(runner, prompts, source_B, fed)], dim=1)
-    used_BS = torch.arange(max(counts))[None] < torch.tensor(counts)[:, None]
-    return states_BSD[used_BS.to(states_BSD.device)]
+    places = [at * longest + place for at, request in enumerate(requests) for place in sampled_places(request.lengths)]
+    return states_BSD.flatten(0, 1)[torch.tensor(places, device=states_BSD.device)]
 
 
 def _margins(runner: ModelRunner, states_ND: Tensor, claims_4R: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """The rollout file: parquet with zstd, one row per completion, complete groups, signed as a whole.
 
 Any parquet tool can read it; we read it with our own strict reader, which bounds rows, values per column, decompressed bytes
-and column types before anything is materialised. Rewards and log-probabilities in the file are claims of the worker.
+and column types before anything is materialised. A row is a row of segments (`segments`); log-probabilities and proofs are of its
+sampled tokens only. Rewards and log-probabilities in the file are claims of the worker.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from shoal.config import RolloutConfig
 from shoal.errors import IntegrityError
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.parquet.reader import Column, Kind, Limits, ParquetError, ParquetFile
+from shoal.protocol.segments import sampled_count, sampled_values, segment_complaint
 from shoal.protocol.steps import StepId
 
 FORMAT_VERSION = 1
@@ -28,6 +30,7 @@ COLUMNS = (
     Column("sample", Kind.INT32),
     Column("input_tokens", Kind.INT32, is_list=True),
     Column("output_tokens", Kind.INT32, is_list=True),
+    Column("segment_lengths", Kind.INT32, is_list=True),
     Column("output_logprobs", Kind.FLOAT, is_list=True),
     Column("target_length", Kind.INT32),
     Column("task_reward", Kind.DOUBLE),
@@ -75,13 +78,24 @@ class Rollout:
     sample: int
     input_tokens: list[int]
     output_tokens: list[int]
+    segment_lengths: list[int]
+    """Alternately sampled by the policy and given by an environment; a plain completion has one."""
     output_logprobs: list[float]
+    """Of sampled tokens, as are the proofs."""
     target_length: int
     task_reward: float
     length_penalty: float
     reward: float
     finish_reason: str
     proofs: list[bytes]
+
+    @property
+    def sampled_count(self) -> int:
+        return sampled_count(self.segment_lengths)
+
+    @property
+    def sampled_tokens(self) -> list[int]:
+        return sampled_values(self.output_tokens, self.segment_lengths)
 
 
 @dataclass(frozen=True)
@@ -92,6 +106,7 @@ class RolloutLimits:
     prompt_tokens: int
     output_tokens: int
     proof_bytes: int
+    segments: int = 1
 
     @classmethod
     def of(cls, descriptor: RunDescriptor) -> "RolloutLimits":
@@ -110,8 +125,9 @@ class RolloutLimits:
     @property
     def in_parquet(self) -> Limits:
         # Ids and claims are 4 bytes each, with as much again for levels and lengths.
-        per_row = FIXED_ROW_BYTES + 8 * self.prompt_tokens + 16 * self.output_tokens + 2 * self.proof_bytes
-        return Limits(self.rows, self.rows * max(self.prompt_tokens, self.output_tokens, 1), self.rows * per_row)
+        per_row = FIXED_ROW_BYTES + 8 * (self.prompt_tokens + 2 * self.output_tokens + self.segments)
+        most_values = max(self.prompt_tokens, self.output_tokens, self.segments)
+        return Limits(self.rows, self.rows * most_values, self.rows * (per_row + 2 * self.proof_bytes))
 
 
 def write_rollouts(header: RolloutHeader, rollouts: Sequence[Rollout]) -> bytes:
@@ -159,6 +175,7 @@ def read_rollouts(data: bytes, limits: RolloutLimits) -> tuple[RolloutHeader, li
         file = ParquetFile(data, COLUMNS)
         header = _header(file.metadata)
         columns = file.read(limits.in_parquet)
+        _check_segments(columns["segment_lengths"], columns["output_tokens"])
         for name in TEXT_COLUMNS:
             columns[name] = [text.decode() for text in columns[name]]
     except ParquetError as error:
@@ -166,6 +183,12 @@ def read_rollouts(data: bytes, limits: RolloutLimits) -> tuple[RolloutHeader, li
     except UnicodeDecodeError:
         raise RolloutFileError("A text is not UTF-8.") from None
     return header, [Rollout(*values) for values in zip(*columns.values(), strict=True)]
+
+
+def _check_segments(lengths: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> None:
+    for number, (segments, tokens) in enumerate(zip(lengths, outputs, strict=True)):
+        if complaint := segment_complaint(segments, len(tokens)):
+            raise RolloutFileError(f"Row {number} {complaint}.")
 
 
 def _header(metadata: dict[bytes, bytes]) -> RolloutHeader:

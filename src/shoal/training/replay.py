@@ -95,4 +95,5 @@ def _sample(header: RolloutHeader, row: Rollout, score: Score) -> Sample:
         task_reward=task_reward,
         policy_version=header.policy_version,
         truncated=row.finish_reason == "length",
+        segment_lengths=row.segment_lengths,
     )

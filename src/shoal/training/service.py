@@ -273,4 +273,5 @@ def _sample(row: Rollout, record: api.BatchGroup, index: int) -> Sample:
         behaviour_logprobs=row.output_logprobs if record.logprobs_verified else None,
         policy_version=record.policy_version,
         truncated=row.finish_reason == "length",
+        segment_lengths=row.segment_lengths,
     )

@@ -62,7 +62,8 @@ class Checked:
 
     @property
     def tokens(self) -> int:
-        return sum(len(rollout.output_tokens) for rollout in self.rollouts)
+        """Sampled ones."""
+        return sum(rollout.sampled_count for rollout in self.rollouts)
 
     def rows_by_group(self) -> dict[int, list[int]]:
         """Numbers of the rows of each group."""
@@ -124,11 +125,16 @@ def _check_assignment(rollouts: Sequence[Rollout], items: Sequence[WorkItem]) ->
 
 
 def _check_bounds(number: int, rollout: Rollout, workload: Workload, vocab_size: int) -> None:
-    tokens, limit = rollout.output_tokens, workload.descriptor.rollouts.max_new_tokens
-    if not 1 <= len(tokens) <= limit or len(rollout.output_logprobs) != len(tokens):
+    tokens, sampled = rollout.output_tokens, rollout.sampled_count
+    limit = workload.descriptor.rollouts.max_new_tokens
+    if len(tokens) > limit or len(rollout.output_logprobs) != sampled:
         raise RejectedError(
-            Reason.BOUNDS, f"row {number} has {len(tokens)} tokens and {len(rollout.output_logprobs)} log-probabilities"
+            Reason.BOUNDS,
+            f"row {number} has {len(tokens)} tokens, {sampled} of them sampled, and {len(rollout.output_logprobs)} "
+            "log-probabilities",
         )
+    if len(rollout.segment_lengths) > workload.limits.segments:
+        raise RejectedError(Reason.BOUNDS, f"row {number} has {len(rollout.segment_lengths)} segments")
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         raise RejectedError(Reason.BOUNDS, f"row {number} has a token outside the vocabulary of {vocab_size}")
     # They are fp32 in the file, so their sum is finite exactly if each is.
@@ -138,10 +144,8 @@ def _check_bounds(number: int, rollout: Rollout, workload: Workload, vocab_size:
     if not all(math.isfinite(value) for value in claims):
         raise RejectedError(Reason.BOUNDS, f"row {number} has a reward that is not finite")
     _check_termination(number, rollout, workload.codec.eos_token_ids, limit)
-    if len(rollout.proofs) != workload.chunk_count(len(tokens)):
-        raise RejectedError(
-            Reason.PROOF_FORMAT, f"row {number} has {len(rollout.proofs)} proofs for {len(tokens)} tokens"
-        )
+    if len(rollout.proofs) != workload.chunk_count(sampled):
+        raise RejectedError(Reason.PROOF_FORMAT, f"row {number} has {len(rollout.proofs)} proofs for {sampled} tokens")
 
 
 def _check_termination(number: int, rollout: Rollout, eos_token_ids: Sequence[int], limit: int) -> None:
@@ -202,7 +206,10 @@ def audit(
 ) -> tuple[list[Finding], api.AuditMetrics]:
     """Recomputes some groups with the policy that `engine` holds; every finding, and the metrics behind it."""
     rows = [pair for pair in zip(checked.rollouts, checked.items, strict=True) if pair[1].group in groups]
-    requests = [ScoreRequest(item.prompt_tokens, tuple(rollout.output_tokens), item.seed) for rollout, item in rows]
+    requests = [
+        ScoreRequest(item.prompt_tokens, tuple(rollout.output_tokens), item.seed, tuple(rollout.segment_lengths))
+        for rollout, item in rows
+    ]
     logprobs = [rollout.output_logprobs for rollout, _ in rows]
     proofs = [proof for rollout, _ in rows for proof in rollout.proofs]
     scored = engine.score(requests, temperature=temperature)

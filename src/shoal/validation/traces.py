@@ -22,7 +22,7 @@ def trace_of(
     rows, tokens = list[TraceRow](), 0
     first = rollouts[0].group if rollouts else 0
     for rollout, row in zip(rollouts, scored, strict=True):
-        tokens += len(rollout.output_tokens)
+        tokens += rollout.sampled_count
         if tokens > MOST_TOKENS:
             break
         entropies = _entropies(engine, row, temperature) if rollout.group == first else []

@@ -183,7 +183,7 @@ def group_verdicts(checked: Checked) -> list[api.GroupVerdict]:
             task_id=checked.items[numbers[0]].task.problem_id,
             useful=all(checked.rewards[number].scored for number in numbers)
             and is_useful(checked.rewards[number].task_reward for number in numbers),
-            tokens=sum(len(checked.rollouts[number].output_tokens) for number in numbers),
+            tokens=sum(checked.rollouts[number].sampled_count for number in numbers),
             rewards=[checked.rewards[number].total for number in numbers],
             task_rewards=[checked.rewards[number].task_reward for number in numbers],
             samples=[sample_digest(checked.rollouts[number].output_tokens) for number in numbers],

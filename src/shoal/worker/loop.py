@@ -56,6 +56,7 @@ def as_rollout(item: WorkItem, completion: Completion, reward: Reward) -> Rollou
         sample=item.sample,
         input_tokens=list(item.prompt_tokens),
         output_tokens=completion.tokens,
+        segment_lengths=completion.segment_lengths or [len(completion.tokens)],
         output_logprobs=completion.logprobs,
         target_length=item.target_length,
         task_reward=reward.task_reward,

@@ -138,3 +138,33 @@ def test_a_long_bin_needs_no_mask_over_its_positions() -> None:
     with LargestResult() as largest:
         torch.autograd.backward(policy(packed)[0].sum())
     assert largest.elements < positions**2 / 10
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_tokens_of_an_environment_are_attended_to_and_have_exactly_no_gradient(packed: bool) -> None:
+    model = build(LlamaConfig(**SMALL))
+    policy = PolicyModel(model, temperature=0.8)
+    prompts, outputs, lengths = [[1, 2, 3]] * 2, [[10, 11, 12, 13, 14, 15], [20, 21]], [[2, 3, 1], [2]]
+    groups = group_by_prompt(prompts, [6, 2], 1000, share=packed)
+    make = build_packed if packed else build_padded
+    policy.set_layout("packed" if packed else "eager")
+    chosen = make(groups, prompts, outputs, lengths)
+    assert chosen.target_N.tolist() == [10, 11, 15, 20, 21]
+    states: list[torch.Tensor] = []
+
+    def keep(_module: Any, _inputs: Any, output: Any) -> None:
+        output.last_hidden_state.retain_grad()
+        states.append(output.last_hidden_state)
+
+    model.base_model.register_forward_hook(keep)
+    logprobs, _, _ = policy(chosen)
+    torch.autograd.backward(logprobs.sum())
+    gradient = states[0].grad
+    assert gradient is not None
+    given = torch.ones(gradient.flatten(0, 1).shape[0], dtype=torch.bool)
+    given[chosen.source_N] = False
+    assert given.any()
+    assert torch.count_nonzero(gradient.flatten(0, 1)[given]) == 0
+    changed, _, _ = policy(make(groups, prompts, [[10, 11, 12, 5, 14, 15], [20, 21]], lengths))
+    assert torch.equal(changed[:2], logprobs[:2])
+    assert changed[2] != logprobs[2]

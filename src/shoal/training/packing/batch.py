@@ -77,11 +77,11 @@ def _reward(sample: Sample, config: TrainingConfig, max_new_tokens: int) -> floa
     if config.overlong != "penalise":
         return sample.reward
     buffer = min(OVERLONG_BUFFER, max_new_tokens)
-    return sample.reward + overlong_penalty(len(sample.output_tokens), max_new_tokens, buffer)
+    return sample.reward + overlong_penalty(sample.sampled_count, max_new_tokens, buffer)
 
 
 def _token_weight(sample: Sample, config: TrainingConfig) -> float:
-    return 1.0 if config.loss_weighting == "token" else 1.0 / len(sample.output_tokens)
+    return 1.0 if config.loss_weighting == "token" else 1.0 / sample.sampled_count
 
 
 def split_groups(groups: Sequence[list[Member]], parts: int, seed: int, step: int) -> list[list[Member]]:
@@ -100,8 +100,9 @@ def build_minibatch(
     prompt_groups = group_by_prompt(prompts, [len(output) for output in outputs], capacity, share=packed)
     bins = (pack if packed else pack_padded)(prompt_groups, capacity, parts=ranks)[rank]
     build = build_packed if packed else build_padded
-    micro_batches = [_micro_batch(build(chosen, prompts, outputs), members, device) for chosen in bins]
-    return MiniBatch(micro_batches, sum(member.token_weight * len(member.sample.output_tokens) for member in members))
+    lengths = [member.sample.lengths for member in members]
+    micro_batches = [_micro_batch(build(chosen, prompts, outputs, lengths), members, device) for chosen in bins]
+    return MiniBatch(micro_batches, sum(member.token_weight * member.sample.sampled_count for member in members))
 
 
 def _micro_batch(bin: Bin, members: Sequence[Member], device: torch.device) -> MicroBatch:
@@ -122,5 +123,5 @@ def _micro_batch(bin: Bin, members: Sequence[Member], device: torch.device) -> M
 
 def _behaviour(sample: Sample) -> Sequence[float]:
     if sample.behaviour_logprobs is None:
-        return [float("nan")] * len(sample.output_tokens)
+        return [float("nan")] * sample.sampled_count
     return sample.behaviour_logprobs

@@ -3,7 +3,8 @@
 Shapes: T positions of the bin, N trained tokens, R attention rows (one per completion), S length of a row.
 A packed bin is one line of T positions with restarting position ids; an `AttentionPlan` says which positions form a row. A
 padded bin has its rows as lines and needs no plan: padding is on the right, where causal attention never looks.
-`source_N` names the state that predicts each trained token; it is an index into the flattened positions.
+`source_N` names the state that predicts each trained token; it is an index into the flattened positions. Tokens that an
+environment gave have positions, which others attend to, and are no targets: they enter no loss.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.policy.batching import length_batches
+from shoal.protocol.segments import sampled_places
 from shoal.training.packing.packing import PromptGroup
 
 
@@ -51,7 +53,7 @@ class Bin:
     row_N: Tensor
     """Index of the completion within the bin: 0 … R−1."""
     offset_N: Tensor
-    """Index of the token within its completion."""
+    """Index of the token among the trained ones of its completion."""
     plan: AttentionPlan | None
 
     rows: int
@@ -67,8 +69,16 @@ SHORTEST_SHARE = 0.75
 """Rows of one attention block are padded by at most a third."""
 
 
-def build_packed(prompt_groups: Sequence[PromptGroup], prompts: Sequence[Tokens], outputs: Sequence[Tokens]) -> Bin:
-    """One line of positions: each prompt once, then its completions, each without its last token."""
+def build_packed(
+    prompt_groups: Sequence[PromptGroup],
+    prompts: Sequence[Tokens],
+    outputs: Sequence[Tokens],
+    segment_lengths: Sequence[Sequence[int]] | None = None,
+) -> Bin:
+    """One line of positions: each prompt once, then its completions, each without its last token.
+
+    Without lengths of segments every output token is trained.
+    """
     ids: list[int] = []
     positions: list[int] = []
     rows: list[np.ndarray] = []
@@ -86,18 +96,24 @@ def build_packed(prompt_groups: Sequence[PromptGroup], prompts: Sequence[Tokens]
             positions += range(len(prompt), len(prompt) + len(body))
     if not ids:
         return _empty_bin()
-    sources = [row[-len(outputs[member]) :] for row, member in zip(rows, members, strict=True)]
+    trained = _trained(members, outputs, segment_lengths)
+    sources = [row[-len(outputs[member]) :][places] for row, member, places in zip(rows, members, trained, strict=True)]
     return Bin(
         input_ids=torch.tensor(ids)[None],
         position_ids=torch.tensor(positions)[None],
         source_N=torch.from_numpy(np.concatenate(sources)),
         plan=_plan_attention(rows, len(ids)),
         rows=len(members),
-        **_targets(members, outputs),
+        **_targets(members, outputs, trained),
     )
 
 
-def build_padded(prompt_groups: Sequence[PromptGroup], prompts: Sequence[Tokens], outputs: Sequence[Tokens]) -> Bin:
+def build_padded(
+    prompt_groups: Sequence[PromptGroup],
+    prompts: Sequence[Tokens],
+    outputs: Sequence[Tokens],
+    segment_lengths: Sequence[Sequence[int]] | None = None,
+) -> Bin:
     """One line per completion, padded on the right."""
     members = [member for group in prompt_groups for member in group.members]
     if not members:
@@ -108,22 +124,33 @@ def build_padded(prompt_groups: Sequence[PromptGroup], prompts: Sequence[Tokens]
     for number, line in enumerate(lines):
         ids[number, : len(line)] = line
     ends = [number * longest + len(line) for number, line in enumerate(lines)]
-    sources = [np.arange(end - len(outputs[member]), end) for end, member in zip(ends, members, strict=True)]
+    trained = _trained(members, outputs, segment_lengths)
+    sources = [end - len(outputs[member]) + places for end, member, places in zip(ends, members, trained, strict=True)]
     return Bin(
         input_ids=torch.from_numpy(ids),
         position_ids=torch.arange(longest).expand(len(lines), longest),
         source_N=torch.from_numpy(np.concatenate(sources)),
         plan=None,
         rows=len(members),
-        **_targets(members, outputs),
+        **_targets(members, outputs, trained),
     )
 
 
-def _targets(members: Sequence[int], outputs: Sequence[Tokens]) -> dict[str, Tensor]:
-    lengths = [len(outputs[member]) for member in members]
+def _trained(
+    members: Sequence[int], outputs: Sequence[Tokens], segment_lengths: Sequence[Sequence[int]] | None
+) -> list[np.ndarray]:
+    """Where in the output of each member its trained tokens are."""
+    if segment_lengths is None:
+        return [np.arange(len(outputs[member])) for member in members]
+    return [np.array(sampled_places(segment_lengths[member])) for member in members]
+
+
+def _targets(members: Sequence[int], outputs: Sequence[Tokens], trained: Sequence[np.ndarray]) -> dict[str, Tensor]:
+    lengths = [len(places) for places in trained]
     counts = torch.tensor(lengths)
+    targets = [outputs[member][place] for member, places in zip(members, trained, strict=True) for place in places]
     return {
-        "target_N": torch.tensor([token for member in members for token in outputs[member]]),
+        "target_N": torch.tensor(targets),
         "member_N": torch.tensor(members).repeat_interleave(counts),
         "row_N": torch.arange(len(members)).repeat_interleave(counts),
         "offset_N": torch.cat([torch.arange(length) for length in lengths]),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal.errors import ShoalError
+from shoal.protocol.segments import sampled_count, sampled_values, segment_complaint
 
 
 class BatchError(ShoalError):
@@ -19,15 +20,30 @@ class BatchError(ShoalError):
 
 @dataclass
 class Sample:
-    """One completion. `output_tokens` ends with EOS unless `truncated`."""
+    """One completion. `output_tokens` ends with EOS unless `truncated`. Only tokens of sampled segments are trained."""
 
     prompt_tokens: Sequence[int]
     output_tokens: Sequence[int]
     reward: float
     task_reward: float
     behaviour_logprobs: Sequence[float] | None = None
+    """Of sampled tokens."""
     policy_version: int = 0
     truncated: bool = False
+    segment_lengths: Sequence[int] = ()
+    """Without any, all output tokens are one sampled segment."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        return self.segment_lengths or (len(self.output_tokens),)
+
+    @property
+    def sampled_count(self) -> int:
+        return sampled_count(self.lengths)
+
+    @property
+    def sampled_tokens(self) -> Sequence[int]:
+        return sampled_values(self.output_tokens, self.lengths)
 
 
 @dataclass
@@ -47,8 +63,8 @@ def check_groups(groups: Sequence[Group]) -> None:
             where = f"Sample {number} of group {group.group_id}"
             if not sample.prompt_tokens or not sample.output_tokens:
                 raise BatchError(f"{where} has an empty prompt or an empty completion.")
+            if complaint := segment_complaint(sample.lengths, len(sample.output_tokens)):
+                raise BatchError(f"{where} {complaint}.")
             logprobs = sample.behaviour_logprobs
-            if logprobs is not None and len(logprobs) != len(sample.output_tokens):
-                raise BatchError(
-                    f"{where} has {len(logprobs)} log-probabilities for {len(sample.output_tokens)} tokens."
-                )
+            if logprobs is not None and len(logprobs) != sample.sampled_count:
+                raise BatchError(f"{where} has {len(logprobs)} log-probabilities for {sample.sampled_count} tokens.")
