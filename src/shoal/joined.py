@@ -23,6 +23,7 @@ from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.tasks import CODEC_FILES, TaskSet, TaskSets, check_requirements
 from shoal.tasks.datasets.transfer import unpack
+from shoal.tasks.environments.registry import check_environments
 from shoal.tasks.workload import Workload
 
 MAX_MODEL_FILE_BYTES = 64 << 20
@@ -113,8 +114,8 @@ def join_run(
     """Fetches what the descriptor names into the cache; a second join of the same run fetches nothing.
 
     An origin that does not serve yet is waited for. A machine that cannot score the run's tasks is refused here.
-    `heldout` also fetches what training never sees; `own_verifiers` are those that may be imported (None: any that the
-    owner names). `clock` says when a head has expired.
+    `heldout` also fetches what training never sees; `own_verifiers` are those, and the environments, that may be
+    imported (None: any that the owner names). `clock` says when a head has expired.
     """
     relays = RelayList(descriptor)
     weights = WeightClient(
@@ -133,6 +134,7 @@ def join_run(
         for name, reference in descriptor.model_files.items()
     }
     tasks = _fetch_tasks(descriptor, weights, cache_dir / "tasks", report, heldout=heldout)
+    check_environments(descriptor.environments, own_environments=own_verifiers)
     workload = Workload.build(descriptor, {name: files[name] for name in CODEC_FILES if name in files}, tasks)
     check_requirements(workload.tasks.train, descriptor.reward, own_verifiers=own_verifiers)
     model_files = cache_dir / "model" / descriptor.run_key[:16]

@@ -60,6 +60,9 @@ class TasksConfig(Section):
     """System turn of the chat, left out if empty."""
     length_instruction: str = "Think for {target} tokens before giving a response."
     """Appended to the user turn when target lengths are set."""
+    environment: Annotated[str, Field(max_length=200)] = ""
+    """Environment of every task that names none: a built-in one (`calculator`, `guess-number`, `reasoning-gym`) or `module:Class`
+    of your own. Empty: a verifier scores single completions."""
     thinking: bool = True
     """Whether prompts end with an opened think tag and answers follow its end; without it the completion is the answer."""
 

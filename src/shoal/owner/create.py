@@ -100,6 +100,7 @@ def _write(directory: RunDirectory, config: ShoalConfig, ready: Ready) -> None:
         task_count=len(ready.tasks.train),
         task_files=_serve_tasks(origin, ready.tasks.train) if is_local(config.tasks) else (),
         heldout_files=_serve_tasks(origin, ready.tasks.heldout) if is_local(config.tasks) else (),
+        environments=ready.environments,
         rollouts=config.rollouts,
         reward=config.reward,
         scoring_s=config.validation.claim_s * SCORING_SHARE,

@@ -5,18 +5,21 @@ check runs, whatever the others found, and one error names all of it in the orde
 """
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.config import ShoalConfig, TasksConfig, ValidationConfig
+from shoal.config import TASK_PART, RewardConfig, ShoalConfig, TasksConfig, ValidationConfig
 from shoal.coordinator.rules.trust import LossRule
 from shoal.errors import ConfigError, ShoalError
 from shoal.files import TOKENIZER_FILE, digest_file
 from shoal.metrics import Report
-from shoal.tasks import CODEC_FILES, PromptStyle, TaskSet, TaskSets, TextCodec, load_tasks
+from shoal.protocol.environments import EnvironmentReference
+from shoal.tasks import CODEC_FILES, PromptStyle, TaskSet, TaskSets, TextCodec, is_learned, load_tasks
+from shoal.tasks.bridge import build_bridge
 from shoal.tasks.codec import PLAIN_TEMPLATE, TEMPLATE_FILE, MissingTemplateError
+from shoal.tasks.environments.registry import environment_names, environment_of, refer
 from shoal.tasks.rewards import check_parts
 from shoal.tasks.sources import is_local, pin_source
 from shoal.tasks.verifiers.reward_models import check_named
@@ -40,6 +43,7 @@ class Ready:
     tasks: TaskSets
     task_source: TasksConfig
     numerics_classes: tuple[str, ...]
+    environments: tuple[EnvironmentReference, ...] = ()
 
 
 @dataclass
@@ -73,14 +77,17 @@ def check_ready(config: ShoalConfig, report: Report) -> Ready:
     directory: Path | None = None
     tasks: TaskSets | None = None
     classes: tuple[str, ...] = ()
+    environments: tuple[EnvironmentReference, ...] = ()
     with problems.collect():
         directory = resolve_model(config.model.path)
     with problems.collect():
         source = pin_source(config.tasks)
         tasks = load_tasks(config.tasks if is_local(config.tasks) else source)
         check_parts(tasks.train, config.reward.parts)
+        environments = tuple(refer(name) for name in environment_names(tasks.train, config.tasks))
+        _check_parts_of_episodes(environments, config.reward)
     if directory is not None:
-        _check_text(config, directory, tasks, problems)
+        _check_text(config, directory, tasks, environments, problems)
         with problems.collect():
             classes = admitted_classes(config.validation, directory, report)
         if tasks is not None:
@@ -91,10 +98,25 @@ def check_ready(config: ShoalConfig, report: Report) -> Ready:
     problems.refuse()
     assert directory is not None
     assert tasks is not None
-    return Ready(directory, tasks, source, classes)
+    return Ready(directory, tasks, source, classes, environments)
 
 
-def _check_text(config: ShoalConfig, directory: Path, tasks: TaskSets | None, problems: Problems) -> None:
+def _check_parts_of_episodes(environments: Sequence[EnvironmentReference], reward: RewardConfig) -> None:
+    others = [name for name in reward.parts if name != TASK_PART and not is_learned(name)]
+    if environments and others:
+        raise ConfigError(
+            f"reward.parts names {others[0]}, a verifier of single completions; episodes are scored by {environments[0].name}.",
+            hint=f"Episodes may have the parts {TASK_PART} and reward_model:NAME.",
+        )
+
+
+def _check_text(
+    config: ShoalConfig,
+    directory: Path,
+    tasks: TaskSets | None,
+    environments: Sequence[EnvironmentReference],
+    problems: Problems,
+) -> None:
     """Template, tokens and prompt lengths; without a template, lengths are measured with the plain one that is proposed."""
     codec = None
     try:
@@ -107,6 +129,9 @@ def _check_text(config: ShoalConfig, directory: Path, tasks: TaskSets | None, pr
     except ShoalError as error:
         problems.found.append(error)
     if codec is not None:
+        for reference in environments:
+            with problems.collect():
+                build_bridge(codec, PromptStyle.of(config.tasks), reference)
         with problems.collect():
             _check_tokens(config, directory, codec, tasks)
 
@@ -129,9 +154,14 @@ def _check_prompts(
     target_length = max(config.reward.target_lengths, default=0)
     lengths: dict[str, int] = {}
     for task in tasks.longest(LONGEST_PROMPTS):
-        tokens = codec.prompt_tokens(task, target_length, PromptStyle.of(config.tasks))
+        name = environment_of(task, config.tasks.environment)
+        reference = refer(name) if name else None
+        tools = reference.tools if reference else ()
+        tokens = codec.prompt_tokens(task, target_length, PromptStyle.of(config.tasks), tools)
         check_vocabulary(tokens, vocab_size)
-        lengths[task.problem_id] = len(tokens)
+        lengths[task.problem_id] = len(tokens) + (
+            reference.limits.observation_tokens if reference and reference.opens else 0
+        )
     name, longest = max(lengths.items(), key=lambda item: item[1], default=("", 0))
     allowed, new_tokens = config.rollouts.max_prompt_tokens, config.rollouts.max_new_tokens
     if longest > allowed:

@@ -23,6 +23,12 @@ def slot_seed(secret_of_step: bytes, slot: int) -> bytes:
     return blake3(secret_of_step + slot.to_bytes(8, "big")).digest()
 
 
+def environment_seed(seed_of_slot: bytes, group: int) -> int:
+    """32 bits, as most generators take them; one world for all samples of a group."""
+    seed = blake3(seed_of_slot + group.to_bytes(8, "big"), derive_key_context="shoal/1 environment of a group")
+    return int.from_bytes(seed.digest(4), "big")
+
+
 def assign(
     seed: bytes, *, task_count: int, tasks_per_slot: int, group_size: int, target_lengths: Sequence[int]
 ) -> tuple[TaskAssignment, ...]:

@@ -12,6 +12,7 @@ from shoal.config import RewardConfig, RolloutConfig, TasksConfig
 from shoal.errors import IntegrityError, ShoalError, SignatureError
 from shoal.files import Digest
 from shoal.identity import DESCRIPTOR_KIND, MAX_DESCRIPTOR_BYTES, Envelope, Keypair
+from shoal.protocol.environments import EnvironmentReference
 from shoal.protocol.signing import PROTOCOL_VERSION
 
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
@@ -48,6 +49,8 @@ class RunDescriptor(BaseModel):
     """The training tasks, packed and cut into pieces that are served like shards; none where the source is public."""
     heldout_files: tuple[FileReference, ...] = ()
     """The held-out tasks, likewise."""
+    environments: tuple[EnvironmentReference, ...] = ()
+    """Those that the run's episodes meet."""
     rollouts: RolloutConfig
     reward: RewardConfig
     scoring_s: Annotated[float, Field(gt=0)] = 10.0

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from shoal.config import RolloutConfig
 from shoal.errors import IntegrityError
 from shoal.protocol.descriptor import RunDescriptor
+from shoal.protocol.environments import longest_row
 from shoal.protocol.parquet.reader import Column, Kind, Limits, ParquetError, ParquetFile
 from shoal.protocol.segments import sampled_count, sampled_values, segment_complaint
 from shoal.protocol.steps import StepId
@@ -69,6 +70,10 @@ class RolloutHeader(BaseModel):
         return StepId(self.epoch, self.step, self.attempt)
 
 
+TRUNCATED = frozenset({"length", "context"})
+"""Finish reasons of completions that reached a limit before they ended."""
+
+
 @dataclass(frozen=True)
 class Rollout:
     """One completion with the worker's claims about it."""
@@ -110,16 +115,18 @@ class RolloutLimits:
 
     @classmethod
     def of(cls, descriptor: RunDescriptor) -> "RolloutLimits":
-        return cls.for_settings(descriptor.rollouts, descriptor.chunk_tokens, descriptor.top_k)
+        segments = longest_row(descriptor.environments)
+        return cls.for_settings(descriptor.rollouts, descriptor.chunk_tokens, descriptor.top_k, segments)
 
     @classmethod
-    def for_settings(cls, rollouts: RolloutConfig, chunk_tokens: int, top_k: int) -> "RolloutLimits":
+    def for_settings(cls, rollouts: RolloutConfig, chunk_tokens: int, top_k: int, segments: int = 1) -> "RolloutLimits":
         chunks = -(-rollouts.max_new_tokens // chunk_tokens)
         return cls(
             rows=rollouts.tasks_per_slot * rollouts.group_size,
             prompt_tokens=rollouts.max_prompt_tokens,
             output_tokens=rollouts.max_new_tokens,
             proof_bytes=chunks * (PROOF_HEADER_BYTES + PROOF_VALUE_BYTES * top_k),
+            segments=segments,
         )
 
     @property

@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 def segment_complaint(lengths: Sequence[int], tokens: int) -> str:
-    """Why these cannot be the lengths of the segments of so many output tokens; empty if they can."""
+    """Why these cannot be the lengths of the segments of that number of output tokens; empty if they can."""
     if len(lengths) % 2 == 0:
         return f"has {len(lengths)} segments; the first and the last one are sampled, so their number is odd"
     if min(lengths) < 1:

@@ -25,12 +25,15 @@ class Reason(StrEnum):
     REWARD = "reward"
     REWARD_TOLERANT = "reward_tolerant"
     TERMINATION = "termination"
+    REPLAY = "replay"
+    REPLAY_TOLERANT = "replay_tolerant"
     SAMPLING = "sampling"
     SAMPLING_DRIFT = "sampling_drift"
     LOGPROBS = "logprobs"
     PROOF_FORMAT = "proof_format"
     PROOF_FORGED = "proof_forged"
     COMMITMENT = "commitment"
+    ENVIRONMENT = "environment"
     NUMERICS_UNKNOWN = "numerics_unknown"
     VERSION_GONE = "version_gone"
     FILE_GONE = "file_gone"
@@ -45,12 +48,15 @@ REASONS: dict[Reason, tuple[Severity, str]] = {
     Reason.REWARD: (Severity.PROOF, "a claimed reward differs from the one of an exact verifier"),
     Reason.REWARD_TOLERANT: (Severity.ANOMALY, "many claimed rewards differ from those of a tolerant verifier"),
     Reason.TERMINATION: (Severity.PROOF, "a completion ends without an end token and below the limit"),
+    Reason.REPLAY: (Severity.PROOF, "an environment, replayed, does not give what the completion shows"),
+    Reason.REPLAY_TOLERANT: (Severity.ANOMALY, "many episodes differ from what a tolerant environment gives here"),
     Reason.SAMPLING: (Severity.PROOF, "a token is not the one that the seed selects from the policy"),
     Reason.SAMPLING_DRIFT: (Severity.ANOMALY, "more rounding flips than honest numerics make"),
     Reason.LOGPROBS: (Severity.ANOMALY, "claimed log-probabilities differ from the policy's"),
     Reason.PROOF_FORMAT: (Severity.PROOF, "commitments are missing, surplus or malformed"),
     Reason.PROOF_FORGED: (Severity.PROOF, "a commitment is a degenerate polynomial that no honest state gives"),
     Reason.COMMITMENT: (Severity.PROOF, "commitments do not fit the states of the policy"),
+    Reason.ENVIRONMENT: (Severity.FAULT, "an environment comes to other results each time"),
     Reason.NUMERICS_UNKNOWN: (Severity.FAULT, "no calibration covers this engine, dtype and device"),
     Reason.VERSION_GONE: (Severity.FAULT, "the policy version is no longer available for the audit"),
     Reason.FILE_GONE: (Severity.FAULT, "the uploaded bytes can no longer be read"),

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,9 @@ from shoal.files import write_atomic
 from shoal.metrics import Report
 from shoal.observe.words import plural, size
 from shoal.protocol.descriptor import RunDescriptor
+from shoal.protocol.environments import EnvironmentReference
 from shoal.tasks import TaskSet
+from shoal.tasks.environments.registry import is_own as is_own_environment
 from shoal.tasks.verifiers.registry import find_verifier, is_own
 from shoal.tasks.verifiers.requirements import verifier_names
 
@@ -71,8 +74,13 @@ def describe_model(config_file: Path) -> str:
     return ", ".join([str(name), *(f"{fields[key]} {word}" for key, word in sizes.items() if key in fields)])
 
 
-def describe_scoring(tasks: TaskSet, reward: RewardConfig) -> str:
+def describe_scoring(tasks: TaskSet, reward: RewardConfig, environments: Sequence[EnvironmentReference] = ()) -> str:
     """How answers are scored here, and whether anything is executed for it."""
+    if environments:
+        names = ", ".join(f"{one.name} ({one.replay})" for one in environments)
+        own = [one.name for one in environments if is_own_environment(one.name)]
+        allowed = f"; {', '.join(own)} is code of the run's owner that you allowed" if own else ""
+        return f"episodes with {names}, in processes without network that can change no file{allowed}"
     types = sorted(verifier_names(tasks, reward))
     text = ", ".join(types)
     if any(find_verifier(name).sandboxed for name in types):

@@ -81,7 +81,7 @@ def work(
             report=report,
         )
         report(f"model: {describe_model(run.model_files / CONFIG_FILE)}")
-        report(f"scoring: {describe_scoring(run.workload.tasks.train, descriptor.reward)}")
+        report(f"scoring: {describe_scoring(run.workload.tasks.train, descriptor.reward, descriptor.environments)}")
         explain_weights(run.weights, descriptor.async_level + 2, root, report)
         name = name or platform.node()[:60] or "worker"
         kind, ready_engine = kind or _worker_kind(None), run.make_engine(engine, numerics)

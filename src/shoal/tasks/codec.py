@@ -30,6 +30,10 @@ PLAIN_TEMPLATE = '{% for message in messages %}{{ message.content + "\\n" }}{% e
 CODEC_FILES = (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, TEMPLATE_FILE, GENERATION_CONFIG_FILE)
 
 
+_PLACE = "\ue000\ue001\ue000"
+"""Where the tokens of an opening go; private characters, which no template writes."""
+
+
 class MissingTemplateError(ConfigError):
     """A model that does not say how a chat becomes tokens."""
 
@@ -56,6 +60,7 @@ class TextCodec:
         self, tokenizer: Tokenizer, template: Template, names: Mapping[str, str], eos_token_ids: tuple[int, ...]
     ) -> None:
         self._tokenizer = tokenizer
+        self._plain: Tokenizer | None = None
         self._template = template
         self._names = names
         self.eos_token_ids = eos_token_ids
@@ -77,16 +82,60 @@ class TextCodec:
     def from_directory(cls, path: Path) -> "TextCodec":
         return cls.from_files({name: (path / name).read_bytes() for name in CODEC_FILES if (path / name).is_file()})
 
-    def prompt_tokens(self, task: Task, target_length: int, style: PromptStyle) -> list[int]:
+    def prompt_tokens(
+        self, task: Task, target_length: int, style: PromptStyle, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """The chat up to where the completion begins; a target length of 0 leaves the instruction out."""
+        return self.encode(self._prompt(task, target_length, style, tools))
+
+    def opened_prompt_tokens(
+        self,
+        task: Task,
+        target_length: int,
+        style: PromptStyle,
+        tools: Sequence[Mapping[str, Any]],
+        opening: Sequence[int],
+    ) -> list[int]:
+        """The same with what an environment said first, already as plain tokens, at the end of the user's turn."""
+        text = self._prompt(task, target_length, style, tools, end=f"\n{_PLACE}")
+        before, _, after = text.partition(_PLACE)
+        return [*self.encode(before), *opening, *self.encode(after)]
+
+    def _prompt(
+        self, task: Task, target_length: int, style: PromptStyle, tools: Sequence[Mapping[str, Any]], end: str = ""
+    ) -> str:
         request = task.prompt
         if target_length:
             request = f"{request} {style.length_instruction.replace('{target}', str(target_length))}"
-        messages = [{"role": "system", "content": style.system_prompt}] if style.system_prompt else []
-        text = self._render([*messages, {"role": "user", "content": request}])
-        if style.thinking and not text.rstrip().endswith(THINK_OPEN):
-            text += THINK_OPEN
-        return self.encode(text)
+        return self.render_turn([{"role": "user", "content": request + end}], style, tools)
+
+    def render_turn(
+        self, messages: Sequence[Mapping[str, str]], style: PromptStyle, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """The text of a conversation up to where the policy's next turn begins, behind the system prompt."""
+        system = [{"role": "system", "content": style.system_prompt}] if style.system_prompt else []
+        text = self._render([*system, *map(dict, messages)], tools)
+        return f"{text}{THINK_OPEN}" if style.thinking and not text.rstrip().endswith(THINK_OPEN) else text
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Texts that the tokenizer takes for one token wherever they stand: control tokens, tags."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {str(token.content): number for number, token in added.items()}
+
+    def plain_tokens(self, text: str) -> list[int]:
+        """Tokens of a text in which nothing is a control token or a tag, whatever it looks like."""
+        if self._plain is None:
+            tree = json.loads(self._tokenizer.to_str())
+            self._plain = Tokenizer.from_str(json.dumps(tree | {"added_tokens": [], "post_processor": None}))
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+    def text_of(self, token: int) -> str:
+        return str(self._tokenizer.id_to_token(token))
+
+    def decode_all(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, end tokens included."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text that already holds its special tokens."""
@@ -101,9 +150,10 @@ class TextCodec:
         """What verifiers read; without thinking, a completion whose think part has already been closed."""
         return self.decode(tokens) if style.thinking else THINK_CLOSE + self.decode(tokens)
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
+    def _render(self, messages: list[dict[str, str]], tools: Sequence[Mapping[str, Any]]) -> str:
+        given = {"tools": list(tools)} if tools else {}
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._names)
+            return self._template.render(messages=messages, add_generation_prompt=True, **self._names, **given)
         except TemplateError as error:
             raise ConfigError(f"The chat template cannot render the prompt: {error}.") from None
 

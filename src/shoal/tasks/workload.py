@@ -4,19 +4,27 @@ Built from the run descriptor alone. A worker uses it to know what to do, a vali
 two ever differed, honest work would be refused, so there is one implementation.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.config import RewardConfig
+from shoal.config import TASK_PART, RewardConfig
 from shoal.errors import ConfigError
-from shoal.protocol.assignment import assign
+from shoal.protocol.assignment import assign, environment_seed
 from shoal.protocol.descriptor import RunDescriptor
-from shoal.protocol.rollouts import RolloutLimits
+from shoal.protocol.environments import longest_row
+from shoal.protocol.rollouts import Rollout, RolloutLimits
+from shoal.protocol.segments import sampled_count
+from shoal.tasks.bridge import build_bridge
 from shoal.tasks.codec import PromptStyle, TextCodec
+from shoal.tasks.environments.episodes import Episode, Rules, episode_prompt, task_arguments
+from shoal.tasks.environments.host import EnvironmentHost, shared_host
+from shoal.tasks.environments.registry import environment_of
 from shoal.tasks.rewards import ScoringBudget, is_costly, length_penalty, score_all
 from shoal.tasks.sources import load_tasks
 from shoal.tasks.task import Task, TaskSets
 
+REWARD_TOLERANCE = 1e-9
 WALL_SLACK = 2.5
 """Seconds by the clock per second of processor time, after which no further costly answer is scored."""
 
@@ -31,6 +39,10 @@ class WorkItem:
     target_length: int
     prompt_tokens: tuple[int, ...]
     seed: int
+    environment: str = ""
+    """The one that its episode meets; empty if a verifier scores a single completion."""
+    environment_seed: int = 0
+    """The same for all samples of a group: they meet the same world."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,14 @@ class Reward:
     scored: bool = True
     """False if the answers before it had cost as much as a submission may."""
 
+    def agrees_with(self, claim: Rollout) -> bool:
+        pairs = (
+            (claim.task_reward, self.task_reward),
+            (claim.length_penalty, self.length_penalty),
+            (claim.reward, self.total),
+        )
+        return all(abs(claimed - found) <= REWARD_TOLERANCE for claimed, found in pairs)
+
 
 class Workload:
     def __init__(self, descriptor: RunDescriptor, codec: TextCodec, tasks: TaskSets) -> None:
@@ -56,6 +76,16 @@ class Workload:
             )
         self.descriptor, self.codec, self.tasks = descriptor, codec, tasks
         self.style = PromptStyle.of(descriptor.tasks)
+        self._rules = {
+            reference.name: Rules(
+                reference,
+                build_bridge(codec, self.style, reference),
+                codec,
+                self.style,
+                descriptor.rollouts.max_new_tokens,
+            )
+            for reference in descriptor.environments
+        }
 
     @classmethod
     def build(cls, descriptor: RunDescriptor, files: Mapping[str, bytes], tasks: TaskSets | None = None) -> "Workload":
@@ -75,15 +105,18 @@ class Workload:
         items = []
         for assignment in assignments:
             task = self.tasks.train[assignment.task_index]
-            prompt = self.prompt_tokens(task, assignment.target_length)
+            world = environment_seed(slot_seed, assignment.group)
+            prompt = self.prompt_tokens(task, assignment.target_length, world)
+            name = environment_of(task, self.descriptor.tasks.environment)
             items += [
-                WorkItem(assignment.group, sample, task, assignment.target_length, prompt, seed)
+                WorkItem(assignment.group, sample, task, assignment.target_length, prompt, seed, name, world)
                 for sample, seed in enumerate(assignment.sampling_seeds)
             ]
         return items
 
-    def prompt_tokens(self, task: Task, target_length: int) -> tuple[int, ...]:
-        tokens = self.codec.prompt_tokens(task, target_length, self.style)
+    def prompt_tokens(self, task: Task, target_length: int, world: int = 0) -> tuple[int, ...]:
+        """`world` is the seed of the environment that the task names, if it names one."""
+        tokens = self._prompt(task, target_length, world)
         limit = self.descriptor.rollouts.max_prompt_tokens
         if len(tokens) > limit:
             # A longer one could not be submitted, and submitting it would look like cheating.
@@ -92,6 +125,30 @@ class Workload:
                 hint="Only the run's owner can raise rollouts.max_prompt_tokens.",
             )
         return tuple(tokens)
+
+    def _prompt(self, task: Task, target_length: int, world: int) -> list[int]:
+        rules = self._rules.get(environment_of(task, self.descriptor.tasks.environment))
+        if rules is None:
+            return self.codec.prompt_tokens(task, target_length, self.style)
+        return episode_prompt(rules, task, target_length, world)
+
+    def episode(self, item: WorkItem, host: EnvironmentHost | None = None, *, slack: float = 1.0) -> Episode:
+        """The episode of a sample, before its first turn; `slack` multiplies the processor time of its environment."""
+        rules = self._rules[item.environment]
+        step_s = math.ceil(slack * rules.reference.limits.step_s)
+        chosen = host or shared_host(item.environment)
+        return Episode(rules, item.environment_seed, task_arguments(item.task), lambda: chosen.open(step_s))
+
+    def episode_reward(self, item: WorkItem, episode: Episode) -> Reward:
+        """What an episode that is over is worth: what its environment gave, minus the length term over sampled tokens."""
+        settings = self.descriptor.reward
+        earned = episode.reward * (settings.parts.get(TASK_PART, 0.0) if settings.parts else 1.0)
+        penalty = length_penalty(item.target_length, sampled_count(episode.lengths), settings.length_alpha)
+        exact = episode.rules.reference.replay == "exact" and not episode.limited
+        return Reward(earned, penalty, earned - penalty, episode.why, exact, episode.limited)
+
+    def most_segments(self, environment: str) -> int:
+        return longest_row((self._rules[environment].reference,)) if environment else 1
 
     def reward(self, task: Task, target_length: int, output_tokens: Sequence[int]) -> Reward:
         return self.rewards([(task, target_length, output_tokens)])[0]
@@ -104,9 +161,12 @@ class Workload:
 
         `slack` multiplies the processor time that scoring may take.
         """
+        return rewards_of(outputs, self.codec, self.style, self.descriptor.reward, self.scoring_budget(slack))
+
+    def scoring_budget(self, slack: float = 1.0) -> ScoringBudget:
+        """Of one submission."""
         seconds = self.descriptor.scoring_s
-        budget = ScoringBudget(slack * seconds, WALL_SLACK * seconds)
-        return rewards_of(outputs, self.codec, self.style, self.descriptor.reward, budget)
+        return ScoringBudget(slack * seconds, WALL_SLACK * seconds)
 
     def chunk_count(self, output_tokens: int) -> int:
         return -(-output_tokens // self.descriptor.chunk_tokens)

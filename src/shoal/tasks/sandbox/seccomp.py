@@ -1,9 +1,9 @@
 """The system-call filter of the sandbox: a classic BPF program, made by hand so that no library is needed.
 
-Two filters come from one table of system calls. The runner's lets it start, watch and end children; the program's, which a
+Three filters come from one table of system calls. The runner's lets it start, watch and end children; the program's, which a
 child puts on before it runs model-written code, has no way to make processes, run other programs, open sockets, trace, mount, or
-allocate memory outside its own address space. What is not listed does not exist: it fails with ENOSYS, for which libc has
-fallbacks.
+allocate memory outside its own address space; the reader's, for code that runs among the files of its host, can moreover change
+no file. What is not listed does not exist: it fails with ENOSYS, for which libc has fallbacks.
 """
 
 import platform
@@ -39,6 +39,11 @@ RUNNER_CALLS = """
     setrlimit:160:164 setsid:112:157 setpgid:109:154 setuid:105:146 setgid:106:144 setgroups:116:159
     setresuid:117:147 setresgid:119:149 capget:125:90 capset:126:91
 """
+CHANGING_CALLS = """
+    mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 symlink symlinkat link linkat chmod fchmod fchmodat utimensat
+    truncate ftruncate copy_file_range socketpair
+"""
+"""Calls of a program that a reader does not have."""
 SPECIAL_CALLS = """
     ioctl:16:29 prlimit64:302:261 clone:56:220 clone3:435:435
 """
@@ -47,12 +52,14 @@ ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Column of the table, and the kernel's name for the calling convention."""
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
-_KILL, _ALLOW, _ENOSYS = 0x80000000, 0x7FFF0000, 0x00050000 | 38
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT, _THIRD_ARGUMENT = 0, 4, 16, 24, 32
+_KILL, _ALLOW, _ENOSYS, _EROFS = 0x80000000, 0x7FFF0000, 0x00050000 | 38, 0x00050000 | 30
 _X32_BIT = 0x40000000
 _CLONE_THREAD = 0x00010000
 _CLONE_NAMESPACES = 0x7E020080
 """Every CLONE_NEW flag."""
+_OPEN_TO_CHANGE = 0x1 | 0x2 | 0x40 | 0x200
+"""Write, read and write, create, truncate."""
 _TERMINAL_QUESTIONS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """isatty, window size, bytes to read, non-blocking, close-on-exec: what Python asks of an open file."""
 
@@ -77,7 +84,15 @@ def program_filter(machine: str | None = None) -> bytes:
     return _filter(PROGRAM_CALLS, machine or platform.machine(), processes=False)
 
 
-def _filter(calls: str, machine: str, *, processes: bool) -> bytes:
+def reader_filter(machine: str | None = None) -> bytes:
+    """For code that has to find its own files on the host; empty where the machine is unknown."""
+    kept = [entry for entry in PROGRAM_CALLS.split() if entry.partition(":")[0] not in CHANGING_CALLS.split()]
+    opening = [entry for entry in kept if entry.startswith(("open:", "openat:"))]
+    others = [entry for entry in kept if entry not in opening]
+    return _filter(" ".join(others), machine or platform.machine(), processes=False, opening=" ".join(opening))
+
+
+def _filter(calls: str, machine: str, *, processes: bool, opening: str = "") -> bytes:
     if machine not in ARCHITECTURES:
         return b""
     column, architecture = ARCHITECTURES[machine]
@@ -88,12 +103,22 @@ def _filter(calls: str, machine: str, *, processes: bool) -> bytes:
         _Step(_LOAD, _NUMBER),
         _Step(_AT_LEAST, _X32_BIT, then="kill"),
         *(_Step(_EQUAL, special[name], then=name) for name in ("ioctl", "prlimit64", "clone")),
+        *(_Step(_EQUAL, number, then=name) for name, number in _numbers(opening, column).items()),
         *(_Step(_EQUAL, number, then="allow") for number in _numbers(calls, column).values()),
     ]
-    return _assemble([("", steps), ("refuse", [_Step(_RETURN, _ENOSYS)]), *_arguments(processes), *_ENDS])
+    blocks = [*_arguments(processes), *(_READING if opening else [])]
+    return _assemble([("", steps), ("refuse", [_Step(_RETURN, _ENOSYS)]), *blocks, *_ENDS])
 
 
 _ENDS = [("allow", [_Step(_RETURN, _ALLOW)]), ("kill", [_Step(_RETURN, _KILL)])]
+
+
+_READING = [
+    ("open", [_Step(_LOAD, _SECOND_ARGUMENT), _Step(_ANY_BIT, _OPEN_TO_CHANGE, then="no_write", otherwise="reading")]),
+    ("openat", [_Step(_LOAD, _THIRD_ARGUMENT), _Step(_ANY_BIT, _OPEN_TO_CHANGE, then="no_write", otherwise="reading")]),
+    ("reading", [_Step(_RETURN, _ALLOW)]),
+    ("no_write", [_Step(_RETURN, _EROFS)]),
+]
 
 
 def _arguments(processes: bool) -> list[tuple[str, list[_Step]]]:

@@ -33,7 +33,7 @@ def check_gym(info: GymInfo, text: str) -> Outcome:
         return Outcome(0.0, NEVER_CLOSED)
     if len(boxed_answers(answer)) > 1:
         return Outcome(0.0, SEVERAL_ANSWERS)
-    found = (_tagged(answer) or final_answer(answer) or answer).strip()
+    found = (tagged_answer(answer) or final_answer(answer) or answer).strip()
     if len(found) > LONGEST_ANSWER:
         return Outcome(0.0, f"the answer is longer than {LONGEST_ANSWER} letters")
     require_package()
@@ -44,7 +44,7 @@ def check_gym(info: GymInfo, text: str) -> Outcome:
     return Outcome(min(1.0, max(0.0, reward)), f"reasoning-gym gives {reward:g} for {shown(found)}", cost_s=cost_s)
 
 
-def _tagged(answer: str) -> str | None:
+def tagged_answer(answer: str) -> str | None:
     """The text in the last pair of <answer> tags."""
     before, tag, _ = answer.rpartition("</answer>")
     _, opening, inside = before.rpartition("<answer>")

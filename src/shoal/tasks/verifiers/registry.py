@@ -127,6 +127,10 @@ _exact = partial(of_info, exact=True)
 _LEARNED = of_info(texts.check_learned, Info, exact=False)
 _CODE = of_info(programs.check_code, programs.CodeInfo, exact=False, slow=True, sandboxed=True, costly=True)
 
+_BY_ENVIRONMENT = of_info(texts.check_by_environment, Info, exact=False)
+ENVIRONMENT_PREFIX = "environment:"
+"""A task of type `environment:NAME` is an episode, which that environment scores."""
+
 VERIFIERS: dict[str, Verifier] = {
     "integer_answer": _exact(texts.check_integer, texts.IntegerInfo),
     "last_number": _exact(texts.check_last_number, texts.IntegerInfo),
@@ -162,7 +166,7 @@ def is_exact(task_type: str) -> bool:
 
 
 def is_own(task_type: str) -> bool:
-    return ":" in task_type and not is_learned(task_type)
+    return ":" in task_type and not is_learned(task_type) and not task_type.startswith(ENVIRONMENT_PREFIX)
 
 
 def find_verifier(task_type: str) -> Verifier:
@@ -170,6 +174,8 @@ def find_verifier(task_type: str) -> Verifier:
         return VERIFIERS[task_type]
     if is_learned(task_type):
         return _LEARNED
+    if task_type.startswith(ENVIRONMENT_PREFIX):
+        return _BY_ENVIRONMENT
     if is_own(task_type):
         return _import(task_type)
     known = ", ".join(sorted(VERIFIERS))

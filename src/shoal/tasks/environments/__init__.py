@@ -1,0 +1,1 @@
+"""Environments that episodes meet: contract, processes, episodes, and those that come with the package."""
