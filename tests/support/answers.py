@@ -21,6 +21,7 @@ def answer(
         target_length=0,
         prompt_tokens=[1, 2, 3],
         output_tokens=[4, 5],
+        segment_lengths=[2],
         completion=completion,
         finish_reason=finish,
         reward=reward,

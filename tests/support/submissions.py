@@ -7,6 +7,7 @@ from typing import Any
 
 from shoal.files import digest_bytes
 from shoal.policy.engine import Engine, GenerationRequest
+from shoal.policy.episodes import play_all
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
@@ -76,7 +77,9 @@ def generated(worker: Worker, lease: api.Lease) -> list[Rollout]:
     worker.engine.load(slot.weights)
     rollouts = worker.joined.descriptor.rollouts
     requests = [GenerationRequest(item.prompt_tokens, item.seed, rollouts.max_new_tokens) for item in slot.items]
-    slot.completions = dict(enumerate(worker.engine.generate(requests, temperature=rollouts.temperature)))
+    episodes = [worker._episode(slot, at) for at in range(len(slot.items))]
+    made = play_all(worker.engine, requests, episodes, temperature=rollouts.temperature)
+    slot.completions = dict(enumerate(made))
     return worker.rollouts(slot)
 
 

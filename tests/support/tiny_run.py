@@ -1,5 +1,6 @@
 """A run that fits into a test: a random policy of one layer with the bundled tokenizer, a dozen tasks, slots of 2 × 4 samples."""
 
+import json
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -19,8 +20,10 @@ from shoal.joined import JoinedRun, RelayList
 from shoal.policy import TorchEngine, bundled_directory
 from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed
+from shoal.protocol.environments import EnvironmentReference
 from shoal.protocol.steps import StepId, step_secret
 from shoal.tasks import CODEC_FILES, TextCodec, load_tasks
+from shoal.tasks.environments.registry import refer
 from shoal.tasks.workload import Workload
 from support.samples import NUMERICS_CLASS, RUN_SECRET, descriptor, keypair
 
@@ -135,18 +138,33 @@ class TinyRun:
         return JoinedRun(run, self.workload, weights, RelayList(run), self.root / "model")
 
 
-def make_tiny_run(root: Path) -> TinyRun:
+TALKATIVE_ENDS = (1, *range(30, 70))
+"""End tokens of a policy whose turns are short: a random one hardly ever samples the only one."""
+
+
+def make_tiny_run(root: Path, *, environment: str = "", **limits: int) -> TinyRun:
+    """With an environment: episodes of several short turns."""
     model = save_policy(root / "model", seed=0)
+    references: tuple[EnvironmentReference, ...] = ()
+    if environment:
+        (model / "generation_config.json").write_text(json.dumps({"eos_token_id": list(TALKATIVE_ENDS)}))
+        found = refer(environment)
+        references = (found.model_copy(update={"limits": found.limits.model_copy(update=limits)}),)
     policies = {version: save_policy(root / f"v{version}", seed=version, weights_only=True) for version in (0, 1)}
     (model / "model.safetensors").unlink()
-    tasks = TasksConfig(count=12, heldout=6)
+    tasks = TasksConfig(count=12, heldout=6, environment=environment)
     sets = load_tasks(tasks)
     run = descriptor(
         tasks=tasks,
         task_set_digest=sets.train.digest,
         task_count=len(sets.train),
+        environments=references,
         rollouts=RolloutConfig(
-            group_size=4, tasks_per_slot=2, max_prompt_tokens=64, max_new_tokens=MAX_NEW_TOKENS, temperature=1.0
+            group_size=4,
+            tasks_per_slot=2,
+            max_prompt_tokens=64,
+            max_new_tokens=4 * MAX_NEW_TOKENS if environment else MAX_NEW_TOKENS,
+            temperature=1.0,
         ),
         reward=RewardConfig(target_lengths=(16, 32), length_alpha=0.003),
         numerics_classes=(NUMERICS_CLASS,),

@@ -4,7 +4,8 @@ In: token requests, each with its own sampling seed. Out: completions with log-p
 scores of given tokens. A `Stream` takes requests while others run and gives each completion when it ends; `generate` is a loop
 over one, whose answers keep the order of the requests. The same seed gives the same tokens whatever else is in the batch, up to
 rounding ties. A request that cannot be served is refused before any work starts. Weights change only while no request is
-unfinished, so one completion comes from one version.
+unfinished, so one completion comes from one version. The turns of an episode are requests of one sample: each goes on with the
+noise, the chunk of states and, where the engine keeps it, the cache of the one before.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -18,7 +19,8 @@ from torch import Tensor
 from shoal.errors import ShoalError
 from shoal.protocol.segments import sampled_count, segment_complaint
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "done", "turns", "context", "failed"]
+"""Of a plain completion the first two; of an episode all but the first."""
 SEED_LIMIT = 1 << 64
 
 
@@ -43,11 +45,34 @@ class WeightsNotLoadedError(ShoalError):
     permanent = False
 
 
+@dataclass(frozen=True, eq=False)
+class Carry:
+    """What a turn of a sample leaves for the next one; only for the engine that made it, and its weights of then."""
+
+    sampled: int
+    """Tokens that the sample has sampled so far."""
+    states: Tensor  # [sampled mod 32, D] bf16, those of the unfinished chunk
+    weights: int
+    """Counts the weights that the engine has loaded."""
+    cache: object = None
+    """What the engine keeps of the tokens it has seen, if anything."""
+
+
 @dataclass(frozen=True)
 class GenerationRequest:
     prompt_tokens: tuple[int, ...]
+    """Of a later turn: everything before it, with what was sampled and given."""
     seed: int  # unsigned, 64 bits
     max_new_tokens: int
+    carry: Carry | None = field(default=None, compare=False)
+    """Of the turn before, if there was one."""
+    keeps: bool = False
+    """Whether its completion is to have a carry."""
+
+    @property
+    def first_index(self) -> int:
+        """Sampling index of its first token."""
+        return self.carry.sampled if self.carry is not None else 0
 
 
 @dataclass
@@ -58,7 +83,8 @@ class Completion:
     """log_softmax(logits / T) of each token, without the noise."""
     finish_reason: FinishReason = "length"
     proofs: list[bytes] = field(default_factory=list)
-    """One commitment per started chunk of states."""
+    """One commitment per started chunk of states; of a later turn, from the chunk that the turn before left unfinished."""
+    carry: Carry | None = field(default=None, compare=False)
     segment_lengths: list[int] = field(default_factory=list)
     """Of an episode of several turns; otherwise all tokens were sampled in one."""
 
@@ -188,6 +214,12 @@ def check_generation(requests: Sequence[GenerationRequest], *, vocab_size: int, 
         if request.max_new_tokens < 1:
             raise RequestError(f"Request {index} asks for {request.max_new_tokens} new tokens; at least 1 is needed.")
         _check_length(index, len(request.prompt_tokens) + request.max_new_tokens, max_tokens)
+
+
+def check_carries(requests: Sequence[GenerationRequest], weights: int) -> None:
+    for index, request in enumerate(requests):
+        if request.carry is not None and request.carry.weights != weights:
+            raise RequestError(f"Request {index} goes on with a sample that began with other weights.")
 
 
 def check_scoring(requests: Sequence[ScoreRequest], *, vocab_size: int, max_tokens: int) -> None:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from shoal.errors import ShoalError
-from shoal.protocol.rollouts import Rollout, RolloutHeader, RolloutLimits, read_rollouts
+from shoal.protocol.rollouts import TRUNCATED, Rollout, RolloutHeader, RolloutLimits, read_rollouts
 from shoal.protocol.verdicts import is_useful
 from shoal.training.packing.samples import Group, Sample
 from shoal.training.reports import StepReport
@@ -94,6 +94,6 @@ def _sample(header: RolloutHeader, row: Rollout, score: Score) -> Sample:
         reward=reward,
         task_reward=task_reward,
         policy_version=header.policy_version,
-        truncated=row.finish_reason == "length",
+        truncated=row.finish_reason in TRUNCATED,
         segment_lengths=row.segment_lengths,
     )

@@ -127,6 +127,7 @@ def group_metrics(step: int, groups: Sequence[Group], advantages: Sequence[Seque
         "task_reward_mean": task_reward_mean,
         "length_term_mean": float(rewards.mean()) - task_reward_mean,
         "output_length_mean": fmean(sample.sampled_count for sample in samples),
+        "observations_mean": fmean((len(sample.lengths) - 1) / 2 for sample in samples),
         "truncation_rate": fmean(sample.truncated for sample in samples),
         "repetition_rate": fmean(repeats_itself(sample.sampled_tokens) for sample in samples),
         "zero_signal_fraction": fmean(not any(values) for values in advantages),

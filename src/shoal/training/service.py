@@ -19,7 +19,7 @@ from shoal.metrics import EventLog, Report, silent
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import RunDescriptor
-from shoal.protocol.rollouts import Rollout, RolloutLimits, read_rollouts
+from shoal.protocol.rollouts import TRUNCATED, Rollout, RolloutLimits, read_rollouts
 from shoal.training.checkpoints import always
 from shoal.training.packing.samples import Group, Sample
 from shoal.training.publisher import Published, Publisher, Publishing, Version
@@ -272,6 +272,6 @@ def _sample(row: Rollout, record: api.BatchGroup, index: int) -> Sample:
         task_reward=record.task_rewards[index],
         behaviour_logprobs=row.output_logprobs if record.logprobs_verified else None,
         policy_version=record.policy_version,
-        truncated=row.finish_reason == "length",
+        truncated=row.finish_reason in TRUNCATED,
         segment_lengths=row.segment_lengths,
     )

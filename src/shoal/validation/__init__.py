@@ -1,7 +1,8 @@
 """Verification of submissions: staged checks, and the calibration of their limits."""
 
 from shoal.validation.calibration.limits import Calibration, Limits, load_calibration
-from shoal.validation.checks import Checked, Finding, RejectedError, audit, check_claims
+from shoal.validation.checks import Checked, audit, check_claims
+from shoal.validation.findings import Finding, RejectedError
 from shoal.validation.validator import Validator
 
 __all__ = [

@@ -1,8 +1,8 @@
 """The checks of a submission: pure, from cheap to expensive, each naming the first claim that does not hold.
 
-`check_claims` runs on every submission: schema → header → assignment → bounds → rewards. `audit` runs on the groups that the
-audit draw names and needs the policy: one prefill gives the sampling check, the commitments and the log-probabilities. A finding
-is a reason code with one sentence that points at the row.
+`check_claims` runs on every submission: schema → header → assignment → bounds → replays of episodes → rewards. `audit` runs on
+the groups that the audit draw names and needs the policy: one prefill gives the sampling check, the commitments and the
+log-probabilities.
 """
 
 import math
@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from shoal.errors import ShoalError
 from shoal.policy.engine import Engine, Scored, ScoreRequest
 from shoal.proofs.commitments import ChunkDifference, ProofError, compare_chunks, split_chunks
 from shoal.protocol import api
@@ -20,8 +19,9 @@ from shoal.protocol.rollouts import Rollout, RolloutFileError, RolloutHeader, re
 from shoal.protocol.verdicts import Reason
 from shoal.tasks.workload import Reward, WorkItem, Workload
 from shoal.validation.calibration.limits import Limits
+from shoal.validation.findings import Finding, RejectedError
+from shoal.validation.replays import replay_rows
 
-REWARD_TOLERANCE = 1e-9
 TOLERATED_SHARE = 0.1
 """Share of rows whose tolerant verifier may score otherwise here than at the worker: the validator's reward counts anyway."""
 SCORING_SLACK = 3.0
@@ -30,25 +30,8 @@ LOGPROB_ROUNDING = 1e-4
 """Engines that subtract a sum of exponentials round a log-probability near zero to slightly above it."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    reason: Reason
-    detail: str
-
-
 Outcome = tuple[Finding | None, api.AuditMetrics]
 """What one check of an audit found, with the metrics that it measured."""
-
-
-class RejectedError(ShoalError):
-    """Carries a finding out of nested checks."""
-
-    code = "rejected"
-    permanent = False
-
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(detail)
-        self.finding = Finding(reason, detail)
 
 
 @dataclass(frozen=True)
@@ -59,6 +42,8 @@ class Checked:
     rollouts: list[Rollout]
     items: list[WorkItem]
     rewards: list[Reward]
+    replay_s: float = 0.0
+    """Processor seconds of the environments that were replayed."""
 
     @property
     def tokens(self) -> int:
@@ -83,8 +68,10 @@ def check_claims(data: bytes, claim: api.Claim, workload: Workload, vocab_size: 
     items = workload.items(bytes.fromhex(claim.lease.slot_seed))
     _check_assignment(rollouts, items)
     for number, rollout in enumerate(rollouts):
-        _check_bounds(number, rollout, workload, vocab_size)
-    return Checked(header, rollouts, items, _check_rewards(rollouts, items, workload))
+        _check_bounds(number, rollout, items[number], workload, vocab_size)
+    replayed = replay_rows(rollouts, items, workload, TOLERATED_SHARE)
+    rewards = replayed.rewards | _check_rewards(rollouts, items, workload)
+    return Checked(header, rollouts, items, [rewards[row] for row in range(len(items))], replayed.seconds)
 
 
 def _check_header(header: RolloutHeader, claim: api.Claim, workload: Workload) -> None:
@@ -124,7 +111,7 @@ def _check_assignment(rollouts: Sequence[Rollout], items: Sequence[WorkItem]) ->
             raise RejectedError(Reason.ASSIGNMENT, f"row {number} has another prompt")
 
 
-def _check_bounds(number: int, rollout: Rollout, workload: Workload, vocab_size: int) -> None:
+def _check_bounds(number: int, rollout: Rollout, item: WorkItem, workload: Workload, vocab_size: int) -> None:
     tokens, sampled = rollout.output_tokens, rollout.sampled_count
     limit = workload.descriptor.rollouts.max_new_tokens
     if len(tokens) > limit or len(rollout.output_logprobs) != sampled:
@@ -133,7 +120,7 @@ def _check_bounds(number: int, rollout: Rollout, workload: Workload, vocab_size:
             f"row {number} has {len(tokens)} tokens, {sampled} of them sampled, and {len(rollout.output_logprobs)} "
             "log-probabilities",
         )
-    if len(rollout.segment_lengths) > workload.limits.segments:
+    if len(rollout.segment_lengths) > workload.most_segments(item.environment):
         raise RejectedError(Reason.BOUNDS, f"row {number} has {len(rollout.segment_lengths)} segments")
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         raise RejectedError(Reason.BOUNDS, f"row {number} has a token outside the vocabulary of {vocab_size}")
@@ -143,7 +130,8 @@ def _check_bounds(number: int, rollout: Rollout, workload: Workload, vocab_size:
     claims = (rollout.task_reward, rollout.length_penalty, rollout.reward)
     if not all(math.isfinite(value) for value in claims):
         raise RejectedError(Reason.BOUNDS, f"row {number} has a reward that is not finite")
-    _check_termination(number, rollout, workload.codec.eos_token_ids, limit)
+    if not item.environment:
+        _check_termination(number, rollout, workload.codec.eos_token_ids, limit)
     if len(rollout.proofs) != workload.chunk_count(sampled):
         raise RejectedError(Reason.PROOF_FORMAT, f"row {number} has {len(rollout.proofs)} proofs for {sampled} tokens")
 
@@ -159,36 +147,30 @@ def _check_termination(number: int, rollout: Rollout, eos_token_ids: Sequence[in
         raise RejectedError(Reason.TERMINATION, f"row {number} gives the wrong finish reason")
 
 
-def _check_rewards(rollouts: Sequence[Rollout], items: Sequence[WorkItem], workload: Workload) -> list[Reward]:
-    """The validator's own rewards, cheap ones first. A false claim counts only where an honest one could not differ."""
+def _check_rewards(rollouts: Sequence[Rollout], items: Sequence[WorkItem], workload: Workload) -> dict[int, Reward]:
+    """The validator's own rewards of rows that a verifier scores, cheap ones first. A false claim counts only where an honest
+    one could not differ."""
     rewards: dict[int, Reward] = {}
+    scored = [number for number, item in enumerate(items) if not item.environment]
     for costly in (False, True):
-        rows = [number for number, item in enumerate(items) if workload.is_costly(item.task) is costly]
+        rows = [number for number in scored if workload.is_costly(items[number].task) is costly]
         outputs = [(items[row].task, items[row].target_length, rollouts[row].output_tokens) for row in rows]
         rewards |= zip(rows, workload.rewards(outputs, slack=SCORING_SLACK), strict=True)
-        proofs = [row for row in rows if rewards[row].exact and _differs(rollouts[row], rewards[row])]
+        proofs = [row for row in rows if rewards[row].exact and not rewards[row].agrees_with(rollouts[row])]
         if proofs:
             raise RejectedError(Reason.REWARD, _false_claim(proofs[0], rollouts, rewards))
-    doubtful = [row for row in range(len(items)) if _is_doubtful(rollouts[row], rewards[row])]
+    doubtful = [row for row in scored if _is_doubtful(rollouts[row], rewards[row])]
     if len(doubtful) > max(1, TOLERATED_SHARE * len(rollouts)):
         detail = f"{_false_claim(doubtful[0], rollouts, rewards)}, and {len(doubtful) - 1} more rows are off"
         raise RejectedError(Reason.REWARD_TOLERANT, detail)
-    return [rewards[row] for row in range(len(items))]
+    return rewards
 
 
 def _is_doubtful(rollout: Rollout, reward: Reward) -> bool:
     """A slower worker may claim less than is found here, and a limit of time may be met here only. But what three times the
     worker's budget did not pay for cannot have been scored by the worker."""
     claims_less = rollout.task_reward <= reward.task_reward and rollout.reward <= reward.total
-    return _differs(rollout, reward) and not claims_less and not reward.limited
-
-
-def _differs(rollout: Rollout, reward: Reward) -> bool:
-    return (
-        abs(rollout.task_reward - reward.task_reward) > REWARD_TOLERANCE
-        or abs(rollout.length_penalty - reward.length_penalty) > REWARD_TOLERANCE
-        or abs(rollout.reward - reward.total) > REWARD_TOLERANCE
-    )
+    return not reward.agrees_with(rollout) and not claims_less and not reward.limited
 
 
 def _false_claim(number: int, rollouts: Sequence[Rollout], rewards: Mapping[int, Reward]) -> str:

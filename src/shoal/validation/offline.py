@@ -21,9 +21,11 @@ from shoal.protocol.rollouts import RolloutFileError, RolloutHeader, read_rollou
 from shoal.protocol.steps import SECRET_BYTES, step_of
 from shoal.protocol.verdicts import Reason
 from shoal.tasks import TaskSet, TaskSets, TextCodec, load_tasks
+from shoal.tasks.environments.registry import check_environments
 from shoal.tasks.workload import Workload
 from shoal.validation.calibration.limits import load_calibration
-from shoal.validation.checks import Finding, RejectedError, audit, check_claims
+from shoal.validation.checks import audit, check_claims
+from shoal.validation.findings import Finding, RejectedError
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def verify_file(
             f"A step's secret has {SECRET_BYTES} bytes.", hint="It is in the ledger's entry about the step's batch."
         )
     run = open_descriptor(descriptor)
+    check_environments(run.environments)
     workload = Workload(run, TextCodec.from_directory(policy), _tasks(run, tasks))
     digest = digest_bytes(data)
     try:

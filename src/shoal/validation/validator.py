@@ -25,7 +25,8 @@ from shoal.protocol.page_views import AuditTrace
 from shoal.protocol.rollouts import Rollout
 from shoal.protocol.verdicts import Reason, is_useful, most_severe, severity
 from shoal.validation.calibration.limits import Calibration
-from shoal.validation.checks import Checked, Finding, RejectedError, audit, check_claims
+from shoal.validation.checks import Checked, audit, check_claims
+from shoal.validation.findings import Finding, RejectedError
 from shoal.validation.reward_models import RewardModelScorer
 from shoal.validation.traces import trace_of
 
@@ -54,6 +55,7 @@ class Validator:
         self.report = report
         self._loaded = ""
         self._trace: AuditTrace | None = None
+        self._replay_s = 0.0
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -74,6 +76,7 @@ class Validator:
         verdict = self.check(claim).model_copy(update={"seconds": time.monotonic() - started})
         self.client.verdict(verdict)
         self._send_trace()
+        replayed = {"replay_s": round(self._replay_s, 4)} if self.joined.descriptor.environments else {}
         self.metrics.event(
             "verdict",
             worker=claim.worker_key,
@@ -84,6 +87,7 @@ class Validator:
             reasons=list(verdict.reasons),
             seconds=round(verdict.seconds, 3),
             **verdict.metrics.model_dump(),
+            **replayed,
         )
         if not verdict.accepted:
             self.report(f"{claim.worker_key[:12]}… step {claim.lease.step} slot {claim.lease.slot}: {verdict.detail}")
@@ -96,6 +100,7 @@ class Validator:
             return rejected(claim, [Finding(Reason.FILE_GONE, str(error))])
         try:
             checked = check_claims(data, claim, self.joined.workload, self.engine.vocab_size)
+            self._replay_s = checked.replay_s
             checked = self.reward_models.amend(checked) if self.reward_models else checked
             useful = {group.group for group in group_verdicts(checked) if group.useful}
             groups = groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limit)

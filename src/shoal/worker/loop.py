@@ -17,11 +17,13 @@ from queue import Empty, SimpleQueue
 from shoal.errors import RefusedError
 from shoal.joined import JoinedRun, RelayReports
 from shoal.metrics import EventLog, Report, silent
-from shoal.policy.engine import Completion, Engine, GenerationRequest, Stream
+from shoal.policy.engine import Completion, Engine, GenerationRequest
+from shoal.policy.episodes import EpisodeStream
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.evidence_store import KeptHeads, Receipts
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
+from shoal.tasks.environments.episodes import Episode
 from shoal.tasks.workload import Reward, WorkItem
 from shoal.worker.admission import EngineView, Lengths, Rates, entry_order, leases_wanted, slot_s
 from shoal.worker.console import WorkerConsole
@@ -29,7 +31,7 @@ from shoal.worker.deliveries import Deliveries, Outbox
 from shoal.worker.heartbeat import Heartbeat
 from shoal.worker.leases import LeaseTaker, News, Taken
 from shoal.worker.machine import PROBED_ROWS, Machine, is_worth_more_rows, machine_memory
-from shoal.worker.slots import Slot, Version
+from shoal.worker.slots import Slot, Version, sampled_tokens
 from shoal.worker.totals import WorkerTotals
 from shoal.worker.weights import WeightFollower
 
@@ -117,6 +119,7 @@ class Worker:
         self._machine, self._rows = Machine(1.0), 1
         self._measured = (0, 0.0)
         self._busy_s, self._stepped_at = 0.0, 0.0
+        self._environment_s = 0.0
         self._no_work = ""
         self._is_finished, self._is_refused = False, False
         self._stopping = threading.Event()
@@ -134,7 +137,8 @@ class Worker:
             self._deliveries.upload_left()
             rollouts = self.joined.descriptor.rollouts
             longest = rollouts.max_prompt_tokens + rollouts.max_new_tokens
-            with self.engine.open(temperature=rollouts.temperature, max_tokens=longest, rows=self._rows) as stream:
+            opened = self.engine.open(temperature=rollouts.temperature, max_tokens=longest, rows=self._rows)
+            with EpisodeStream(opened) as stream:
                 self._rows = min(self._rows, stream.rows)
                 self._work(stream)
             self._deliveries.finish()
@@ -148,7 +152,7 @@ class Worker:
         finally:
             self._leave()
 
-    def _work(self, stream: Stream) -> None:
+    def _work(self, stream: EpisodeStream) -> None:
         while not self._is_over():
             self._hear_all()
             self._drop_expired(stream)
@@ -196,13 +200,13 @@ class Worker:
                 what = WAITS.get(news.reason, "waiting for work").format(version=news.wanted_version)
                 self.console.waiting(what)
 
-    def _ask(self, stream: Stream) -> None:
+    def _ask(self, stream: EpisodeStream) -> None:
         if self._leases.is_asking or self._is_finished or self._stopping.is_set():
             return
         rollouts = self.joined.descriptor.rollouts
         view = EngineView(
             rows=self._rows,
-            unfinished=stream.unfinished,
+            unfinished=stream.occupied,
             waiting=sum(len(slot.waiting) for slot in self._slots),
             slot_samples=rollouts.tasks_per_slot * rollouts.group_size,
             undelivered=self._deliveries.pending,
@@ -220,14 +224,14 @@ class Worker:
             return held
         return [version for version in held if version >= self._loaded[0]]
 
-    def _drop_expired(self, stream: Stream) -> None:
+    def _drop_expired(self, stream: EpisodeStream) -> None:
         now = self.client.server_time()
         for slot in [slot for slot in self._slots if slot.lease.expires_at < now]:
             self._forget(slot, stream)
             done = f"{len(slot.completions)} of {len(slot.items)} samples were done"
             self.report(f"{slot} took longer than its lease lasts; {done}")
 
-    def _forget(self, slot: Slot, stream: Stream) -> None:
+    def _forget(self, slot: Slot, stream: EpisodeStream) -> None:
         stream.cancel(list(slot.running))
         for number in slot.running:
             del self._slot_of[number]
@@ -260,8 +264,8 @@ class Worker:
         self.metrics.event("weights_swapped", version=version[0], drain_s=round(drain_s, 4), swap_s=round(seconds, 4))
         self._loaded = version
 
-    def _feed(self, stream: Stream) -> None:
-        free = self._rows - stream.unfinished
+    def _feed(self, stream: EpisodeStream) -> None:
+        free = self._rows - stream.occupied
         for slot in self._entering() if free > 0 else ():
             if not slot.is_begun and not self._can_end(slot):
                 self._slots.remove(slot)
@@ -269,7 +273,9 @@ class Worker:
                 self._deliveries.give_back(slot.lease)
                 continue
             entering = slot.enter(free)
-            numbers = stream.submit([self._request(slot.items[at]) for at in entering])
+            numbers = stream.submit(
+                [self._request(slot.items[at]) for at in entering], [self._episode(slot, at) for at in entering]
+            )
             slot.running.update(zip(numbers, entering, strict=True))
             self._slot_of.update(dict.fromkeys(numbers, slot))
             version = slot.lease.policy_version
@@ -295,7 +301,13 @@ class Worker:
     def _request(self, item: WorkItem) -> GenerationRequest:
         return GenerationRequest(item.prompt_tokens, item.seed, self.joined.descriptor.rollouts.max_new_tokens)
 
-    def _step(self, stream: Stream) -> None:
+    def _episode(self, slot: Slot, at: int) -> Episode | None:
+        if not slot.items[at].environment:
+            return None
+        slot.episodes[at] = self.joined.workload.episode(slot.items[at])
+        return slot.episodes[at]
+
+    def _step(self, stream: EpisodeStream) -> None:
         started = time.monotonic()
         ended = stream.step()
         self._stepped_at = time.monotonic()
@@ -303,10 +315,28 @@ class Worker:
         self._rates.stepped(self._stepped_at - started, len(ended))
         for number, completion in ended:
             slot = self._slot_of.pop(number)
-            self._lengths.observe(slot.items[slot.running[number]].target_length, len(completion.tokens))
+            at = slot.running[number]
+            self._lengths.observe(slot.items[at].target_length, sampled_tokens(completion))
+            if completion.finish_reason == "failed":
+                self.report(f"{slot}: {slot.episodes[at].why}")
             slot.end(number, completion)
             if slot.is_complete:
                 self._complete(slot, stream.generated)
+                self._report_environments(slot, stream)
+
+    def _report_environments(self, slot: Slot, stream: EpisodeStream) -> None:
+        if slot.episodes:
+            waited_s, self._environment_s = stream.environment_s - self._environment_s, stream.environment_s
+            self.metrics.event(
+                "episodes",
+                step=slot.lease.step,
+                slot=slot.lease.slot,
+                episodes=len(slot.episodes),
+                turns=sum(episode.turns for episode in slot.episodes.values()),
+                failed=sum(bool(episode.failure) for episode in slot.episodes.values()),
+                environment_s=round(waited_s, 4),
+                environment_cpu_s=round(sum(episode.cost_s for episode in slot.episodes.values()), 4),
+            )
 
     def _idle(self) -> None:
         if self._is_over():
@@ -330,11 +360,12 @@ class Worker:
 
     def rollouts(self, slot: Slot) -> list[Rollout]:
         """Every sample of a finished slot with its reward."""
-        done = [slot.completions[at] for at in range(len(slot.items))]
-        rewards = self.joined.workload.rewards(
-            [(item.task, item.target_length, one.tokens) for item, one in zip(slot.items, done, strict=True)]
-        )
-        return [self.rollout(*row) for row in zip(slot.items, done, rewards, strict=True)]
+        workload, items = self.joined.workload, slot.items
+        plain = [at for at in range(len(items)) if at not in slot.episodes]
+        outputs = [(items[at].task, items[at].target_length, slot.completions[at].tokens) for at in plain]
+        rewards = dict(zip(plain, workload.rewards(outputs), strict=True))
+        rewards |= {at: workload.episode_reward(items[at], episode) for at, episode in slot.episodes.items()}
+        return [self.rollout(items[at], slot.completions[at], rewards[at]) for at in range(len(items))]
 
     def rollout(self, item: WorkItem, completion: Completion, reward: Reward) -> Rollout:
         return as_rollout(item, completion, reward)

@@ -6,10 +6,16 @@ from pathlib import Path
 
 from shoal.policy.engine import Completion
 from shoal.protocol import api
+from shoal.protocol.segments import sampled_count
+from shoal.tasks.environments.episodes import Episode
 from shoal.tasks.workload import WorkItem
 
 Version = tuple[int, str]
 """Number and manifest digest of a policy version."""
+
+
+def sampled_tokens(completion: Completion) -> int:
+    return sampled_count(completion.segment_lengths) if completion.segment_lengths else len(completion.tokens)
 
 
 @dataclass
@@ -23,6 +29,8 @@ class Slot:
     running: dict[int, int] = field(default_factory=dict)
     """Number of the engine's request → sample."""
     completions: dict[int, Completion] = field(default_factory=dict)
+    episodes: dict[int, Episode] = field(default_factory=dict)
+    """Of samples that have entered and meet an environment."""
 
     @property
     def version(self) -> Version:
@@ -38,7 +46,8 @@ class Slot:
 
     @property
     def tokens(self) -> int:
-        return sum(len(completion.tokens) for completion in self.completions.values())
+        """Sampled ones."""
+        return sum(sampled_tokens(completion) for completion in self.completions.values())
 
     def __str__(self) -> str:
         return f"step {self.lease.step} slot {self.lease.slot}"

@@ -24,8 +24,10 @@ from shoal.policy import (
     TorchEngine,
     models,
 )
+from shoal.policy.turns import join_turns
 from shoal.policy.vllm.engine import VllmEngine, VllmError
 from shoal.proofs.commitments import compare_chunks, split_chunks
+from support.turns import GIVEN, Turns, play
 
 Directory = Callable[..., Path]
 EOS = (2, 40)
@@ -235,3 +237,23 @@ def test_requests_enter_while_others_run_and_leave_when_they_end(
             ended.update((at_of[done], completion.tokens) for done, completion in stream.step())
     assert sorted([*ended, at_of[dropped]]) == list(range(10))
     assert sum(tokens != expected[at] for at, tokens in ended.items()) <= 1, "rounding ties aside"
+
+
+@pytest.mark.slow
+@needs_vllm
+def test_turns_are_what_a_prefill_of_the_whole_row_says_in_both_engines(
+    engine: VllmEngine, torch_engine: TorchEngine
+) -> None:
+    played = [Turns((5, 6, 4 + seed % 3), seed, 60) for seed in range(12)]
+    with engine.open(temperature=1.0, max_tokens=256) as stream:
+        play(stream, played)
+    assert max(len(one.turns) for one in played) == len(GIVEN) + 1
+    requests = [ScoreRequest(one.prompt, tuple(one.output), one.seed, tuple(one.lengths)) for one in played]
+    for scorer in (engine, torch_engine):
+        for one, scored in zip(played, scorer.score(requests, temperature=1.0), strict=True):
+            joined = join_turns(one.turns)
+            assert len(joined.logprobs) == sum(one.lengths[::2]) == len(scored.margins)
+            assert float(scored.margins.max()) < 1e-2
+            torch.testing.assert_close(torch.tensor(joined.logprobs), scored.logprobs, atol=1e-3, rtol=0)
+            differences = compare_chunks(joined.proofs, split_chunks(scored.states))
+            assert max(found.exponent_mismatches for found in differences) <= 4

@@ -51,3 +51,22 @@ def test_a_failure_in_the_background_is_raised(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(recorder, "build_proofs", fail)
     with pytest.raises(ZeroDivisionError):
         record.collect([0])
+
+
+def test_a_later_turn_goes_on_with_the_chunk_of_the_one_before() -> None:
+    torch.manual_seed(0)
+    states = torch.randn(75, 16).to(torch.bfloat16)
+    record, proofs, logprobs, tail, first = Recorder(), list[bytes](), list[float](), b"", 0
+    for number, end in enumerate((20, 32, 33, 75)):
+        if first:
+            record.begin(number, first, tail)
+            record.begin(number, first, tail)  # as after a preemption
+        for position in range(first, end):
+            record.record([number], [position], states[position : position + 1], torch.tensor([-float(position)]))
+        entry = record.collect([number])[number]
+        proofs = (proofs[:-1] if first % 32 else proofs) + entry.proofs
+        logprobs += entry.logprobs
+        tail, first = entry.tail, end
+        assert len(tail) == end % 32 * 16 * 2
+    assert proofs == build_proofs(split_chunks(states))
+    assert logprobs == [-float(position) for position in range(75)]

@@ -68,15 +68,23 @@ class PrefillStep:
 
 
 class ContinuationStep:
-    """Right-padded sequences that go on after prompts whose entries are known; `source_B` names the prompt of each."""
+    """Right-padded sequences that go on after prompts whose entries are known; `source_B` names the prompt of each.
 
-    def __init__(self, entries: Sequence[Tensor], source_B: Tensor, positions_BS: Tensor) -> None:
-        self.entries, self.source_B, self.positions_BS = entries, source_B, positions_BS
+    If it `keeps` them, `continued` collects keys and values of the new positions alternately, layer by layer.
+    """
+
+    def __init__(
+        self, entries: Sequence[Tensor], source_B: Tensor, positions_BS: Tensor, *, keeps: bool = False
+    ) -> None:
+        self.entries, self.source_B, self.positions_BS, self._keeps = entries, source_B, positions_BS, keeps
+        self.continued: list[Tensor] = []
         self._masks: dict[int | None, Tensor] = {}
 
     def attend(
         self, layer: int, query_BHSd: Tensor, key_BKSd: Tensor, value_BKSd: Tensor, scale: float, window: int | None
     ) -> Tensor:
+        if self._keeps:
+            self.continued += [key_BKSd, value_BKSd]
         keys = torch.cat([self.entries[2 * layer][self.source_B], key_BKSd], dim=2)
         values = torch.cat([self.entries[2 * layer + 1][self.source_B], value_BKSd], dim=2)
         attended_BHSd = F.scaled_dot_product_attention(

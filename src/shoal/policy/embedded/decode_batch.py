@@ -2,7 +2,8 @@
 
 Requests with equal prompts that enter one after the other share one prefill. Rows are numbered densely (attention reads the first
 n); what a row has produced lies in a slot that it keeps until it leaves, so closing a gap moves cache entries and the row's state.
-A step is a few large operations; Python touches only the rows that finish or fill a chunk of states.
+A step is a few large operations; Python touches only the rows that finish or fill a chunk of states. A request that goes on with an
+earlier turn takes over its cache entries (`turns`), its unfinished chunk and its sampling index.
 
 Shapes: R live rows, Z slots, N longest output, D hidden size, V vocabulary.
 """
@@ -14,10 +15,12 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from shoal.policy.batching import length_batches
 from shoal.policy.embedded.kv_cache import KeyValueCache
 from shoal.policy.embedded.prompts import PrefilledPrompts, prefill_prompts
 from shoal.policy.embedded.runner import ModelRunner
-from shoal.policy.engine import Completion, GenerationRequest, check_generation, signed_seed
+from shoal.policy.embedded.turns import KeptRow, keep_row, resume_rows
+from shoal.policy.engine import Carry, Completion, GenerationRequest, check_carries, check_generation, signed_seed
 from shoal.proofs.commitments import CHUNK_TOKENS, build_proofs
 from shoal.proofs.sampling import choose_tokens
 
@@ -37,7 +40,14 @@ class Rows:
     def enter(self, rows: slice, requests: Sequence[GenerationRequest], slots: Sequence[int]) -> None:
         """New requests, before their first token."""
         states = [
-            [0, len(request.prompt_tokens), 0, signed_seed(request.seed), request.max_new_tokens, slot]
+            [
+                0,
+                len(request.prompt_tokens),
+                request.first_index,
+                signed_seed(request.seed),
+                request.first_index + request.max_new_tokens,
+                slot,
+            ]
             for request, slot in zip(requests, slots, strict=True)
         ]
         self._table[:, rows] = torch.tensor(states, device=self._table.device).T
@@ -58,11 +68,12 @@ class DecodeBatch:
         temperature: float,
         eos_token_ids: Sequence[int],
         prefill_tokens: int,
+        weights: int,
         on_close: Callable[[], None],
     ) -> None:
         self.runner, self.cache, self.temperature = runner, cache, temperature
         self.rows = min(rows, cache.rows)
-        self.prefill_tokens = prefill_tokens
+        self.prefill_tokens, self._weights = prefill_tokens, weights
         self.generated = 0
         self._on_close = on_close
         self._requests: dict[int, GenerationRequest] = {}
@@ -103,6 +114,7 @@ class DecodeBatch:
     def submit(self, requests: Sequence[GenerationRequest]) -> list[int]:
         longest = min(self.runner.max_tokens, self.cache.capacity)
         check_generation(requests, vocab_size=self.runner.vocab_size, max_tokens=longest)
+        check_carries(requests, self._weights)
         numbers = [*range(self._submitted, self._submitted + len(requests))]
         self._submitted += len(requests)
         self._requests.update(zip(numbers, requests, strict=True))
@@ -132,9 +144,9 @@ class DecodeBatch:
         if gone:
             self._close_gaps(gone)
 
-    def weights_changed(self) -> None:
+    def weights_changed(self, weights: int) -> None:
         """Keys and values of the old weights are of no use to the new ones."""
-        self._last_prompt = None
+        self._last_prompt, self._weights = None, weights
 
     def _prompt(self, number: int) -> tuple[int, ...]:
         return self._requests[number].prompt_tokens
@@ -145,6 +157,9 @@ class DecodeBatch:
         if free * _ADMISSION_SHARE < self.rows:
             return
         taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), free))]
+        resumed = {number: kept for number in taken if (kept := self._kept(number)) is not None}
+        self._resume(resumed)
+        taken = [number for number in taken if number not in resumed]
         while taken:
             prompts = self._next_prompts(taken)
             entering = [number for number in taken if self._prompt(number) in prompts.index]
@@ -152,6 +167,19 @@ class DecodeBatch:
             if prompts is not self._last_prompt:
                 self._last_prompt = prompts.only(self._prompt(entering[-1]))
             self._enter(prompts, entering)
+
+    def _kept(self, number: int) -> KeptRow | None:
+        carry = self._requests[number].carry
+        return carry.cache if carry is not None and isinstance(carry.cache, KeptRow) else None
+
+    def _resume(self, kept: dict[int, KeptRow]) -> None:
+        """Later turns, as many in one pass as fit."""
+        for batch in length_batches(
+            {number: len(self._prompt(number)) for number in kept}, token_limit=self.prefill_tokens
+        ):
+            prompts = [self._prompt(number) for number in batch]
+            states_RD = resume_rows(self.runner, self.cache, self._live, [kept[number] for number in batch], prompts)
+            self._begin(batch, states_RD)
 
     def _next_prompts(self, taken: Sequence[int]) -> PrefilledPrompts:
         """The prompt that entered last serves those that have it too; others share a pass as far as they fit."""
@@ -170,11 +198,18 @@ class DecodeBatch:
         source_R = prompts.sources([self._prompt(number) for number in entering])
         for plane, entries in enumerate(prompts.entries):
             self.cache.write_prompts(plane, self._live, source_R, entries)
+        self._begin(entering, prompts.states_PD[source_R])
+
+    def _begin(self, entering: Sequence[int], states_RD: Tensor) -> None:
+        """The first token of rows whose prompts are in the cache."""
         rows = slice(self._live, self._live + len(entering))
         slots = [self._take_slot(number) for number in entering]
         self._rows.enter(rows, [self._requests[number] for number in entering], slots)
+        for number, slot in zip(entering, slots, strict=True):
+            if (carry := self._requests[number].carry) is not None:
+                self._chunks[slot, : carry.states.shape[0]] = carry.states
         self._live += len(entering)
-        self._sample(rows, prompts.states_PD[source_R])
+        self._sample(rows, states_RD)
 
     def _take_slot(self, number: int) -> int:
         slot = self._free_slots.pop()
@@ -220,19 +255,22 @@ class DecodeBatch:
             completion = self._completions[self._number_of_slot[slot]]
             self._unproven.append((completion, self._chunks[slot, : (count - 1) % CHUNK_TOKENS + 1].clone()))
             if ended:
-                self._finish(slot, count, bool(stopped))
+                self._finish(row, slot, count, bool(stopped))
                 gone.append(row)
         if len(self._unproven) >= _PROOF_BATCH:
             self._prove()
         if gone:
             self._close_gaps(gone)
 
-    def _finish(self, slot: int, count: int, stopped: bool) -> None:
+    def _finish(self, row: int, slot: int, count: int, stopped: bool) -> None:
         number = self._number_of_slot[slot]
-        completion = self._completions[number]
-        completion.tokens = self._tokens_ZN[slot, :count].tolist()
-        completion.logprobs = self._logprobs_ZN[slot, :count].tolist()
+        completion, request = self._completions[number], self._requests[number]
+        completion.tokens = self._tokens_ZN[slot, request.first_index : count].tolist()
+        completion.logprobs = self._logprobs_ZN[slot, request.first_index : count].tolist()
         completion.finish_reason = "stop" if stopped else "length"
+        if request.keeps and stopped:
+            kept = keep_row(self.cache, row, int(self._rows.position[row]))
+            completion.carry = Carry(count, self._chunks[slot, : count % CHUNK_TOKENS].clone(), self._weights, kept)
         self._free_slots.append(slot)
         del self._requests[number]
         self._ended.append(number)

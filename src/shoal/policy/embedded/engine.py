@@ -56,6 +56,7 @@ class TorchEngine:
         self._runner = ModelRunner(build(model_files, dtype, device))
         self._cache: KeyValueCache | None = None
         self._stream: DecodeBatch | None = None
+        self._weights = 0
         check_vocabulary(self._eos_token_ids, self.vocab_size)
         if self._loaded:
             self._runner.prepare()
@@ -68,8 +69,9 @@ class TorchEngine:
         if self._stream is not None and self._stream.unfinished:
             raise EngineBusyError(f"{self._stream.unfinished} requests still run with the old weights.")
         load_weights(self._runner.model, directory)
+        self._weights += 1
         if self._stream is not None:
-            self._stream.weights_changed()
+            self._stream.weights_changed(self._weights)
         if self._loaded:
             self._runner.weights_changed()
         else:
@@ -88,6 +90,7 @@ class TorchEngine:
             temperature=temperature,
             eos_token_ids=self._eos_token_ids,
             prefill_tokens=self.prefill_tokens,
+            weights=self._weights,
             on_close=self._closed,
         )
         return self._stream

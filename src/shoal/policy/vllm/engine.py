@@ -34,6 +34,7 @@ from shoal.policy.models import check_memory
 from shoal.policy.vllm.recorder import ScoredBytes
 from shoal.policy.vllm.stream import VllmRequests, VllmStream
 from shoal.policy.weights import check_fit
+from shoal.protocol.segments import sampled_places
 
 SUPPORTED = "0.32"
 _SETTINGS = {
@@ -75,6 +76,7 @@ class VllmEngine:
         self.max_tokens = min(max_tokens or self._model_tokens, self._model_tokens)
         self.max_batch = max_batch
         self._stream: VllmStream | None = None
+        self._weights = 0
         self._loaded = has_weights(model_files)
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
@@ -93,6 +95,9 @@ class VllmEngine:
         self._llm.collective_rpc("shoal_load", args=(str(directory),))
         self._llm.reset_prefix_cache()
         self._loaded = True
+        self._weights += 1
+        if self._stream is not None:
+            self._stream.weights = self._weights
 
     def open(self, *, temperature: float, max_tokens: int, rows: int | None = None) -> VllmStream:
         check_ready(self._loaded, temperature)
@@ -108,6 +113,7 @@ class VllmEngine:
             eos_token_ids=self._eos_token_ids,
             vocab_size=self.vocab_size,
             max_tokens=min(max_tokens, self.max_tokens),
+            weights=self._weights,
             on_close=self._closed,
         )
         return self._stream
@@ -141,8 +147,7 @@ class VllmEngine:
                     pass
         scored = self._requests.collect(numbers).scored
         return [
-            _scored(scored[number], len(request.output_tokens))
-            for number, request in zip(numbers, requests, strict=True)
+            _scored(scored[number], request.sampled_count) for number, request in zip(numbers, requests, strict=True)
         ]
 
     def _add_scoring(self, request: ScoreRequest, temperature: float) -> int:
@@ -150,6 +155,7 @@ class VllmEngine:
             "seed": signed_seed(request.seed),
             "temperature": temperature,
             "position": len(request.prompt_tokens) - 1,
+            "places": sampled_places(request.lengths),
         }
         options = {"max_tokens": 1, "prompt_logprobs": 0}
         return self._requests.add((*request.prompt_tokens, *request.output_tokens), options, ours)

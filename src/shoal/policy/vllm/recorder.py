@@ -27,6 +27,8 @@ _PROOF_BATCH = 64
 class Recorded:
     logprobs: list[float] = field(default_factory=list)
     proofs: list[bytes] = field(default_factory=list)
+    tail: bytes = b""
+    """States of the unfinished chunk, bf16, for the next turn of an episode."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class _Open:
     states: Tensor
     chunk: int = 0
     filled: int = 0
+    first: int = 0
+    """Tokens that earlier turns of the sample have."""
 
 
 class Recorder:
@@ -60,6 +64,10 @@ class Recorder:
         self._waiting: deque[Future[None]] = deque()
         self._open: dict[int, _Open] = {}
         self._unproven: list[tuple[Recorded, Tensor]] = []
+
+    def begin(self, request: int, first: int, carried: bytes) -> None:
+        """A later turn of a sample that has `first` tokens; `carried` are the states of its unfinished chunk."""
+        self._waiting.append(self._thread.submit(self._resume, request, first, carried))
 
     def record(self, requests: Sequence[int], positions: Sequence[int], states_RD: Tensor, logprobs_R: Tensor) -> None:
         """One sampled position of each of several requests."""
@@ -84,11 +92,24 @@ class Recorder:
             if entry is None:
                 entry = _Open(Recorded(), states_RD.new_zeros(CHUNK_TOKENS, states_RD.shape[1]))
                 self._open[request] = entry
+            if not entry.states.numel():
+                entry.states = states_RD.new_zeros(CHUNK_TOKENS, states_RD.shape[1])
             if position // CHUNK_TOKENS > entry.chunk:
                 self._close_chunk(entry)
             entry.states[position % CHUNK_TOKENS] = states_RD[row]
             entry.filled = position % CHUNK_TOKENS + 1
-            entry.recorded.logprobs[position:] = [logprob]
+            entry.recorded.logprobs[position - entry.first :] = [logprob]
+
+    def _resume(self, request: int, first: int, carried: bytes) -> None:
+        if request in self._open:  # it was preempted and comes back
+            return
+        rest = first % CHUNK_TOKENS
+        states = torch.frombuffer(bytearray(carried), dtype=torch.bfloat16).view(rest, -1) if rest else None
+        chunk = _Open(Recorded(), torch.zeros(0), chunk=first // CHUNK_TOKENS, first=first)
+        if states is not None:
+            chunk.states = states.new_zeros(CHUNK_TOKENS, states.shape[1])
+            chunk.states[:rest] = states
+        self._open[request] = chunk
 
     def _close_chunk(self, entry: _Open) -> None:
         self._unproven.append((entry.recorded, entry.states[: entry.filled].clone()))
@@ -99,8 +120,10 @@ class Recorder:
 
     def _close(self, requests: Sequence[int]) -> None:
         for request in requests:
-            if request in self._open:
-                self._close_chunk(self._open[request])
+            if (entry := self._open.get(request)) is not None and entry.filled:
+                unfinished = entry.states[: entry.filled % CHUNK_TOKENS].contiguous()
+                entry.recorded.tail = unfinished.view(torch.int16).numpy().tobytes()
+                self._close_chunk(entry)
         self._prove()
 
     def _prove(self) -> None:

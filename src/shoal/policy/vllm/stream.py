@@ -1,7 +1,8 @@
 """The open stream of a vLLM engine: numbers requests, feeds vLLM's scheduler, and joins its tokens with what the worker recorded.
 
 vLLM decides which of its requests run; more than its rows wait inside it. A request that is dropped is aborted in vLLM and
-forgotten by the recorder, so that neither keeps anything of it.
+forgotten by the recorder, so that neither keeps anything of it. Later turns of an episode find the tokens before them in vLLM's own
+prefix cache.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -9,8 +10,11 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from shoal.policy.engine import Completion, GenerationRequest, check_generation, signed_seed
+import torch
+
+from shoal.policy.engine import Carry, Completion, GenerationRequest, check_carries, check_generation, signed_seed
 from shoal.policy.vllm.recorder import Collected
+from shoal.proofs.commitments import CHUNK_TOKENS
 
 
 class VllmRequests:
@@ -77,12 +81,15 @@ class VllmStream:
         eos_token_ids: Sequence[int],
         vocab_size: int,
         max_tokens: int,
+        weights: int,
         on_close: Callable[[], None],
     ) -> None:
         self._requests, self.rows, self.generated = requests, rows, 0
         self._temperature, self._eos_token_ids = temperature, list(eos_token_ids)
         self._vocab_size, self._max_tokens = vocab_size, max_tokens
         self._on_close = on_close
+        self.weights = weights
+        self._keeping: dict[int, int] = {}
 
     @property
     def unfinished(self) -> int:
@@ -102,12 +109,22 @@ class VllmStream:
 
     def submit(self, requests: Sequence[GenerationRequest]) -> list[int]:
         check_generation(requests, vocab_size=self._vocab_size, max_tokens=self._max_tokens)
+        check_carries(requests, self.weights)
         return [self._add(request) for request in requests]
 
     def _add(self, request: GenerationRequest) -> int:
         options = {"max_tokens": request.max_new_tokens, "stop_token_ids": self._eos_token_ids}
-        ours = {"seed": signed_seed(request.seed), "temperature": self._temperature}
-        return self._requests.add(request.prompt_tokens, options, ours)
+        carried = request.carry.states.contiguous().view(torch.int16).numpy().tobytes() if request.carry else b""
+        ours = {
+            "seed": signed_seed(request.seed),
+            "temperature": self._temperature,
+            "first": request.first_index,
+            "carried": carried,
+        }
+        number = self._requests.add(request.prompt_tokens, options, ours)
+        if request.keeps:
+            self._keeping[number] = request.first_index
+        return number
 
     def step(self) -> list[tuple[int, Completion]]:
         if not self._requests.unfinished:
@@ -125,10 +142,21 @@ class VllmStream:
                     logprobs=recorded[number].logprobs,
                     finish_reason=output.finish_reason,
                     proofs=recorded[number].proofs,
+                    carry=self._carry(number, len(output.token_ids), recorded[number].tail),
                 ),
             )
             for number, output in ended.items()
         ]
+
+    def _carry(self, number: int, tokens: int, tail: bytes) -> Carry | None:
+        first = self._keeping.pop(number, None)
+        if first is None:
+            return None
+        sampled = first + tokens
+        values = (
+            torch.frombuffer(bytearray(tail), dtype=torch.bfloat16) if tail else torch.zeros(0, dtype=torch.bfloat16)
+        )
+        return Carry(sampled, values.view(sampled % CHUNK_TOKENS, -1) if tail else values.view(0, 1), self.weights)
 
     def cancel(self, numbers: Collection[int]) -> None:
         self._requests.drop(numbers)

@@ -54,7 +54,10 @@ class SeededSampling(LogitsProcessor):  # type: ignore[misc]  # vLLM is not inst
         for row in batch_update.removed:
             self._rows.pop(row, None)
         for row, params, _prompt, output in batch_update.added:
-            self._rows[row] = ((params.extra_args or {}).get(EXTRA), output)
+            ours = (params.extra_args or {}).get(EXTRA)
+            self._rows[row] = (ours, output)
+            if ours is not None and ours.get("first") and _step.recorder is not None:
+                _step.recorder.begin(ours["number"], ours["first"], ours["carried"])
         for source, target, direction in batch_update.moved:
             self._move(source, target, swap=direction == MoveDirectionality.SWAP)
 
@@ -70,7 +73,7 @@ class SeededSampling(LogitsProcessor):  # type: ignore[misc]  # vLLM is not inst
         if not rows or _step.recorder is None:
             return logits
         ours: list[dict[str, Any]] = [self._rows[row][0] or {} for row in rows]
-        positions = [len(self._rows[row][1]) for row in rows]
+        positions = [entry["first"] + len(self._rows[row][1]) for row, entry in zip(rows, ours, strict=True)]
         seeds_R = torch.tensor([entry["seed"] for entry in ours], device=logits.device)
         positions_R = torch.tensor(positions, device=logits.device)
         rows_R = torch.tensor(rows, device=logits.device)
@@ -130,12 +133,13 @@ class WorkerExtension:
         prompt = request.prompt_token_ids
         if ours is None or request.num_computed_tokens != 0 or states_ND.shape[0] != len(prompt) - 1:
             raise RuntimeError("a scored request was not prefilled in one piece")
-        first = ours["position"]
-        tokens = torch.tensor(prompt[first + 1 :], device=states_ND.device)
+        # The state at a place predicts the token after it; only sampled tokens are scored.
+        places = torch.tensor(ours["places"], device=states_ND.device) + ours["position"]
+        tokens = torch.tensor(prompt, device=states_ND.device)[places + 1]
         positions = torch.arange(len(tokens), device=states_ND.device)
         seeds = torch.full_like(positions, ours["seed"])
-        margins, logprobs = token_margins(logits_NV[first:].float(), seeds, positions, tokens, ours["temperature"])
-        states = states_ND[first:].to(torch.bfloat16).contiguous().view(torch.int16)
+        margins, logprobs = token_margins(logits_NV[places].float(), seeds, positions, tokens, ours["temperature"])
+        states = states_ND[places].to(torch.bfloat16).contiguous().view(torch.int16)
         parts = [part.cpu().numpy().tobytes() for part in (margins, logprobs, states)]
         _step.scored[ours["number"]] = ScoredBytes(*parts)
 
