@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo smollm2 smollm2-smoke test test-slow test-vllm lint docs reference site bench system bundled clean
+.PHONY: setup demo demo-tools smollm2 smollm2-smoke test test-slow test-vllm lint docs reference site bench system bundled clean
 
 setup: $(VENV)/.ready
 
@@ -15,6 +15,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 demo: setup  ## a whole swarm on this machine, cheaters included
 	$(BIN)/shoal demo $(ARGS)
+
+demo-tools: setup  ## episodes with a calculator, cheaters included: some minutes
+	$(BIN)/python -m shoal.curation.tool_recipe
+	$(BIN)/shoal demo --tools --workers 2 $(ARGS)
 
 test: setup
 	$(BIN)/pytest $(ARGS)

@@ -6,6 +6,8 @@ A trial counts only if its file differs from what an honest worker sends for the
 check of an audit. `submissions_until_ban_at_floor` plays a proven key, audited at the floor rate, that starts to cheat: claims are
 checked on every submission, the rest by draw, and the coordinator's own rules (trust, sequential test) decide; `_worst95` is the
 95 % quantile. Results are kept per batch of slots in --work: a run that was cut off goes on where it stopped. Defaults are a smoke.
+With --episodes N the cheats of tests/adversaries/episodes.py meet replay and audit instead, N submissions each, and honest workers
+play --honest episodes in batches of several sizes.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import json
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,10 +30,12 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from adversaries.arena import COARSE_CLASS, Arena, AuditOutcome, make_arena, make_model_arena, with_model  # noqa: E402
 from adversaries.cheats import CHEATS, SLOW_CHEATS  # noqa: E402
+from adversaries.episodes import EPISODE_CHEATS, caught, make_episode_arena  # noqa: E402
 from shoal.config import TrustConfig, load_config  # noqa: E402
 from shoal.coordinator.rules import drift, trust  # noqa: E402
 from shoal.evaluation.statistics import binomial_upper  # noqa: E402
 from shoal.files import digest_bytes, write_atomic  # noqa: E402
+from shoal.policy import TorchEngine  # noqa: E402
 from shoal.proofs import TOP_K, proof_bytes  # noqa: E402
 from shoal.protocol.api import AuditMetrics  # noqa: E402
 from shoal.protocol.verdicts import Reason, Severity, most_severe  # noqa: E402
@@ -59,8 +64,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="names of cheats; all without it")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "detection", help="where results are kept")
     parser.add_argument("--model", type=Path, help="another model, moved off its grid, in small slots; a smoke")
+    parser.add_argument("--episodes", type=int, default=0, help="submissions per episode cheat, instead of all others")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.episodes:
+        print(json.dumps(measure_episodes(options)))
+        return
     config = load_config(ROOT / "configs/demo.toml")
     if options.model:
         small = {"group_size": 2, "tasks_per_slot": 2, "max_prompt_tokens": 128, "max_new_tokens": 24}
@@ -71,6 +80,48 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     arena = make_model_arena(work, config) if options.model else make_arena(work, config)
     print(json.dumps(measure(arena, Results(work), options)))
+
+
+def measure_episodes(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as root:
+        arena = make_episode_arena(Path(root))
+        cheats = {}
+        for name in options.only or EPISODE_CHEATS:
+            found: list[tuple[Reason, ...]] = []
+            for slot in range(MOST_SLOTS * options.episodes):
+                found += caught(arena, name, [slot])
+                if len(found) >= options.episodes:
+                    break
+            missed = sum(most_severe(reasons) is not Severity.PROOF for reasons in found)
+            cheats[name] = {
+                "submissions": len(found),
+                "missed": missed,
+                "missed_upper95": binomial_upper(missed, len(found)),
+            }
+            say(f"{name}: {missed} of {len(found)} missed")
+        episodes, rejected = 0, 0
+        engines = [
+            TorchEngine(
+                arena.run.policies[0].parent / "model",
+                eos_token_ids=arena.run.workload.codec.eos_token_ids,
+                max_batch=rows,
+            )
+            for rows in (3, 8, 64)
+        ]
+        for engine in engines:
+            engine.load(arena.run.policies[0])
+        while episodes < options.honest:
+            slot = FIRST_HONEST + episodes
+            sent = arena.honest(slot, engines[episodes % len(engines)])
+            episodes += len(sent.rollouts)
+            rejected += bool(arena.verify(sent))
+        return {
+            "benchmark": "detection of episode cheats",
+            "cheats": cheats,
+            "missed": sum(cheat["missed"] for cheat in cheats.values()),
+            "honest_episodes": episodes,
+            "honest_rejected": rejected,
+        }
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,7 @@ class Asking:
             max_new_tokens=rules.rollouts.max_new_tokens,
             target_lengths=rules.reward.target_lengths,
             style=PromptStyle.of(rules.tasks),
+            environment=rules.tasks.environment,
         )
 
     def rules(self) -> "ShoalConfig | RunDescriptor | None":

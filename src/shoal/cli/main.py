@@ -18,6 +18,7 @@ from shoal import __version__
 from shoal.cli import data as data_commands
 from shoal.cli import records as record_commands
 from shoal.cli import roles as role_commands
+from shoal.cli.environments import env_app
 from shoal.cli.flags import report, split_settings, takes_settings
 from shoal.cli.logs import logs
 from shoal.cli.run import run_app
@@ -117,6 +118,7 @@ for _name, _command in COMMANDS.items():
 app.add_typer(record_commands.ledger_app, name="ledger")
 app.add_typer(run_app, name="run")
 app.add_typer(data_commands.reward_model_app, name="reward-model")
+app.add_typer(env_app, name="env")
 
 
 if __name__ == "__main__":

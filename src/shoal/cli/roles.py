@@ -213,12 +213,15 @@ def demo(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run's secret and so of every task and sample.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Throw an earlier demo away and start over.")] = False,
+    tools: Annotated[
+        bool, typer.Option("--tools", help="Episodes with a calculator; `make demo-tools` makes the policy first.")
+    ] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Train the bundled policy with a whole swarm on this machine, two cheaters included."""
     from shoal.host.demo import demo_config, run_demo
 
-    config = demo_config(context.obj, steps=steps, async_level=async_level, seed=seed)
+    config = demo_config(context.obj, steps=steps, async_level=async_level, seed=seed, tools=tools)
     if dry_run:
         print_dry_run(config)
         return

@@ -27,6 +27,8 @@ class Example:
 
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
+    segment_lengths: tuple[int, ...] = ()
+    """Of an episode; what its environment gave is read and not learnt."""
 
 
 def encode(demonstration: Demonstration, codec: TextCodec, style: PromptStyle) -> Example:
@@ -75,7 +77,7 @@ class WarmStart:
         return float(self.world.sum(total)) / minibatch.total_weight
 
     def _build(self, examples: Sequence[Example]) -> MiniBatch:
-        members = [Member(Sample(example.prompt, example.completion, 0.0, 0.0), 0.0, 1.0) for example in examples]
+        members = [Member(_sample(example), 0.0, 1.0) for example in examples]
         return build_minibatch(
             members,
             self._micro_batch_tokens,
@@ -84,6 +86,10 @@ class WarmStart:
             ranks=self.world.size,
             device=self.world.device,
         )
+
+
+def _sample(example: Example) -> Sample:
+    return Sample(example.prompt, example.completion, 0.0, 0.0, segment_lengths=example.segment_lengths)
 
 
 def write_policy(

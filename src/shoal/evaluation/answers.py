@@ -25,6 +25,7 @@ _TYPES: dict[str, Any] = {
     "target_length": pa.int32(),
     "prompt_tokens": pa.list_(pa.int32()),
     "output_tokens": pa.list_(pa.int32()),
+    "segment_lengths": pa.list_(pa.int32()),
     "completion": pa.string(),
     "finish_reason": pa.string(),
     "reward": pa.float64(),
@@ -52,6 +53,8 @@ class Answer:
     target_length: int
     prompt_tokens: Sequence[int]
     output_tokens: Sequence[int]
+    segment_lengths: Sequence[int]
+    """Alternately sampled and given by an environment; a plain completion has one."""
     completion: str
     finish_reason: str
     reward: float

@@ -9,7 +9,7 @@ import threading
 import time
 
 from shoal.errors import RefusedError, ShoalError
-from shoal.evaluation.generator import AnswerGenerator, Question, SamplingSettings
+from shoal.evaluation.generator import AnswerGenerator, Question, SamplingSettings, derive_seed
 from shoal.evaluation.metrics import AnswerMetrics, answer_metrics
 from shoal.joined import JoinedRun
 from shoal.metrics import Report, silent
@@ -98,10 +98,12 @@ class Evaluator:
             temperature=rollouts.temperature,
             max_new_tokens=rollouts.max_new_tokens,
             style=workload.style,
+            environment=self.joined.descriptor.tasks.environment,
             seed=f"evaluation {version}",
         )
         questions = []
         for index, task in enumerate(self.tasks):
             target = targets[index % len(targets)]
-            questions.append(Question(task, target, workload.prompt_tokens(task, target)))
+            world = derive_seed("evaluation", task.problem_id, "environment") >> 32
+            questions.append(Question(task, target, workload.prompt_tokens(task, target, world), world))
         return answer_metrics(AnswerGenerator(self.engine, workload.codec, settings).answer_questions(questions))

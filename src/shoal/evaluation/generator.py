@@ -1,4 +1,4 @@
-"""Answers of a policy: tasks in, k scored answers to each out, with any engine.
+"""Answers of a policy: tasks in, k scored answers to each out, with any engine; a task with an environment is an episode.
 
 The seed of an answer depends on the settings' seed, the problem and the number of the sample alone: batching, order and number of
 processes change nothing, and two policies sampled with the same settings get the same noise, which makes their comparison sharper.
@@ -14,7 +14,12 @@ from shoal.evaluation.answers import Answer
 from shoal.files import CONFIG_FILE, digest_file
 from shoal.policy import Completion, Engine, GenerationRequest, resolve_model
 from shoal.policy.engines import make_engine
+from shoal.policy.episodes import play_all
 from shoal.tasks import PromptStyle, Score, Task, TextCodec, score_all
+from shoal.tasks.bridge import build_bridge
+from shoal.tasks.environments.episodes import Episode, Rules, episode_prompt, task_arguments
+from shoal.tasks.environments.host import shared_host
+from shoal.tasks.environments.registry import environment_of, refer
 
 DEFAULT_CATEGORY_KEYS = ("category", "domain", "subject", "difficulty")
 
@@ -29,6 +34,8 @@ class SamplingSettings:
     """Thinking budgets; each task gets one of them, by its id."""
     style: PromptStyle = PromptStyle()  # noqa: RUF009  # frozen
     seed: str = "0"
+    environment: str = ""
+    """The one that tasks meet which name none; empty if a verifier scores them."""
     category: str = ""
     """Metadata field that names a task's category; without it the first usual one, then the task type."""
 
@@ -38,11 +45,13 @@ class Question:
     task: Task
     target_length: int
     prompt_tokens: tuple[int, ...]
+    environment_seed: int = 0
 
 
 class AnswerGenerator:
     def __init__(self, engine: Engine, codec: TextCodec, settings: SamplingSettings) -> None:
         self.engine, self.codec, self.settings = engine, codec, settings
+        self._known_rules: dict[str, Rules] = {}
 
     @classmethod
     def load(cls, model: str, engine: str, settings: SamplingSettings) -> "AnswerGenerator":
@@ -59,7 +68,27 @@ class AnswerGenerator:
         settings = self.settings
         targets = settings.target_lengths or (0,)
         target = targets[derive_seed(settings.seed, task.problem_id, "target") % len(targets)]
-        return Question(task, target, tuple(self.codec.prompt_tokens(task, target, settings.style)))
+        world = derive_seed(settings.seed, task.problem_id, "environment") >> 32
+        rules = self._rules(task)
+        if rules is None:
+            return Question(task, target, tuple(self.codec.prompt_tokens(task, target, settings.style)))
+        return Question(task, target, tuple(episode_prompt(rules, task, target, world)), world)
+
+    def _rules(self, task: Task) -> Rules | None:
+        """Of the task's episodes; None if a verifier scores it."""
+        name = environment_of(task, self.settings.environment)
+        if name and name not in self._known_rules:
+            reference, style = refer(name), self.settings.style
+            bridge = build_bridge(self.codec, style, reference)
+            self._known_rules[name] = Rules(reference, bridge, self.codec, style, self.settings.max_new_tokens)
+        return self._known_rules.get(name)
+
+    def _episode(self, question: Question) -> Episode | None:
+        rules = self._rules(question.task)
+        if rules is None:
+            return None
+        host, step_s = shared_host(rules.reference.name), rules.reference.limits.step_s
+        return Episode(rules, question.environment_seed, task_arguments(question.task), lambda: host.open(step_s))
 
     def answer_questions(
         self, questions: Sequence[Question], *, on_progress: Callable[[int], None] | None = None
@@ -74,13 +103,28 @@ class AnswerGenerator:
             )
             for question, sample in asked
         ]
-        made = self.engine.generate(requests, temperature=settings.temperature, on_progress=on_progress)
-        texts = [self.codec.answer_text(completion.tokens, settings.style) for completion in made]
-        verdicts = score_all([(question.task, text) for (question, _), text in zip(asked, texts, strict=True)])
+        episodes = [self._episode(question) for question, _ in asked]
+        if any(episodes):
+            made = play_all(self.engine, requests, episodes, temperature=settings.temperature, on_progress=on_progress)
+        else:
+            made = self.engine.generate(requests, temperature=settings.temperature, on_progress=on_progress)
+        verdicts = self._verdicts([question.task for question, _ in asked], made, episodes)
         return [
             self._answer(*asked[number], requests[number].seed, made[number], verdicts[number])
             for number in range(len(asked))
         ]
+
+    def _verdicts(
+        self, tasks: Sequence[Task], made: Sequence[Completion], episodes: Sequence[Episode | None]
+    ) -> list[Score]:
+        plain = [number for number, episode in enumerate(episodes) if episode is None]
+        texts = [self.codec.answer_text(made[number].tokens, self.settings.style) for number in plain]
+        found = score_all([(tasks[number], text) for number, text in zip(plain, texts, strict=True)])
+        scores = dict(zip(plain, found, strict=True))
+        for number, episode in enumerate(episodes):
+            if episode is not None:
+                scores[number] = Score(episode.reward, episode.why, exact=False, limited=episode.limited)
+        return [scores[number] for number in range(len(tasks))]
 
     def _answer(self, question: Question, sample: int, seed: int, completion: Completion, verdict: Score) -> Answer:
         task = question.task
@@ -93,6 +137,7 @@ class AnswerGenerator:
             target_length=question.target_length,
             prompt_tokens=list(question.prompt_tokens),
             output_tokens=list(completion.tokens),
+            segment_lengths=completion.segment_lengths or [len(completion.tokens)],
             completion=self.codec.decode(completion.tokens),
             finish_reason=completion.finish_reason,
             reward=verdict.reward,

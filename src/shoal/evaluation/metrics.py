@@ -10,6 +10,8 @@ from statistics import fmean
 
 from shoal.evaluation.answers import Answer, by_problem
 from shoal.evaluation.statistics import Estimate, estimate
+from shoal.protocol.rollouts import TRUNCATED
+from shoal.protocol.segments import sampled_count
 
 OVERALL = "all"
 
@@ -55,8 +57,8 @@ def answer_metrics(
         answers=len(rows),
         avg=estimate(mean_rewards(problems)),
         pass_at={k: estimate([pass_at_k(count, right, k) for count, right in solved]) for k in chosen},
-        mean_tokens=fmean(len(answer.output_tokens) for answer in rows),
-        truncated=fmean(answer.finish_reason == "length" for answer in rows),
+        mean_tokens=fmean(sampled_count(answer.segment_lengths) for answer in rows),
+        truncated=fmean(answer.finish_reason in TRUNCATED for answer in rows),
     )
 
 

@@ -1,4 +1,4 @@
-"""`shoal demo`: a swarm on this machine with honest workers and two cheaters, one thread each.
+"""`shoal demo`: a swarm on this machine with honest workers and two cheaters, one thread each; with `--tools`, one of episodes.
 
 It shows what happens and ends with a report; its exit code says whether accuracy, bans and honesty were as promised.
 """
@@ -16,20 +16,27 @@ from shoal.host.swarm import Swarm, only_supervisor
 from shoal.host.threads import Threads
 from shoal.host.watch import STATUS_DEADLINE_S, Watch
 from shoal.observe import LiveView, failures, headline, summarise
-from shoal.observe.summary import END_AT_LEAST
+from shoal.observe.summary import END_AT_LEAST, START_AT_MOST
 from shoal.observe.words import plural
 from shoal.protocol.client import CoordinatorClient
 from shoal.rundir import RunDirectory
 
 CHEATS = ("stale", "rewards")
+TOOL_CHEATS = ("forged-tool", "hidden-turn")
+TOOLS_START_AT_MOST, TOOLS_END_AT_LEAST = 0.55, 0.85
 RELAYS = 2
 INTERRUPTED = 130
 
 
 def demo_config(
-    settings: Sequence[str] = (), *, steps: int | None = None, async_level: int | None = None, seed: int | None = None
+    settings: Sequence[str] = (),
+    *,
+    steps: int | None = None,
+    async_level: int | None = None,
+    seed: int | None = None,
+    tools: bool = False,
 ) -> ShoalConfig:
-    with as_file(files("shoal.host").joinpath("demo.toml")) as path:
+    with as_file(files("shoal.host").joinpath("demo_tools.toml" if tools else "demo.toml")) as path:
         tree = load_config(path, settings).model_dump()
     chosen = {("run", "steps"): steps, ("training", "async_level"): async_level, ("run", "seed"): seed}
     for (section, name), value in chosen.items():
@@ -40,7 +47,13 @@ def demo_config(
 
 def accuracy_goal(config: ShoalConfig) -> float | None:
     """What the demo promises at its own length; a shorter one promises no accuracy."""
-    return END_AT_LEAST if config.run.steps >= demo_config().run.steps else None
+    tools = has_tools(config)
+    promised = TOOLS_END_AT_LEAST if tools else END_AT_LEAST
+    return promised if config.run.steps >= demo_config(tools=tools).run.steps else None
+
+
+def has_tools(config: ShoalConfig) -> bool:
+    return bool(config.tasks.environment)
 
 
 def run_demo(config: ShoalConfig, *, honest_workers: int, fresh: bool) -> int:
@@ -64,7 +77,7 @@ def _run_demo(config: ShoalConfig, console: Console, honest_workers: int, fresh:
     swarm = demo_swarm(config, honest_workers)
     swarm.check_ports()
     _prepare(swarm.directory, config, console, fresh)
-    cheaters = {f"cheater-{cheat}": cheat for cheat in CHEATS}
+    cheaters = {f"cheater-{cheat}": cheat for cheat in (TOOL_CHEATS if has_tools(config) else CHEATS)}
     roles = [*swarm.owner_roles(), *swarm.worker_roles()]
     roles += [swarm.worker_role(name, cheat) for name, cheat in cheaters.items()]
     url = config.coordinator.url_here
@@ -82,7 +95,8 @@ def _run_demo(config: ShoalConfig, console: Console, honest_workers: int, fresh:
         role_restarts=watch.restarts,
     )
     goal = accuracy_goal(config)
-    broken = failures(summary, end_at_least=goal)
+    start_at_most = TOOLS_START_AT_MOST if has_tools(config) else START_AT_MOST
+    broken = failures(summary, start_at_most=start_at_most, end_at_least=goal)
     written = write_outcome(swarm.directory, config, summary, status, history, "shoal demo", broken)
     console.print(headline(summary))
     console.print(written)

@@ -8,8 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.errors import ShoalError
+from shoal.observe.words import plural
 from shoal.protocol import api
-from shoal.protocol.rollouts import Rollout, RolloutHeader
+from shoal.protocol.rollouts import TRUNCATED, Rollout, RolloutHeader
+from shoal.protocol.segments import turn_count
+from shoal.tasks.environments.registry import environment_of
+from shoal.tasks.environments.tools import parse_tool_calls
 from shoal.tasks.workload import Workload
 
 
@@ -35,6 +39,8 @@ class Record:
     rollout: Rollout
     prompt: str
     text: str
+    segments: tuple[str, ...] = ()
+    """The texts of an episode, alternately of the policy and of its environment; a plain completion has one."""
     state: str = "recorded"
     """`recorded` without a run; else what became of it: waiting, accepted, no_signal, consumed, expired, withdrawn, rejected."""
     batch_step: int | None = None
@@ -73,7 +79,7 @@ class Record:
 
     @property
     def truncated(self) -> bool:
-        return self.rollout.finish_reason == "length"
+        return self.rollout.finish_reason in TRUNCATED
 
     @property
     def _group_verdict(self) -> api.GroupVerdict | None:
@@ -94,7 +100,18 @@ def why_rewarded(rollout: Rollout, workload: Workload) -> str:
     if index < 0:
         return "its task is not in the task set of the run"
     task = workload.tasks.train[index]
+    if name := environment_of(task, workload.descriptor.tasks.environment):
+        turns = plural(turn_count(rollout.segment_lengths), "turn")
+        return f"{name} ended it with {rollout.finish_reason!r} after {turns}"
     return workload.reward(task, rollout.target_length, rollout.output_tokens).why
+
+
+def tool_calls(record: Record) -> list[list[str]]:
+    """Names of the tools that each segment calls; an environment calls none."""
+    return [
+        [] if number % 2 else [call.name or call.error for call in parse_tool_calls(text)]
+        for number, text in enumerate(record.segments)
+    ]
 
 
 def as_json(record: Record) -> dict[str, Any]:
@@ -116,6 +133,10 @@ def as_json(record: Record) -> dict[str, Any]:
         "task_id": rollout.task_id,
         "prompt": record.prompt,
         "completion": record.text,
+        "segments": [
+            {"from": "environment" if number % 2 else "policy", "text": text, "tool_calls": calls}
+            for number, (text, calls) in enumerate(zip(record.segments, tool_calls(record), strict=True))
+        ],
         "tokens": record.length,
         "target_length": rollout.target_length,
         "finish_reason": rollout.finish_reason,

@@ -16,6 +16,7 @@ from shoal.inspection.records import InspectionError, Record
 from shoal.protocol import api
 from shoal.protocol.descriptor import RunDescriptor, open_descriptor
 from shoal.protocol.rollouts import RolloutLimits, read_rollouts
+from shoal.protocol.segments import split_segments
 from shoal.rundir import RunDirectory
 from shoal.tasks import CODEC_FILES, TextCodec
 from shoal.tasks.datasets.transfer import find_shard, tasks_of_run
@@ -24,7 +25,9 @@ from shoal.tasks.workload import Workload
 if TYPE_CHECKING:
     from shoal.coordinator.store.tables import GroupRow
 
-FOREIGN_LIMITS = RolloutLimits(rows=1 << 16, prompt_tokens=1 << 17, output_tokens=1 << 17, proof_bytes=1 << 21)
+FOREIGN_LIMITS = RolloutLimits(
+    rows=1 << 16, prompt_tokens=1 << 17, output_tokens=1 << 17, proof_bytes=1 << 21, segments=1 << 11
+)
 """For files whose run is unknown: large enough for any run."""
 
 
@@ -72,6 +75,9 @@ class Recording:
                 rollout,
                 prompt=self.codec.decode(rollout.input_tokens),
                 text=self.codec.decode(rollout.output_tokens),
+                segments=tuple(
+                    self.codec.decode(part) for part in split_segments(rollout.output_tokens, rollout.segment_lengths)
+                ),
                 state=state,
                 batch_step=batch_step,
                 verdict=submission.verdict,

@@ -12,8 +12,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from shoal.inspection.records import Record
+from shoal.inspection.records import Record, tool_calls
 from shoal.observe.words import REPLACEMENT, plural
+from shoal.protocol.segments import turn_count
 
 STATE_STYLES = {"consumed": "green", "accepted": "green", "rejected": "red", "withdrawn": "red"}
 ROUNDING = 1e-9
@@ -28,7 +29,7 @@ def render_record(record: Record, *, max_characters: int = 2000) -> RenderableTy
         facts.add_row(name, value)
     body = Group(
         Text(_clean(_shortened(record.prompt, max_characters)), style="dim"),
-        Text(_clean(_shortened(record.text, max_characters))),
+        *_conversation(record, max_characters),
         Text(),
         facts,
     )
@@ -39,6 +40,20 @@ def render_record(record: Record, *, max_characters: int = 2000) -> RenderableTy
         border_style=STATE_STYLES.get(record.state, "bright_black"),
         padding=(0, 1),
     )
+
+
+def _conversation(record: Record, max_characters: int) -> list[Text]:
+    """The completion; an episode turn by turn, with the names of the tools that a turn calls."""
+    if len(record.segments) <= 1:
+        return [Text(_clean(_shortened(record.text, max_characters)))]
+    lines = []
+    for number, (text, calls) in enumerate(zip(record.segments, tool_calls(record), strict=True)):
+        is_given = number % 2 == 1
+        called = f", calls {', '.join(map(_clean, calls))}" if calls else ""
+        speaker = "environment" if is_given else f"turn {number // 2 + 1}{called}"
+        lines.append(Text(f"── {speaker}", style="cyan" if is_given else "bold"))
+        lines.append(Text(_clean(_shortened(text, max_characters)), style="cyan" if is_given else ""))
+    return lines
 
 
 def _facts(record: Record) -> list[tuple[str, Text]]:
@@ -69,7 +84,8 @@ def _reward(record: Record) -> Text:
 
 def _length(record: Record) -> str:
     target = f", asked for {record.rollout.target_length}" if record.rollout.target_length else ""
-    return f"{plural(record.length, 'token')}{target}{', cut at the limit' if record.truncated else ''}"
+    turns = f" in {plural(turn_count(record.rollout.segment_lengths), 'turn')}" if len(record.segments) > 1 else ""
+    return f"{plural(record.length, 'token')}{turns}{target}{', cut at the limit' if record.truncated else ''}"
 
 
 def _verdict(record: Record) -> Text:

@@ -15,6 +15,7 @@ Point = tuple[float, float]
 REWARD = ("reward_mean",)
 TASK_REWARD = ("task_reward_mean",)
 LENGTH = ("output_length_mean", "mean_length")
+OBSERVATIONS = ("observations_mean",)
 ENTROPY = ("entropy",)
 GRADIENT_NORM = ("grad_norm_mean", "grad_norm")
 BYTES = ("bytes_total",)

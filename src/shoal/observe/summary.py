@@ -51,6 +51,7 @@ def summarise(
         "run_id": status.run_id,
         "heldout_start": start,
         "heldout_end": end,
+        "tool_calls_per_episode": _observations(history),
         "steps": max(0, status.newest_version),
         "steps_planned": status.steps,
         "wall_s": round(status.uptime_s if wall_s is None else wall_s, 3),
@@ -79,6 +80,15 @@ def summarise(
         "groups_dropped": _dropped(history),
         "per_step": _steps(history),
     }
+
+
+def _observations(history: HistoryView) -> dict[str, float] | None:
+    """Observations that episodes of a batch had on average, in the first batch and in the last ones; None without episodes."""
+    values = [series.number(version.report, series.OBSERVATIONS) for version in history.versions if version.version > 0]
+    known = [value for value in values if value is not None]
+    if not any(known):
+        return None
+    return {"start": round(known[0], 4), "end": round(fmean(known[-LAST_EVALUATIONS:]), 4)}
 
 
 def heldout_ends(evaluations: Sequence[EvaluationView]) -> tuple[float | None, float | None]:
