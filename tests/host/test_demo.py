@@ -10,6 +10,7 @@ from shoal.host import demo
 from shoal.host.swarm import Swarm
 from shoal.locks import BusyError, hold
 from shoal.rundir import RunDirectory
+from shoal.worker import CHEATERS
 
 STEPS = 8
 
@@ -55,3 +56,13 @@ def test_an_interrupt_is_answered_with_how_to_go_on(
 @pytest.mark.parametrize(("steps", "has_goal"), [(None, True), (4, False), (39, False), (40, True), (80, True)])
 def test_a_shorter_demo_promises_no_accuracy(steps: int | None, has_goal: bool) -> None:
     assert (demo.accuracy_goal(demo.demo_config(steps=steps)) is not None) == has_goal
+
+
+def test_the_tools_demo_has_a_calculator_and_cheaters_of_its_own() -> None:
+    config = demo.demo_config(tools=True)
+    assert demo.has_tools(config)
+    assert config.tasks.environment == "calculator"
+    assert not demo.has_tools(demo.demo_config())
+    assert demo.accuracy_goal(config) == demo.TOOLS_END_AT_LEAST
+    assert demo.accuracy_goal(demo.demo_config(tools=True, steps=2)) is None
+    assert set(demo.TOOL_CHEATS) < set(CHEATERS)

@@ -11,7 +11,10 @@ from shoal.protocol.rollouts import Rollout
 from shoal.protocol.segments import sampled_values, split_segments
 from shoal.protocol.verdicts import Reason, Severity, severity
 from shoal.tasks.environments.host import shared_host
+from shoal.tasks.rewards import ScoringBudget
+from shoal.tasks.workload import Workload
 from shoal.validation import Checked, RejectedError, audit, check_claims, load_calibration
+from shoal.validation.replays import replay_rows
 from shoal.worker.cheaters import ForgedToolCheater, HiddenTurnCheater
 from support.submissions import Submission, submit
 from support.tiny_run import TinyRun, make_tiny_run
@@ -188,10 +191,19 @@ def test_a_failing_environment_ends_the_episode_at_the_worker_and_in_the_replay(
 
 
 def test_replaying_stops_when_a_submission_has_cost_enough(run: TinyRun, honest: Submission) -> None:
-    poor = run.workload.descriptor.model_copy(update={"scoring_s": 1e-9})
-    workload = type(run.workload)(poor, run.workload.codec, run.workload.tasks)
-    checked = check_claims(honest.data, honest.claim(), workload, VOCABULARY)
-    assert not all(reward.scored for reward in checked.rewards)
+    """No worker could have paid for that either; a clock that ran out is not held against one."""
+    items = run.workload.items(bytes.fromhex(honest.lease.slot_seed))
+    with pytest.raises(RejectedError, match="more rows are off"):
+        replay_rows(honest.rollouts, items, budgeted(run, ScoringBudget(0.0, 60.0)), 0.1)
+    late = replay_rows(honest.rollouts, items, budgeted(run, ScoringBudget(60.0, -1.0)), 0.1)
+    played = [number for number, row in enumerate(honest.rollouts) if len(row.segment_lengths) > 1]
+    assert not any(late.rewards[number].scored for number in played)
+
+
+def budgeted(run: TinyRun, budget: ScoringBudget) -> Workload:
+    workload = Workload(run.workload.descriptor, run.workload.codec, run.workload.tasks)
+    workload.scoring_budget = lambda slack=1.0: budget  # type: ignore[method-assign]
+    return workload
 
 
 def test_the_cheaters_of_the_demo_are_caught(run: TinyRun) -> None:

@@ -6,18 +6,19 @@ of time or memory decided, leaves the group out, and many of them are an anomaly
 it no longer pays for are not replayed and not used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from os import cpu_count
+from typing import Any
 
 from shoal.protocol.rollouts import Rollout
 from shoal.protocol.segments import split_segments
 from shoal.protocol.verdicts import Reason
 from shoal.tasks.environments.episodes import Difference, Episode, replay
-from shoal.tasks.environments.host import EnvironmentHost, shared_host
-from shoal.tasks.rewards import ScoringBudget
+from shoal.tasks.environments.host import HUNG, Called, EnvironmentHost, Session, shared_host
+from shoal.tasks.rewards import TOO_LATE, ScoringBudget
 from shoal.tasks.workload import Reward, WorkItem, Workload
 from shoal.validation.findings import RejectedError
 
@@ -49,7 +50,7 @@ def replay_rows(
     for row, outcome in outcomes.items():
         if outcome.is_proof:
             _confirm(row, rollouts[row], items[row], workload, outcome)
-    doubtful = [row for row in rows if outcomes[row].difference is not None]
+    doubtful = [row for row in rows if outcomes[row].is_doubtful]
     if len(doubtful) > max(1, tolerated_share * len(rollouts)):
         detail = f"{outcomes[doubtful[0]].sentence(doubtful[0])}, and {len(doubtful) - 1} more rows are off"
         raise RejectedError(Reason.REPLAY_TOLERANT, detail)
@@ -67,6 +68,12 @@ class _Outcome:
     cost_s: float = 0.0
     came_to: tuple[object, ...] = ()
     """Everything that the environment said."""
+    is_late: bool = False
+    """This machine's clock decided, which is nobody's doing."""
+
+    @property
+    def is_doubtful(self) -> bool:
+        return self.difference is not None and not self.is_late
 
     def sentence(self, row: int) -> str:
         assert self.difference is not None
@@ -76,17 +83,15 @@ class _Outcome:
 def _replay(
     rollout: Rollout, item: WorkItem, workload: Workload, budget: ScoringBudget, host: EnvironmentHost | None = None
 ) -> _Outcome:
-    if refusal := budget.refusal:
-        reward = Reward(0.0, 0.0, 0.0, refusal.why, exact=False, limited=refusal.limited, scored=False)
-        return _Outcome(reward, None, is_proof=False)
     episode = workload.episode(item, host or shared_host(item.environment), slack=REPLAY_SLACK)
+    opened = episode.open_session
+    episode.open_session = lambda: MeteredSession(opened(), budget)
     try:
         difference = replay(
             episode, split_segments(rollout.output_tokens, rollout.segment_lengths), rollout.finish_reason
         )
     finally:
         episode.close()
-    budget.spend(episode.cost_s)
     reward = workload.episode_reward(item, episode)
     if difference is None and not episode.limited:
         difference = _other_reward(rollout, reward, episode)
@@ -95,7 +100,31 @@ def _replay(
     if difference is not None and not is_proof:
         reward = Reward(0.0, 0.0, 0.0, f"not used: {difference.detail}", exact=False, limited=True, scored=False)
     came_to = tuple(episode.tokens), episode.finish_reason, episode.failure, episode.reward
-    return _Outcome(reward, difference, is_proof, episode.cost_s, came_to)
+    is_late = episode.failure in (HUNG, TOO_LATE.why)
+    return _Outcome(reward, difference, is_proof, episode.cost_s, came_to, is_late)
+
+
+class MeteredSession(Session):
+    """An environment that is asked only while the submission's budget lasts."""
+
+    def __init__(self, inner: Session, budget: ScoringBudget) -> None:
+        self._inner, self._budget = inner, budget
+
+    def reset(self, seed: int, task: Mapping[str, Any]) -> Called:
+        return self._metered(lambda: self._inner.reset(seed, task))
+
+    def step(self, action: str) -> Called:
+        return self._metered(lambda: self._inner.step(action))
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _metered(self, call: Callable[[], Called]) -> Called:
+        if refusal := self._budget.refusal:
+            return Called(failed=refusal.why, limited=True)
+        called = call()
+        self._budget.spend(called.cost_s)
+        return called
 
 
 def _other_reward(rollout: Rollout, reward: Reward, episode: Episode) -> Difference | None:
