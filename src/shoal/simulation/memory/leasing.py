@@ -37,6 +37,8 @@ class Leasing:
         self.tables, self.config, self.clock, self.secret = tables, config, clock, secret
         self.presence = BeatingPresence(clock, config.coordinator.gone_after_s)
         self.timing = LeaseTiming() if config.coordinator.just_in_time else None
+        self.has_backups = True
+        """Only a simulation can do without them, to show what they are worth."""
         self._observed: Observed | None = None
         self._numbers = itertools.count()
 
@@ -258,7 +260,7 @@ class Leasing:
             leases_allowed=deliveries.leases_allowed(key.record, observed.pace, reliable=is_reliable),
             slots_of_step=key.holding[step] if step in key.holding else 0,
             open_slot=self._open_slot(key, step, any_slot=is_reliable),
-            late_slot=self._late_slot(key, observed, step, held, now) if is_reliable else None,
+            late_slot=self._late_slot(key, observed, step, held, now) if is_reliable and self.has_backups else None,
             is_reliable=is_reliable,
             backoff_s=deliveries.backoff_s(key.record, now),
         )

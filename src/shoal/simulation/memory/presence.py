@@ -13,6 +13,8 @@ class BeatingPresence(Presence):
         super().__init__(clock, gone_after_s)
         self.beat_at = clock()
         self.left: set[str] = set()
+        self._quiet: set[str] = set()
+        """Of these, those that may still count as present."""
 
     def leave(self, key: str) -> None:
         """Its last heartbeat was the last one of all keys."""
@@ -20,9 +22,15 @@ class BeatingPresence(Presence):
         if worker is not None:
             worker.seen_at = max(worker.seen_at, self.beat_at)
         self.left.add(key)
+        self._quiet.add(key)
 
     def rejoin(self, key: str) -> None:
         self.left.discard(key)
+        self._quiet.discard(key)
+
+    def forget(self, key: str) -> None:
+        super().forget(key)
+        self._quiet.discard(key)
 
     def is_present(self, key: str) -> bool:
         return super().is_present(key) if key in self.left else key in self.workers
@@ -35,4 +43,4 @@ class BeatingPresence(Presence):
         return worker.seen_at + self.gone_after_s
 
     def silent(self) -> list[str]:
-        return [key for key in sorted(self.left) if key in self.workers and not self.is_present(key)]
+        return [key for key in sorted(self._quiet) if key in self.workers and not self.is_present(key)]
