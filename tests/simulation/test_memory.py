@@ -1,4 +1,4 @@
-"""The coordinator in memory decides what the coordinator of a run decides: whole scenarios have the same outcome to the last event."""
+"""The coordinator in memory decides what the coordinator of a run decides: whole scenarios have the same outcome."""
 
 import pytest
 

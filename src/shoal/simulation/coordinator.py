@@ -173,9 +173,7 @@ class LocalCoordinator:
     def _trained_group(self, group: api.BatchGroup) -> TrainedGroup:
         row = find(self.connection, GroupRow, "WHERE group_id=?", (group.group_id,))
         assert row is not None, "a batch holds groups of the store"
-        return TrainedGroup(
-            group.submission_id, row.worker, group.policy_version, row.tokens, group.task_rewards[0]
-        )
+        return TrainedGroup(group.submission_id, row.worker, group.policy_version, row.tokens, group.task_rewards[0])
 
     def close(self) -> None:
         self.connection.close()

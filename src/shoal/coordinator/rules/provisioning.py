@@ -18,6 +18,8 @@ IDLE_SHARE = 0.5
 """Of the workers present that wait at one moment."""
 BEHIND_STEPS = 1.0
 """Submissions that wait for a verdict for longer than this many steps hold up batches."""
+FULL = 0.95
+"""Share of its time that a validator without a pause is busy."""
 MARGIN = 1.1
 """Over the exact number, since workers come and go."""
 RELAY_MBIT_S = 1000.0
@@ -125,12 +127,17 @@ def _starving(rates: Rates) -> Side:
     if rates.validators_lag_s > BEHIND_STEPS * rates.step_s:
         return "validators"
     if rates.trainer_wait_s > WAITING_SHARE * rates.step_s:
-        return "trainer"
+        return "validators" if _are_too_few(rates) else "trainer"
     if rates.workers and rates.workers_fetching > IDLE_SHARE * rates.workers:
         return "weights"
     if rates.workers and rates.workers_waiting > IDLE_SHARE * rates.workers:
         return "workers"
     return "none"
+
+
+def _are_too_few(rates: Rates) -> bool:
+    """Whether the validators, busy all the time, check fewer files than the trainer waits for."""
+    return 0 < FULL * rates.validators * rates.step_s <= rates.files_per_step * rates.file_s
 
 
 def _sentence(side: Side, required: Needs, rates: Rates) -> str:
@@ -146,7 +153,7 @@ def _sentence(side: Side, required: Needs, rates: Rates) -> str:
             return f"{waits}: it {has}. Add {_workers(needed - rates.workers)}."
         return f"{waits}, although it {has or 'has workers'}: look for late slots and slow validators."
     if side == "validators":
-        return f"Validators are {rates.validators_lag_s:.0f} s behind: add a validator with `shoal validate`."
+        return f"Validators are {rates.validators_lag_s:.0f} s behind: add a validator with `shoal validate`.{_so(has)}"
     if side == "weights":
         share = f"{rates.workers_fetching} of {_workers(rates.workers)}"
         return f"Workers wait for weights ({share}): add a relay near them with `shoal relay`."
@@ -155,6 +162,10 @@ def _sentence(side: Side, required: Needs, rates: Rates) -> str:
     if side == "unknown":
         return "Not known yet: the first steps are still being measured."
     return f"Nobody waits for long: the trainer {has}." if has else "Nobody waits for long."
+
+
+def _so(has: str) -> str:
+    return f" The trainer {has}." if has else ""
 
 
 def _workers(number: int) -> str:

@@ -32,6 +32,7 @@ class MemoryCoordinator:
         self.leasing = Leasing(self.tables, config, clock, secret)
         self.files = Files(self.tables, self.leasing, config, clock, secret)
         self.presence = self.leasing.presence
+        self._refused: tuple[leases.Refused, api.LeaseAnswer] | None = None
 
     # Workers
 
@@ -56,12 +57,7 @@ class MemoryCoordinator:
         self._returned(worker)
         decision = self.leasing.decide(worker, held_versions)
         if isinstance(decision, leases.Refused):
-            answer = api.LeaseAnswer.model_construct(
-                lease=None,
-                reason=decision.reason,
-                retry_after_s=decision.retry_after_s,
-                wanted_version=decision.wanted_version or 0,
-            )
+            answer = self._refusal(decision)
         else:
             granted = self.leasing.grant(worker, request_id, decision)
             view = self.leasing.lease_view(granted, self.files.secret_of(granted.step))
@@ -72,6 +68,20 @@ class MemoryCoordinator:
         self.presence.seen(key)
         self.presence.note_asking(key, has_delivered=worker.delivered_at > 0)
         return answer
+
+    def _refusal(self, refused: leases.Refused) -> api.LeaseAnswer:
+        """The same object for the same answer: idle keys hear little else."""
+        if self._refused is None or self._refused[0] != refused:
+            self._refused = (
+                refused,
+                api.LeaseAnswer.model_construct(
+                    lease=None,
+                    reason=refused.reason,
+                    retry_after_s=refused.retry_after_s,
+                    wanted_version=refused.wanted_version or 0,
+                ),
+            )
+        return self._refused[1]
 
     def _returned(self, worker: Key) -> None:
         for state, event in (("gone", "returned"), ("registered", "asked")):
@@ -138,9 +148,7 @@ class MemoryCoordinator:
             files[group.group_id] = slots.remove_group(self.tables, group)
             files[group.group_id].proposed.add(group.group_id)
         groups = {group.group_id: group for group in batch.groups}
-        self.tables.batches.append(
-            Batch(step, self.clock(), counts.resolved_groups, groups, files, len(batch.expired))
-        )
+        self.tables.batches.append(Batch(step, self.clock(), counts.resolved_groups, groups, files, len(batch.expired)))
         for slot in list(self.tables.of_step(step).open_slots.values()):
             slots.move_slot(self.tables, slot, SlotState.CLOSED, None)
         self._forget_steps(step - self.config.training.async_level - KEPT_STEPS)
@@ -207,6 +215,4 @@ def _trained(batch: Batch) -> list[TrainedGroup]:
 def _trained_group(group: batches.GroupView, file: File) -> TrainedGroup:
     assert file.verdict is not None, "groups come from verdicts"
     verdict = file.verdict.groups[group.number]
-    return TrainedGroup(
-        file.submission_id, group.worker, group.policy_version, verdict.tokens, verdict.task_rewards[0]
-    )
+    return TrainedGroup(file.submission_id, group.worker, group.policy_version, verdict.tokens, verdict.task_rewards[0])

@@ -1,4 +1,4 @@
-"""Uploads, claims, verdicts and bans over tables in memory: `coordinator.work.submissions` and `work.verdicts`, with the same rules.
+"""Uploads, claims, verdicts and bans over tables in memory: `coordinator.work.submissions` and `work.verdicts` without SQL.
 
 Nobody is paid here, and nothing is written to a ledger: neither changes a decision.
 """
@@ -118,9 +118,7 @@ class Files:
     def _try_again(self, file: File, now: float) -> None:
         """A validator that took too long: the file goes to the next one, or is quarantined."""
         limit = self.config.validation.max_tries
-        retry = retries.after_fault(
-            [Reason.VALIDATOR_CRASH], now - file.received_at, file.tries, file.faults, limit
-        )
+        retry = retries.after_fault([Reason.VALIDATOR_CRASH], now - file.received_at, file.tries, file.faults, limit)
         if retry is None:
             self._move(file, SubmissionState.QUARANTINED)
             self._decided(file)

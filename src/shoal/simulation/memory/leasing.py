@@ -40,6 +40,7 @@ class Leasing:
         self.has_backups = True
         """Only a simulation can do without them, to show what they are worth."""
         self._observed: Observed | None = None
+        self._counted: tuple[tuple[int, int], batches.StepCounts] | None = None
         self._numbers = itertools.count()
 
     # What is known of keys
@@ -70,9 +71,7 @@ class Leasing:
                     break
         present = [key for key in looked if self.presence.is_present(key.key)]
         newest_at = max((key.delivered_at for key in present), default=0.0)
-        current = [
-            key for key in present if deliveries.is_current(key.record, newest_at - key.delivered_at, longest_s)
-        ]
+        current = [key for key in present if deliveries.is_current(key.record, newest_at - key.delivered_at, longest_s)]
         records = [key.record for key in current]
         pace = deliveries.pace(records, longest_s)
         until = min((self.presence.silent_at(key.key) for key in present), default=float("inf"))
@@ -92,9 +91,7 @@ class Leasing:
         published = self._published(step)
         held = sorted(set(held_versions) & set(published))
         swarm = self._swarm_view(key, step, published, observed)
-        return leases.decide(
-            swarm, self._key_view(key, observed, step, held), self.config.training, self.config.trust
-        )
+        return leases.decide(swarm, self._key_view(key, observed, step, held), self.config.training, self.config.trust)
 
     def grant(self, key: Key, request_id: str, grant: leases.Grant) -> Lease:
         now, pace = self.clock(), self.observe().pace
@@ -202,6 +199,12 @@ class Leasing:
         )
 
     def counts(self, step: int) -> batches.StepCounts:
+        now = (self.tables.revision, step)
+        if self._counted is None or self._counted[0] != now:
+            self._counted = (now, self._count(step))
+        return self._counted[1]
+
+    def _count(self, step: int) -> batches.StepCounts:
         per_slot, tally = self.config.rollouts.tasks_per_slot, self.tables.of_step(step).tally
         oldest = batches.oldest_version(step, self.config.training)
         useful = of_step = deferred = 0
@@ -258,7 +261,7 @@ class Leasing:
             held_versions=held,
             leases_held=len(key.leased),
             leases_allowed=deliveries.leases_allowed(key.record, observed.pace, reliable=is_reliable),
-            slots_of_step=key.holding[step] if step in key.holding else 0,
+            slots_of_step=key.holding.get(step, 0),
             open_slot=self._open_slot(key, step, any_slot=is_reliable),
             late_slot=self._late_slot(key, observed, step, held, now) if is_reliable and self.has_backups else None,
             is_reliable=is_reliable,
@@ -267,6 +270,8 @@ class Leasing:
 
     def _open_slot(self, key: Key, step: int, *, any_slot: bool) -> leases.OpenSlot | None:
         dropped = self.tables.of_step(step).open_slots
+        if not dropped:
+            return None
         for number in sorted(dropped):
             slot = dropped[number]
             if (any_slot or slot.deferred) and not slot.was_held_by(key):
@@ -276,9 +281,12 @@ class Leasing:
     def _late_slot(
         self, key: Key, observed: Observed, step: int, held: Sequence[int], now: float
     ) -> leases.OpenSlot | None:
+        overdue = slots.late_slots(self.tables.of_step(step), now)
+        if not overdue:
+            return None
         late = [
             slot
-            for slot in slots.late_slots(self.tables.of_step(step), now)
+            for slot in overdue
             if slot.numerics_class == key.numerics_class
             and slot.attempts < batches.BLOCKING_ATTEMPTS
             and not slot.was_held_by(key)

@@ -5,7 +5,7 @@ A heartbeat of ten thousand keys costs one assignment here; what follows from it
 
 from collections.abc import Callable
 
-from shoal.coordinator.presence import Presence
+from shoal.coordinator.presence import Presence, WorkerPresence
 
 
 class BeatingPresence(Presence):
@@ -15,6 +15,13 @@ class BeatingPresence(Presence):
         self.left: set[str] = set()
         self._quiet: set[str] = set()
         """Of these, those that may still count as present."""
+
+    def seen(self, key: str) -> WorkerPresence:
+        worker = self.workers.get(key)
+        if worker is None:
+            return super().seen(key)
+        worker.seen_at = self.clock()
+        return worker
 
     def leave(self, key: str) -> None:
         """Its last heartbeat was the last one of all keys."""

@@ -10,6 +10,7 @@ from shoal.simulation.memory.tables import File, Lease, Slot, StepTables, Tables
 def first_slot(tables: Tables, lease: Lease) -> None:
     """The slot of a new lease is the next of its step."""
     step, slot = tables.of_step(lease.step), lease.slot
+    tables.revision += 1
     if slot.number == 0:
         step.opened_at = lease.issued_at
     step.slots.append(slot)
@@ -20,6 +21,7 @@ def first_slot(tables: Tables, lease: Lease) -> None:
 def take_again(tables: Tables, slot: Slot, lease: Lease, *, numerics_class: str, deferred: bool, due_at: float) -> None:
     """A slot that another key dropped, or whose key is late."""
     step = tables.of_step(lease.step)
+    tables.revision += 1
     if slot.state is SlotState.OPEN:
         del step.open_slots[slot.number]
         step.tally[slot.state, slot.deferred] -= 1
@@ -48,6 +50,7 @@ def move_slot(tables: Tables, slot: Slot, state: SlotState, lease: Lease | None)
         return
     SLOT.require(slot.state, state)
     step = tables.of_step(slot.step)
+    tables.revision += 1
     step.tally[slot.state, slot.deferred] -= 1
     step.tally[state, slot.deferred] += 1
     slot.state = state
@@ -64,6 +67,7 @@ def move_lease(tables: Tables, lease: Lease, state: LeaseState) -> None:
     LEASE.require(lease.state, state)
     if lease.state in HOLDING and state not in HOLDING:
         lease.key.holding[lease.step] -= 1
+        tables.revision += 1
         if not lease.by_active_key:
             tables.of_step(lease.step).probation -= 1
     lease.key.leased.pop(lease.lease_id, None)
@@ -103,7 +107,7 @@ def late_slots(step: StepTables, now: float) -> list[Slot]:
         slot = step.slots[number]
         if slot.due_at == due_at and slot.state is SlotState.LEASED and not slot.deferred:
             step.late[number] = (due_at, number)
-    return [step.slots[number] for _, number in sorted(step.late.values())]
+    return [step.slots[number] for _, number in sorted(step.late.values())] if step.late else []
 
 
 def first_blocking(step: StepTables) -> int | None:
@@ -125,14 +129,13 @@ def ready_groups(tables: Tables, step: int, oldest: int) -> int:
     for slot in of_step.slots[of_step.counted_to : end]:
         of_step.ready += 0 if slot.deferred else slot.useful
     of_step.counted_to = end
-    earlier = sum(
-        number for (of, version, _), number in tables.waiting.items() if of != step and version >= oldest
-    )
+    earlier = sum(number for (of, version, _), number in tables.waiting.items() if of != step and version >= oldest)
     return earlier + of_step.ready
 
 
 def _count(tables: Tables, slot: Slot, change: int) -> None:
     slot.useful += change
+    tables.revision += 1
     of_step = tables.steps.get(slot.step)
     if of_step is not None and not slot.deferred and slot.number < of_step.counted_to:
         of_step.ready += change

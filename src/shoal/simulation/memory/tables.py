@@ -12,13 +12,15 @@ from shoal.coordinator.states import LeaseState, SlotState, SubmissionState
 from shoal.protocol import api
 from shoal.simulation.operations import TrainedGroup
 
+NO_DELIVERIES = deliveries.Record()
+
 
 @dataclass(slots=True)
 class Key:
     key: str
     numerics_class: str
     trust: trust.TrustRecord
-    record: deliveries.Record = deliveries.Record()
+    record: deliveries.Record = NO_DELIVERIES
     delivered_at: float = 0.0
     received_at: float = 0.0
     newest_used: int = -1
@@ -154,6 +156,8 @@ class Tables:
     file_of: dict[str, File] = field(default_factory=dict)
     waiting: Counter[tuple[int, int, bool]] = field(default_factory=Counter)
     """The same by step, version, and whether they are deferred."""
+    revision: int = 0
+    """Rises with every change of a tally."""
     batches: list[Batch] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
 

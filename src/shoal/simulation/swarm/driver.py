@@ -72,6 +72,8 @@ class Swarm:
 
 
 def run_swarm(
-    spec: SwarmSpec, on_progress: Callable[[float], None] = lambda share: None, make: MakeCoordinator = MemoryCoordinator
+    spec: SwarmSpec,
+    on_progress: Callable[[float], None] = lambda share: None,
+    make: MakeCoordinator = MemoryCoordinator,
 ) -> SwarmResult:
     return Swarm(spec, make).run(on_progress)

@@ -46,7 +46,11 @@ class VersionPlans:
         has_delta = version > 0 and self.spec.delta_bytes > 0
         delta = [_encoding(version, "delta", self.spec.delta_bytes)] if has_delta else []
         return Manifest.model_construct(
-            run_id="simulation", version=version, tensors=(), weights_digest=digest_of(version), encodings=(*full, *delta)
+            run_id="simulation",
+            version=version,
+            tensors=(),
+            weights_digest=digest_of(version),
+            encodings=(*full, *delta),
         )
 
 

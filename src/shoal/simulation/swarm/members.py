@@ -212,6 +212,7 @@ class Member:
             if refusal.code == "banned":
                 self._banned()
             return
+        world.received_at[lease.lease_id] = self.clock.now
         world.filed_at.setdefault(lease.step, self.clock.now)
         world.counted.files[self.group] += 1
         world.counted.bytes["worker_up"] += round(world.workload.file_bytes(work))

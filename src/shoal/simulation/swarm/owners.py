@@ -74,6 +74,7 @@ class Validators:
         audited = groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limit)
         seconds = self.spec.file_s + world.workload.audit_tokens(work, audited) / self.spec.audit_tokens_per_s
         world.counted.validating_s += seconds
+        world.counted.file_wait_s += world.clock.now - world.received_at.pop(claim.lease.lease_id, world.clock.now)
         world.counted.checked_groups += len(work.groups)
         world.counted.audited_groups += len(audited)
         world.counted.bytes["validator_down"] += round(world.workload.file_bytes(work))

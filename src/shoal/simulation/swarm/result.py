@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from shoal.coordinator.rules.provisioning import Needs, Provision, Rates, needs, needs_sentence, provision
+from shoal.coordinator.rules.provisioning import Needs, Rates, needs, needs_sentence, provision
 
 if TYPE_CHECKING:
     from shoal.simulation.swarm.driver import Swarm
@@ -86,14 +86,19 @@ def summarise(swarm: "Swarm") -> SwarmResult:
     counted, trainer = world.counted - swarm.before, swarm.trainer
     seconds, steps = world.clock.now - swarm.measured_from, trainer.step - swarm.warm_up
     step_s = seconds / steps if steps > 0 else float("inf")
-    trained = [(step, group) for step in range(swarm.warm_up, trainer.step) for group in world.coordinator.trained(step)]
+    trained = [
+        (step, group) for step in range(swarm.warm_up, trainer.step) for group in world.coordinator.trained(step)
+    ]
     ages = Counter(step - group.version for step, group in trained)
     conduct = {member.key: (member.group, member.spec.conduct) for member in swarm.members}
     by_group = Counter(conduct[group.worker][0] for _, group in trained)
+    shares = {number: by_group[number] / max(1, len(trained)) for number in range(len(spec.workers))}
     rates = _rates(swarm, step_s)
     required, found = needs(rates), provision(rates)
     begun = trainer.begun_at
-    durations = [after - before for before, after in zip(begun[swarm.warm_up :], begun[swarm.warm_up + 1 :], strict=False)]
+    durations = [
+        after - before for before, after in zip(begun[swarm.warm_up :], begun[swarm.warm_up + 1 :], strict=False)
+    ]
     present_s = sum(counted.present_s.values())
     load = (counted.requests + counted.heartbeats) * world.service_s / seconds if seconds else 0.0
     bans = list(world.banned_after_s.values())
@@ -127,17 +132,13 @@ def summarise(swarm: "Swarm") -> SwarmResult:
         banned=len(bans),
         ban_after_s=fmean(bans) if bans else None,
         hostile_trained=sum(group.worker in hostile_keys for _, group in trained) / max(1, len(trained)),
-        groups=[_group(swarm, number, by_group[number] / max(1, len(trained)), max(1, steps)) for number in range(len(spec.workers))],
+        groups=[_group(swarm, number, share, max(1, steps)) for number, share in shares.items()],
         needs=required,
         sentence=needs_sentence(required, rates, world.config.training.async_level),
         advice=found.sentence,
-        starving=_side(found),
+        starving=found.side,
         formed_s=[at - swarm.begun_at for at in begun],
     )
-
-
-def _side(found: Provision) -> str:
-    return found.side
 
 
 def _group(swarm: "Swarm", number: int, trained_share: float, steps: int) -> GroupResult:
@@ -216,7 +217,7 @@ def _rates(swarm: "Swarm", step_s: float) -> Rates:
         workers=round(present),
         workers_waiting=round(sum(idle.values()) / seconds - fetching),
         workers_fetching=round(fetching),
-        validators_lag_s=0.0,
+        validators_lag_s=counted.file_wait_s / files,
         files_per_step=files / steps,
         file_s=counted.validating_s / files,
         validators=spec.validators.count,

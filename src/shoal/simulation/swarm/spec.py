@@ -158,7 +158,9 @@ def load_scenario(where: str | Path) -> SwarmSpec:
     except FileNotFoundError:
         raise ConfigError(f"There is no scenario {where}.", hint=_nearest_name(str(where))) from None
     except IsADirectoryError:
-        raise ConfigError(f"{where} is a directory, not a scenario.", hint="Use --trial for a run's directory.") from None
+        raise ConfigError(
+            f"{where} is a directory, not a scenario.", hint="Name a file, or a run's directory."
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from None
 
@@ -183,7 +185,9 @@ def _refusal(error: ValidationError) -> ConfigError:
         return ConfigError(f"The scenario has no {place}.", hint="docs/design/simulation.md has every key.")
     if place == "workers":
         return ConfigError("The swarm is empty.", hint="Add [[workers]] with name, count and tokens_per_s.")
-    return ConfigError(f"{place} = {first['input']!r} is wrong: {first['msg'].lower()}.", hint="See `shoal simulate --help`.")
+    return ConfigError(
+        f"{place} = {first['input']!r} is wrong: {first['msg'].lower()}.", hint="See `shoal simulate --help`."
+    )
 
 
 def all_keys() -> list[str]:

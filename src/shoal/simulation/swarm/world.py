@@ -34,6 +34,8 @@ class Counted:
     audited_groups: int = 0
     checked_groups: int = 0
     validating_s: float = 0.0
+    file_wait_s: float = 0.0
+    """Until a validator took a file."""
     requests: int = 0
     heartbeats: float = 0.0
     trainer_wait_s: float = 0.0
@@ -72,6 +74,8 @@ class World:
     """... first file, ..."""
     formed_at: list[float] = field(default_factory=list)
     """... and batch."""
+    received_at: dict[str, float] = field(default_factory=dict)
+    """Files that no validator took yet, by lease."""
     junk: set[str] = field(default_factory=set)
     """Leases whose files do not hold."""
     forged: dict[str, set[int]] = field(default_factory=dict)
