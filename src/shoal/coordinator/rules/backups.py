@@ -4,6 +4,7 @@ The same slot, version and numerics class give the same tokens, so a second key 
 drawn by a keyed hash, not by who asks first, and not announced. A key that was drawn but does not ask lets the next one have it.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,12 +29,16 @@ class LateSlot:
 def may_take(late: LateSlot, key: str, others: Iterable[str], secret: bytes, now: float, poll_s: float) -> bool:
     """Whether it is this key's turn: one poll passes for each eligible key before it."""
     slot = (late.step, late.slot, late.attempts)
-    place = _place(slot, key, secret)
-    rank = sum(_place(slot, other, secret) < place for other in others if other != key)
+    rank = bisect_left(_places(slot, tuple(others), secret), _place(slot, key, secret))
     return now - late.due_at >= min(rank, LAST_RANK) * poll_s
 
 
 # Every key that asks is compared with the same others.
+@lru_cache(maxsize=1 << 10)
+def _places(slot: tuple[int, int, int], keys: tuple[str, ...], secret: bytes) -> list[bytes]:
+    return sorted(_place(slot, key, secret) for key in keys)
+
+
 @lru_cache(maxsize=1 << 14)
 def _place(slot: tuple[int, int, int], key: str, secret: bytes) -> bytes:
     step, number, attempts = slot

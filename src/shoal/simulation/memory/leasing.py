@@ -6,7 +6,7 @@
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.config import ShoalConfig
 from shoal.coordinator.batching.timing import LeaseTiming
@@ -30,6 +30,8 @@ class Observed:
     """Of all keys that were looked at."""
     until: float
     """When one of them falls silent."""
+    reliable: dict[str, list[str]] = field(default_factory=dict)
+    """Keys that may fill a late slot, by numerics class, once somebody asked."""
 
 
 class Leasing:
@@ -284,23 +286,32 @@ class Leasing:
         overdue = slots.late_slots(self.tables.of_step(step), now)
         if not overdue:
             return None
-        late = [
+        fitting = (
             slot
             for slot in overdue
             if slot.numerics_class == key.numerics_class
             and slot.attempts < batches.BLOCKING_ATTEMPTS
             and not slot.was_held_by(key)
-        ][:PAGE]
+        )
+        late = list(itertools.islice(fitting, PAGE))
         if not late:
             return None
         poll_s = leases.poll_s(self.presence.polling(has_delivered=key.delivered_at > 0))
-        same = [one for one in observed.keys if one.numerics_class == key.numerics_class]
-        others = [one.key for one in same if self.is_reliable(one, observed)] or list(self.presence.workers)[:PAGE]
+        others = self._reliable_keys(observed, key.numerics_class) or list(
+            itertools.islice(self.presence.workers, PAGE)
+        )
         for slot in late:
             view = backups.LateSlot(step, slot.number, slot.version, slot.attempts, slot.due_at)
             if slot.version in held and backups.may_take(view, key.key, others, self.secret, now, poll_s):
                 return leases.OpenSlot(slot.number, slot.version)
         return None
+
+    def _reliable_keys(self, observed: Observed, numerics_class: str) -> list[str]:
+        known = observed.reliable.get(numerics_class)
+        if known is None:
+            same = [one for one in observed.keys if one.numerics_class == numerics_class]
+            known = observed.reliable[numerics_class] = [one.key for one in same if self.is_reliable(one, observed)]
+        return known
 
     def _has_others(self, key: Key, *, active: bool) -> bool:
         """Whether another key that is present and does not fail took a lease lately."""

@@ -3,6 +3,7 @@
 A heartbeat of ten thousand keys costs one assignment here; what follows from it is what `coordinator.presence` says.
 """
 
+import heapq
 from collections.abc import Callable
 
 from shoal.coordinator.presence import Presence, WorkerPresence
@@ -13,8 +14,8 @@ class BeatingPresence(Presence):
         super().__init__(clock, gone_after_s)
         self.beat_at = clock()
         self.left: set[str] = set()
-        self._quiet: set[str] = set()
-        """Of these, those that may still count as present."""
+        self._quiet: list[tuple[float, str]] = []
+        """Heap of those that may still count as present, by when they do not any more."""
 
     def seen(self, key: str) -> WorkerPresence:
         worker = self.workers.get(key)
@@ -29,15 +30,10 @@ class BeatingPresence(Presence):
         if worker is not None:
             worker.seen_at = max(worker.seen_at, self.beat_at)
         self.left.add(key)
-        self._quiet.add(key)
+        heapq.heappush(self._quiet, (self.silent_at(key), key))
 
     def rejoin(self, key: str) -> None:
         self.left.discard(key)
-        self._quiet.discard(key)
-
-    def forget(self, key: str) -> None:
-        super().forget(key)
-        self._quiet.discard(key)
 
     def is_present(self, key: str) -> bool:
         return super().is_present(key) if key in self.left else key in self.workers
@@ -50,4 +46,12 @@ class BeatingPresence(Presence):
         return worker.seen_at + self.gone_after_s
 
     def silent(self) -> list[str]:
-        return [key for key in sorted(self._quiet) if key in self.workers and not self.is_present(key)]
+        found = []
+        while self._quiet and self._quiet[0][0] < self.clock():
+            _, key = heapq.heappop(self._quiet)
+            if key in self.left and key in self.workers:
+                if self.is_present(key):  # something of it arrived after it had left
+                    heapq.heappush(self._quiet, (self.silent_at(key), key))
+                else:
+                    found.append(key)
+        return found

@@ -39,9 +39,14 @@ def _hold(step: StepTables, slot: Slot, lease: Lease) -> None:
         step.probation += 1
     lease.key.leased[lease.lease_id] = lease
     lease.key.holding[lease.step] += 1
-    step.late.pop(slot.number, None)
+    _is_late_no_more(step, slot)
     heapq.heappush(step.due, (slot.due_at, slot.number))
     heapq.heappush(step.blocking, slot.number)
+
+
+def _is_late_no_more(step: StepTables, slot: Slot) -> None:
+    if step.late.pop(slot.number, None) is not None:
+        step.overdue = None
 
 
 def move_slot(tables: Tables, slot: Slot, state: SlotState, lease: Lease | None) -> None:
@@ -54,7 +59,7 @@ def move_slot(tables: Tables, slot: Slot, state: SlotState, lease: Lease | None)
     step.tally[slot.state, slot.deferred] -= 1
     step.tally[state, slot.deferred] += 1
     slot.state = state
-    step.late.pop(slot.number, None)
+    _is_late_no_more(step, slot)
     if state is SlotState.OPEN:
         step.open_slots[slot.number] = slot
     elif state is SlotState.CLOSED:
@@ -106,8 +111,10 @@ def late_slots(step: StepTables, now: float) -> list[Slot]:
         due_at, number = heapq.heappop(step.due)
         slot = step.slots[number]
         if slot.due_at == due_at and slot.state is SlotState.LEASED and not slot.deferred:
-            step.late[number] = (due_at, number)
-    return [step.slots[number] for _, number in sorted(step.late.values())] if step.late else []
+            step.late[number], step.overdue = (due_at, number), None
+    if step.overdue is None:
+        step.overdue = [step.slots[number] for _, number in sorted(step.late.values())]
+    return step.overdue
 
 
 def first_blocking(step: StepTables) -> int | None:

@@ -126,6 +126,8 @@ class StepTables:
     due: list[tuple[float, int]] = field(default_factory=list)
     """Heap of slots by when another key gets them too; entries that are no longer true are skipped."""
     late: dict[int, tuple[float, int]] = field(default_factory=dict)
+    overdue: list[Slot] | None = None
+    """The same, the most overdue first, if nothing has changed."""
     blocking: list[int] = field(default_factory=list)
     """Heap of slots that may hold back a batch; entries that are no longer true are skipped."""
     opened_at: float | None = None

@@ -73,10 +73,10 @@ class Broadcast:
         self.relays_s_per_byte = _relay_bound(spec)
         finished = finish_times([group.count for group in spec.workers], links, shares, capacities)
         self.s_per_byte = [max(one, self.relays_s_per_byte) for one in finished]
-        self.has_relays = bool(spec.relays)
+        self.has_relays, self.latency_s = bool(spec.relays), spec.network.latency_s
 
     def seconds(self, group: int, wanted: int, held: int | None) -> float:
-        return self.s_per_byte[group] * self.plans.fetch_bytes(wanted, held)
+        return self.latency_s + self.s_per_byte[group] * self.plans.fetch_bytes(wanted, held)
 
     def _shares(self, group: WorkerSpec, spec: SwarmSpec) -> list[float]:
         """How a worker of this class spreads its requests: the client's own choice, with the bandwidths that it would measure."""

@@ -54,7 +54,10 @@ class Member:
         self.is_present, self.session = True, self.session + 1
         self.rows = [now] * self.spec.rows
         self.busy_until = self.accounted_to = self._looked_at = now
-        self._fetching, self.loaded = None, -1
+        self.loaded = -1
+        if self._fetching is not None:  # shards that have arrived are kept
+            version, left_s, size_bytes = self._fetching
+            self._fetching = (version, now + left_s, size_bytes)
         if self.spec.stays_s:
             self.clock.after(self.chance.expovariate(1 / self.spec.stays_s), self._leave)
         self._ask(self.session)
@@ -63,6 +66,10 @@ class Member:
         if self.is_out:
             return
         self.settle()
+        self._refresh(self.clock.now)
+        if self._fetching is not None:
+            version, done_at, size_bytes = self._fetching
+            self._fetching = (version, done_at - self.clock.now, size_bytes)
         self.is_present, self.session = False, self.session + 1
         self.world.keys.pop(self.key, None)
         self.world.coordinator.leave(self.key)

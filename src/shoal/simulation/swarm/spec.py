@@ -118,6 +118,8 @@ class WorkerSpec(Section):
 class Network(Section):
     between_regions_mbit_s: Positive = 1e5
     """Of one download from a relay of another region."""
+    latency_s: NotNegative = 0.3
+    """From the publication of a version until a worker receives it: head, hops, verification."""
 
 
 class SwarmSpec(Section):
