@@ -137,14 +137,14 @@ class LocalCoordinator:
             batch = self._write(lambda connection: screening.screen(connection, self.run, body))  # noqa: B023
         return batch
 
-    def publish(self, version: int, stage_s: float = 0.0) -> None:
+    def publish(self, version: int, stage_s: float = 0.0, waited_s: float = 0.0) -> None:
         digest = f"{version:064x}"
         body = api.VersionBody(
             version=version,
             manifest_digest=digest,
             weights_digest=digest,
             bytes_total=1,
-            report={"time_stage_s": stage_s},
+            report={"time_stage_s": stage_s, "time_wait_batch_s": waited_s},
         )
         self._write(lambda connection: steps.publish(connection, self.run, body))
 

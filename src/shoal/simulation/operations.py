@@ -51,7 +51,9 @@ class Operations(Protocol):
         """The trainer accepts the batch of the step."""
         ...
 
-    def publish(self, version: int, stage_s: float = 0.0) -> None: ...
+    def publish(self, version: int, stage_s: float = 0.0, waited_s: float = 0.0) -> None:
+        """A version is out: what it took to stage, and how long its trainer had waited for the batch."""
+        ...
 
     def maintain(self) -> None:
         """What time alone brings about; once a second."""

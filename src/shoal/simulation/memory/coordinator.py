@@ -170,7 +170,7 @@ class MemoryCoordinator:
             self.files.forget(file)
         batch.groups, batch.files = {}, {}
 
-    def publish(self, version: int, stage_s: float = 0.0) -> None:
+    def publish(self, version: int, stage_s: float = 0.0, waited_s: float = 0.0) -> None:
         assert version == len(self.tables.versions), "versions follow each other"
         self.tables.versions.append(Version(version, self.clock(), stage_s))
 

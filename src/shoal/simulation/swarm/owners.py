@@ -14,7 +14,7 @@ class SwarmTrainer:
 
     def __init__(self, world: World) -> None:
         self.world, self.spec = world, world.spec.trainer
-        self.step, self.ready_at = 0, world.clock.now
+        self.step, self.ready_at, self.waited_s = 0, world.clock.now, 0.0
         self.is_training, self.publishing_until = False, world.clock.now
         self.begun_at: list[float] = []
         self._publish(0)
@@ -26,7 +26,8 @@ class SwarmTrainer:
         if self.is_training or self.world.coordinator.step() <= self.step:
             return
         self.is_training = True
-        self.world.counted.trainer_wait_s += now - self.ready_at
+        self.waited_s = now - self.ready_at
+        self.world.counted.trainer_wait_s += self.waited_s
         self.begun_at.append(now)
         self.world.coordinator.record(self.step)
         self.world.clock.after(self.spec.batch_s + self.spec.step_s, self._trained)
@@ -40,12 +41,12 @@ class SwarmTrainer:
     def _hand_over(self) -> None:
         self.step, self.is_training, self.ready_at = self.step + 1, False, self.world.clock.now
         self.publishing_until = self.world.clock.now + self.spec.stage_s
-        self.world.clock.after(self.spec.stage_s, partial(self._publish, self.step))
+        self.world.clock.after(self.spec.stage_s, partial(self._publish, self.step, self.waited_s))
         self.look()
 
-    def _publish(self, version: int) -> None:
+    def _publish(self, version: int, waited_s: float = 0.0) -> None:
         world = self.world
-        world.coordinator.publish(version, self.spec.stage_s if version else 0.0)
+        world.coordinator.publish(version, self.spec.stage_s if version else 0.0, waited_s)
         world.published_at.append(world.clock.now)
         size_bytes = world.broadcast.plans.fetch_bytes(version, version - 1 if version else None)
         world.counted.bytes["version"] += size_bytes
@@ -78,9 +79,9 @@ class Validators:
         world.counted.checked_groups += len(work.groups)
         world.counted.audited_groups += len(audited)
         world.counted.bytes["validator_down"] += round(world.workload.file_bytes(work))
-        world.clock.after(seconds, partial(self._decide, claim, audited))
+        world.clock.after(seconds, partial(self._decide, claim, audited, seconds))
 
-    def _decide(self, claim: api.Claim, audited: list[int]) -> None:
+    def _decide(self, claim: api.Claim, audited: list[int], seconds: float) -> None:
         lease, work = claim.lease, self.world.workload.of(claim.lease.slot_seed)
         forged = self.world.forged.get(lease.lease_id, set()).intersection(audited)
         is_junk = lease.lease_id in self.world.junk
@@ -91,6 +92,7 @@ class Validators:
             reasons=[Reason.COMMITMENT] if forged else [Reason.LOGPROBS] if is_junk else [],
             audited_groups=audited,
             groups=[] if forged or is_junk else list(work.groups),
+            seconds=seconds,
         )
         if body.accepted:
             tokens = self.world.counted.tokens

@@ -65,51 +65,60 @@ def measured_scenario(directory: RunDirectory, steps: int = 100) -> SwarmSpec:
 
 def measure(directory: RunDirectory, steps: int = 100) -> dict[str, Any]:
     """The scenario as a tree of plain values."""
-    trial = _read(directory)
-    reports = [json.loads(row.report) for row in trial.versions]
+    with open_store(directory) as store:
+        tables = store.read(read_tables)
+    config, since = directory.config(), _measured_since(tables.versions)
+    files = [row for row in tables.files if row.received_at >= since]
+    prompts, lengths = _lengths(directory, files[-READ_FILES:])
+    return describe(tables, config, prompts, lengths) | {
+        "run": {"name": f"as measured in {directory.root.name}", "steps": steps}
+    }
+
+
+def describe(
+    tables: "TrialTables", config: ShoalConfig, prompts: Sequence[int], lengths: Sequence[int]
+) -> dict[str, Any]:
+    """What the store shows, with the lengths that the files show."""
+    since = _measured_since(tables.versions)
+    recent = [row for row in tables.files if row.received_at >= since]
+    names = {row.submission_id for row in recent}
+    groups = [row for row in tables.groups if row.submission_id in names]
+    versions = tables.versions[WARM_UP:]
+    trial = Trial(config, versions, recent, tables.leases, groups, tables.workers, lengths, prompts)
+    reports = [json.loads(row.report) for row in versions]
     return {
-        "run": {"name": f"as measured in {directory.root.name}", "steps": steps},
-        "settings": _settings(trial.config),
+        "run": {},
+        "settings": _settings(config),
         "work": _work(trial),
-        "weights": _weights(reports, trial.versions),
-        "trainer": _trainer(reports, trial.versions),
+        "weights": _weights(reports, versions),
+        "trainer": _trainer(reports, versions),
         "validators": _validators(trial),
         "origin": {"up_mbit_s": LOCAL_MBIT_S},
         "workers": _workers(trial),
     }
 
 
-def _read(directory: RunDirectory) -> Trial:
-    config = directory.config()
-    with open_store(directory) as store:
-        tables = store.read(_tables)
-    versions, files, leases, groups, workers = tables
+def _measured_since(versions: Sequence[VersionRow]) -> float:
     if len(versions) < WARM_UP + FEWEST_STEPS:
         raise ConfigError(
             f"This run has trained {max(0, len(versions) - 1)} steps; at least {WARM_UP + FEWEST_STEPS} are needed.",
             hint="Let the trial go on, or make its steps smaller.",
         )
-    since = versions[WARM_UP].published_at
-    recent = [row for row in files if row.received_at >= since]
-    names = {row.submission_id for row in recent}
-    prompts, lengths = _lengths(directory, config, recent[-READ_FILES:])
-    return Trial(
-        config,
-        versions[WARM_UP:],
-        recent,
-        leases,
-        [row for row in groups if row.submission_id in names],
-        workers,
-        lengths,
-        prompts,
-    )
+    return versions[WARM_UP].published_at
 
 
-def _tables(
-    connection: Connection,
-) -> tuple[list[VersionRow], list[SubmissionRow], dict[str, LeaseRow], list[GroupRow], dict[str, WorkerRow]]:
+@dataclass(frozen=True)
+class TrialTables:
+    versions: list[VersionRow]
+    files: list[SubmissionRow]
+    leases: dict[str, LeaseRow]
+    groups: list[GroupRow]
+    workers: dict[str, WorkerRow]
+
+
+def read_tables(connection: Connection) -> TrialTables:
     decided = f"WHERE state='{SubmissionState.DECIDED}' ORDER BY received_at"
-    return (
+    return TrialTables(
         select(connection, VersionRow, "ORDER BY version"),
         select(connection, SubmissionRow, decided),
         {row.lease_id: row for row in select(connection, LeaseRow, f"WHERE state='{LeaseState.SUBMITTED}'")},
@@ -118,9 +127,7 @@ def _tables(
     )
 
 
-def _lengths(
-    directory: RunDirectory, config: ShoalConfig, files: Sequence[SubmissionRow]
-) -> tuple[list[int], list[int]]:
+def _lengths(directory: RunDirectory, files: Sequence[SubmissionRow]) -> tuple[list[int], list[int]]:
     """Tokens of prompts and of completions."""
     limits, rows = RolloutLimits.of(directory.descriptor()), []
     for file in files:
