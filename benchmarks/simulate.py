@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -44,7 +45,7 @@ PARTS = ("scale", "explain", "real")
 SIZES = (100, 1_000, 10_000)
 WARM_UP_STEPS = 8
 ROWS = 8
-REAL = {
+REAL: dict[str, dict[str, Any]] = {
     "fast": {"token_s": (0.04, 0.04, 0.04), "pause_s": 9.0},
     "slow": {"token_s": (0.07, 0.07), "pause_s": 0.5},
     "unequal": {"token_s": (0.04, 0.08, 0.2), "pause_s": 3.0},
@@ -89,6 +90,10 @@ def changed(spec: SwarmSpec, **sections: dict[str, Any]) -> SwarmSpec:
 def brief(result: SwarmResult) -> dict[str, Any]:
     """Without what only a plot of one swarm needs."""
     return {name: value for name, value in result.to_json().items() if name not in ("formed_s", "groups")}
+
+
+def simulated(spec: SwarmSpec) -> dict[str, Any]:
+    return brief(run_swarm(spec))
 
 
 # Scale
@@ -136,7 +141,7 @@ def scale(steps: int, short: int, pieces: Pieces, plots: Path | None) -> dict[st
     curves: dict[str, dict[int, Any]] = {}
     for name in FIXED:
         for size in SIZES:
-            found = pieces.get(f"{name} {size} {short}", lambda n=name, s=size: brief(run_swarm(scaled(n, s, short))))
+            found = pieces.get(f"{name} {size} {short}", partial(simulated, scaled(name, size, short)))
             curves.setdefault(name, {})[size] = found
     if plots is not None:
         draw_scale(curves, plots / "simulate_scale.svg")
@@ -215,9 +220,7 @@ def explain(steps: int, pieces: Pieces, plots: Path | None) -> dict[str, Any]:
     everything: dict[str, Any] = {name: values for change in WORTH.values() for name, values in change.items()}
     runs = {name: spec_of(spec, change) for name, change in WORTH.items()}
     runs |= {"with all four": spec_of(spec, everything), "LONG": spec_of(spec, LONG)}
-    found = {
-        name: pieces.get(f"intellect {name} {steps}", lambda s=one: brief(run_swarm(s))) for name, one in runs.items()
-    }
+    found = {name: pieces.get(f"intellect {name} {steps}", partial(simulated, one)) for name, one in runs.items()}
     if plots is not None:
         draw_worth({name: one for name, one in found.items() if name != "LONG"}, plots / "simulate_intellect2.svg")
     short, long = minutes(found["as it was run"]), minutes(found["LONG"])
@@ -297,7 +300,7 @@ def real_swarm(root: Path, name: str, steps: int) -> Iterator[dict[str, subproce
         "relay": [*shoal, *relay, "--coordinator", url, "--public-url", relay_url],
         "validate": [*shoal, "validate", str(run_file), "--threads", "1"],
     }
-    for number, token_s in enumerate(plan["token_s"]):  # type: ignore[arg-type]
+    for number, token_s in enumerate(plan["token_s"]):
         worker = root / f"worker-{number}"
         commands[worker.name] = [*here, "--worker", url, "--dir", str(worker), "--token-s", str(token_s)]
     started: dict[str, subprocess.Popen[bytes]] = {}
@@ -346,10 +349,10 @@ def worker_child(url: str, root: Path, token_s: float) -> None:
     work = Worker._work
 
     def paced(worker: Worker, stream: Any) -> None:
-        work(worker, Paced(stream))  # type: ignore[arg-type]
+        work(worker, Paced(stream))
 
-    Worker._work = paced  # type: ignore[method-assign]
-    Worker._measure = lambda worker: (ROWS, ROWS / token_s)  # type: ignore[method-assign]
+    Worker._work = paced  # type: ignore[method-assign, assignment]
+    Worker._measure = lambda worker: (ROWS, ROWS / token_s)  # type: ignore[method-assign, assignment]
     role.work(url, print, root=root, key_file=None, run_key=None, name=root.name, threads=1)
 
 
@@ -390,7 +393,7 @@ def observed(root: Path, steps: int) -> dict[str, float]:
 
 
 def real(steps: int, pieces: Pieces) -> dict[str, Any]:
-    found = {name: pieces.get(f"real {name} {steps}", lambda n=name: run_real(n, steps)) for name in REAL}
+    found = {name: pieces.get(f"real {name} {steps}", partial(run_real, name, steps)) for name in REAL}
     relative, absolute = {}, {}
     for name, one in found.items():
         seen, predicted = one["observed"], one["predicted"]
@@ -426,7 +429,7 @@ def main() -> None:
         ("--dir", Path),
         ("--token-s", float),
     ):
-        parser.add_argument(flag, type=kind, help=argparse.SUPPRESS)  # type: ignore[arg-type]
+        parser.add_argument(flag, type=kind, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.trainer:
         train_child(options.trainer, options.pause)

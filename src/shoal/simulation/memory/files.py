@@ -289,10 +289,10 @@ class Files:
         for lease in [*key.leased.values(), *self._submitted(key)]:
             slots.drop_lease(self.tables, lease, LeaseState.VOID)
         for slot in self.tables.of_step(self.tables.step).slots:
-            lease = slot.lease
-            if slot.state is SlotState.RESOLVED and lease is not None and lease.key is key:
-                slots.move_lease(self.tables, lease, LeaseState.VOID)
-                slots.move_slot(self.tables, slot, SlotState.VOID, lease)
+            counting = slot.lease
+            if slot.state is SlotState.RESOLVED and counting is not None and counting.key is key:
+                slots.move_lease(self.tables, counting, LeaseState.VOID)
+                slots.move_slot(self.tables, slot, SlotState.VOID, counting)
 
     def _submitted(self, key: Key) -> list[Lease]:
         """Leases of slots that are not filled yet."""

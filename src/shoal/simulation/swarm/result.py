@@ -3,7 +3,7 @@
 All numbers are of the steps after the warm-up. The advice comes from `coordinator.rules.provisioning`, as in a run.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -144,10 +144,10 @@ def summarise(swarm: "Swarm") -> SwarmResult:
 def _group(swarm: "Swarm", number: int, trained_share: float, steps: int) -> GroupResult:
     spec, counted = swarm.spec.workers[number], swarm.world.counted - swarm.before
     present_s = counted.present_s[number] or 1.0
-    waits: Counter[str] = Counter()
+    waits: defaultdict[str, float] = defaultdict(float)
     for (group, reason), idle_s in counted.idle_s.items():
         if group == number:
-            waits[WAITS.get(reason, "work")] += idle_s / present_s  # type: ignore[assignment]
+            waits[WAITS.get(reason, "work")] += idle_s / present_s
     return GroupResult(
         name=spec.name,
         count=spec.count,
@@ -158,9 +158,9 @@ def _group(swarm: "Swarm", number: int, trained_share: float, steps: int) -> Gro
     )
 
 
-def _fates(swarm: "Swarm", trained: int) -> dict[str, float]:
+def _fates(swarm: "Swarm", trained: float) -> dict[str, float]:
     tokens = (swarm.world.counted - swarm.before).tokens
-    total = max(1, tokens["generated"])
+    total = max(1.0, tokens["generated"])
     parts = {
         "trained": trained / total,
         "no_signal": tokens["no_signal"] / total,

@@ -3,9 +3,10 @@
 A request waits until the coordinator has answered those before it; heartbeats take their share of its time.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from shoal.config import ShoalConfig
 from shoal.simulation.clock import EventClock
@@ -18,39 +19,49 @@ LEAST_SHARE = 0.02
 """Of the coordinator's time that is left for requests when heartbeats take all of it."""
 
 
+Sums = defaultdict[Any, float]
+
+
+def _sums() -> Sums:
+    return defaultdict(float)
+
+
 @dataclass
 class Counted:
     """Sums over a time; those of the warm-up are subtracted."""
 
-    tokens: Counter[str] = field(default_factory=Counter)
+    tokens: Sums = field(default_factory=_sums)
     """Generated, and of these delivered late, lost with a worker, or accepted (with and without a signal)."""
-    bytes: Counter[str] = field(default_factory=Counter)
-    idle_s: Counter[tuple[int, str]] = field(default_factory=Counter)
+    bytes: Sums = field(default_factory=_sums)
+    idle_s: Sums = field(default_factory=_sums)
     """Of engines with nothing in them, by class and reason."""
-    busy_s: Counter[int] = field(default_factory=Counter)
+    busy_s: Sums = field(default_factory=_sums)
     """Rows that sample, in engines, by class."""
-    present_s: Counter[int] = field(default_factory=Counter)
-    files: Counter[int] = field(default_factory=Counter)
-    audited_groups: int = 0
-    checked_groups: int = 0
+    present_s: Sums = field(default_factory=_sums)
+    files: Sums = field(default_factory=_sums)
+    audited_groups: float = 0.0
+    checked_groups: float = 0.0
     validating_s: float = 0.0
     file_wait_s: float = 0.0
     """Until a validator took a file."""
-    requests: int = 0
+    requests: float = 0.0
     heartbeats: float = 0.0
     trainer_wait_s: float = 0.0
     publish_wait_s: float = 0.0
 
     def copy(self) -> "Counted":
-        copies = {name: value.copy() if isinstance(value, Counter) else value for name, value in vars(self).items()}
-        return Counted(**copies)
+        parts: dict[str, Any] = {
+            name: value.copy() if isinstance(value, defaultdict) else value for name, value in vars(self).items()
+        }
+        return Counted(**parts)
 
     def __sub__(self, before: "Counted") -> "Counted":
-        parts = {}
+        parts: dict[str, Any] = {}
         for name, value in vars(self).items():
             earlier = getattr(before, name)
-            if isinstance(value, Counter):
-                parts[name] = Counter({key: number - earlier[key] for key, number in value.items()})
+            if isinstance(value, defaultdict):
+                parts[name] = _sums()
+                parts[name].update({key: number - earlier.get(key, 0.0) for key, number in value.items()})
             else:
                 parts[name] = value - earlier
         return Counted(**parts)
