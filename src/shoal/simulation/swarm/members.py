@@ -78,8 +78,12 @@ class Member:
     def _return(self) -> None:
         if self.is_out:
             return
-        self.world.coordinator.rejoin(self.key)
-        self._begin_session()
+        try:
+            self.world.coordinator.rejoin(self.key)
+        except RefusedError:  # a verdict has banned it meanwhile
+            self._banned()
+        else:
+            self._begin_session()
 
     def _banned(self) -> None:
         self.settle()

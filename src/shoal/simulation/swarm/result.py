@@ -3,6 +3,8 @@
 All numbers are of the steps after the warm-up. The advice comes from `coordinator.rules.provisioning`, as in a run.
 """
 
+import json
+import math
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
@@ -78,7 +80,9 @@ class SwarmResult:
     """When each step began to train, since the start."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain values; what never happened is null."""
+        finite: dict[str, Any] = json.loads(json.dumps(asdict(self)), parse_constant=lambda _: None)
+        return finite
 
 
 def summarise(swarm: "Swarm") -> SwarmResult:
@@ -211,7 +215,7 @@ def _rates(swarm: "Swarm", step_s: float) -> Rates:
     fetching = idle_workers("need_weights")
     return Rates(
         groups_per_step=groups / steps,
-        step_s=step_s if steps else 0.0,
+        step_s=step_s if math.isfinite(step_s) else 0.0,
         trainer_wait_s=counted.trainer_wait_s / steps,
         groups_per_worker_s=groups / working_s if working_s > 0 else 0.0,
         workers=round(present),
