@@ -66,7 +66,8 @@ PUBLIC = {
         open_descriptor read_rollouts secret_commitment severity slot_seed step_commitment step_secret write_rollouts
     """,
     "shoal.simulation": """
-        Behaviour EventClock LocalCoordinator Outcome Scenario Work WorkerPlan attacks honest hostile simulate unequal
+        Behaviour EventClock LocalCoordinator MemoryCoordinator Outcome Scenario Work WorkerPlan attacks honest hostile
+        simulate unequal
     """,
     "shoal.tasks": """
         CODEC_FILES THINK_CLOSE THINK_OPEN Info MalformedTaskError Outcome OwnVerifierError PromptStyle SandboxError

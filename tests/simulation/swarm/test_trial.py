@@ -33,7 +33,7 @@ def measured(original: SwarmSpec) -> tuple[SwarmResult, SwarmSpec]:
 
 @pytest.mark.parametrize("step_s", [20.0, 2.0], ids=["trainer-is-the-limit", "swarm-is-the-limit"])
 def test_a_measured_swarm_is_predicted(step_s: float) -> None:
-    unequal = tree(trainer={"step_s": step_s, "stage_s": 0.5}, run={"steps": 24})
+    unequal = tree(trainer={"step_s": step_s, "stage_s": 0.5}, run={"steps": 48})
     unequal["workers"] = [
         {"name": "fast", "count": 2, "tokens_per_s": 300, "rows": 8},
         {"name": "slow", "count": 2, "tokens_per_s": 100, "rows": 8},

@@ -283,15 +283,10 @@ class Leasing:
     def _late_slot(
         self, key: Key, observed: Observed, step: int, held: Sequence[int], now: float
     ) -> leases.OpenSlot | None:
-        overdue = slots.late_slots(self.tables.of_step(step), now)
-        if not overdue:
-            return None
         fitting = (
             slot
-            for slot in overdue
-            if slot.numerics_class == key.numerics_class
-            and slot.attempts < batches.BLOCKING_ATTEMPTS
-            and not slot.was_held_by(key)
+            for slot in slots.late_slots(self.tables.of_step(step), now)
+            if slot.numerics_class == key.numerics_class and not slot.was_held_by(key)
         )
         late = list(itertools.islice(fitting, PAGE))
         if not late:

@@ -1,6 +1,8 @@
 """Slots, leases and waiting groups change state here, and their tallies with them: `coordinator.work.slots` in memory."""
 
 import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 
 from shoal.coordinator.rules import batches
 from shoal.coordinator.states import FILLING, HOLDING, LEASE, SLOT, UNDECIDED, LeaseState, SlotState
@@ -45,8 +47,9 @@ def _hold(step: StepTables, slot: Slot, lease: Lease) -> None:
 
 
 def _is_late_no_more(step: StepTables, slot: Slot) -> None:
-    if step.late.pop(slot.number, None) is not None:
-        step.overdue = None
+    due_at = step.late.pop(slot.number, None)
+    if due_at is not None:
+        del step.overdue[bisect_left(step.overdue, (due_at, slot.number))]
 
 
 def move_slot(tables: Tables, slot: Slot, state: SlotState, lease: Lease | None) -> None:
@@ -105,16 +108,16 @@ def _still_fills(lease: Lease) -> bool:
     return lease.state is LeaseState.LEASED
 
 
-def late_slots(step: StepTables, now: float) -> list[Slot]:
-    """Slots that a key works on and whose time is over, the most overdue first."""
+def late_slots(step: StepTables, now: float) -> Iterator[Slot]:
+    """Slots that a key works on and whose time is over, the most overdue first, unless enough keys have tried."""
     while step.due and step.due[0][0] <= now:
         due_at, number = heapq.heappop(step.due)
         slot = step.slots[number]
-        if slot.due_at == due_at and slot.state is SlotState.LEASED and not slot.deferred:
-            step.late[number], step.overdue = (due_at, number), None
-    if step.overdue is None:
-        step.overdue = [step.slots[number] for _, number in sorted(step.late.values())]
-    return step.overdue
+        is_late = slot.due_at == due_at and slot.state is SlotState.LEASED and not slot.deferred
+        if is_late and slot.attempts < batches.BLOCKING_ATTEMPTS and number not in step.late:
+            step.late[number] = due_at
+            insort(step.overdue, (due_at, number))
+    return (step.slots[number] for _, number in step.overdue)
 
 
 def first_blocking(step: StepTables) -> int | None:

@@ -125,9 +125,10 @@ class StepTables:
     open_slots: dict[int, Slot] = field(default_factory=dict)
     due: list[tuple[float, int]] = field(default_factory=list)
     """Heap of slots by when another key gets them too; entries that are no longer true are skipped."""
-    late: dict[int, tuple[float, int]] = field(default_factory=dict)
-    overdue: list[Slot] | None = None
-    """The same, the most overdue first, if nothing has changed."""
+    late: dict[int, float] = field(default_factory=dict)
+    """Slots that another key may fill too, by when they were due."""
+    overdue: list[tuple[float, int]] = field(default_factory=list)
+    """The same, the most overdue first."""
     blocking: list[int] = field(default_factory=list)
     """Heap of slots that may hold back a batch; entries that are no longer true are skipped."""
     opened_at: float | None = None
