@@ -95,8 +95,9 @@ def test_full_weights_over_a_thin_link_make_old_groups() -> None:
 
 
 def test_a_slot_at_a_time_leaves_rows_idle() -> None:
-    at_once = run_swarm(spec(trainer={"step_s": 1.0}))
-    one_by_one = run_swarm(spec(trainer={"step_s": 1.0}, workers={"continuous": False}))
+    many = {"training": {"groups_per_step": 64}}  # several slots of each worker between two versions
+    at_once = run_swarm(spec(trainer={"step_s": 1.0}, settings=many))
+    one_by_one = run_swarm(spec(trainer={"step_s": 1.0}, settings=many, workers={"continuous": False}))
     assert one_by_one.groups[0].busy < at_once.groups[0].busy
     assert one_by_one.step_s > at_once.step_s
 
