@@ -434,6 +434,14 @@ class StatusView(Answer):
     workers_needed: int | None = None
     """Workers of the observed speed that keep the trainer busy."""
     workers_present: int = 0
+    validators_needed: int | None = None
+    """At what they take for a file."""
+    validators_present: int = 0
+    """That decided something lately."""
+    relays_needed: int | None = None
+    """Of 1,000 Mbit/s each, so that all workers get every version in the time of a step, ..."""
+    relays_mbit_s: float | None = None
+    """... and what they send together."""
     alerts: list[AlertView] = []
     lease_timing: LeaseTimingView | None = None
     """None where leases never wait, and before the first request for work."""
