@@ -26,6 +26,8 @@ const HELDOUT = ["Held-out accuracy", "95 % interval", { x: "version", range: [0
 const SIDES = { none: ["good", "balanced"], trainer: ["warn", "the trainer waits for rollouts"], workers: ["", "workers wait for work"],
   weights: ["warn", "workers wait for weights"], validators: ["warn", "validators are behind"], unknown: ["quiet", "not known yet"] };
 
+const total = (counts) => Object.values(counts).reduce((sum, n) => sum + n, 0);
+
 export async function overview(place, _, app) {
   const select = (step) => { if (app.session.is_owner) location.hash = `#/step/${step}`; };
   const top = h("div", {}), grid = h("div", { class: "grid" }), ages = h("div", { class: "card" }), events = h("ul", { class: "events" });
@@ -43,7 +45,8 @@ export async function overview(place, _, app) {
       h("div", { class: "card" }, facts([
         ["Step", `${Math.min(status.step, status.steps)} / ${status.steps}`, `version ${status.newest_version}`],
         ["Next batch", `${status.useful_groups} / ${status.groups_needed}`, "useful groups"],
-        ["Workers", status.workers_present, Object.entries(status.worker_counts).map(([name, n]) => `${n} ${name}`).join(", ")],
+        ["Workers", app.session.is_live ? status.workers_present : total(status.worker_counts),
+          `${app.session.is_live ? "present; " : ""}${Object.entries(status.worker_counts).map(([name, n]) => `${n} ${name}`).join(", ")}`],
         ["To check", status.submissions_pending, "submissions"],
         ["Verdicts", `${status.verdicts.accepted ?? 0}`, `accepted, ${status.verdicts.rejected ?? 0} rejected`],
         ["Running for", duration(status.uptime_s)],
