@@ -67,7 +67,7 @@ def low_disk(swarm: Swarm) -> None:
 
 CAUSES: dict[str, Callable[[Swarm], None]] = {
     "divergence": lambda swarm: history(swarm, kl_behaviour=0.2),
-    "entropy_collapse": lambda swarm: history(swarm, entropy=0.2),
+    "entropy_collapse": lambda swarm: history(swarm, entropy=0.05),
     "truncation_rising": lambda swarm: history(swarm, truncation_rate=0.3),
     "repetition_rising": lambda swarm: history(swarm, repetition_rate=0.3),
     "reward_without_heldout": lambda swarm: history(swarm, reward_mean=0.9),

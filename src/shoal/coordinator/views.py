@@ -164,7 +164,9 @@ def ledger_extent(connection: Connection, run: Run, *, is_owner: bool) -> ledger
 
 def alert_view(raised: Raised) -> api.AlertView:
     alert = raised.alert
-    return api.AlertView(name=alert.name, seen=raised.seen, means=alert.means, advice=alert.advice)
+    return api.AlertView(
+        name=alert.name, seen=raised.seen, means=alert.means, threshold=alert.threshold, advice=alert.advice
+    )
 
 
 def _submissions_by_state(connection: Connection) -> dict[SubmissionState, int]:

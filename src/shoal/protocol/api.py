@@ -386,6 +386,7 @@ class AlertView(Answer):
     name: str
     seen: str
     means: str
+    threshold: float
     advice: str
 
 

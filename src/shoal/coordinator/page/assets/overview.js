@@ -1,7 +1,7 @@
 // What the run is doing: alerts, who waits, curves with intervals, ages.
 import { Chart } from "./charts.js";
 import { get } from "./data.js";
-import { bytes, duration, facts, fill, h } from "./dom.js";
+import { bytes, duration, facts, figure, fill, h } from "./dom.js";
 
 const PANELS = [
   ["Reward", "mean of each batch, 95 % interval", { wide: true, lines: [
@@ -41,7 +41,7 @@ export async function overview(place, _, app) {
     const [tone, words] = SIDES[status.starving] ?? SIDES.unknown;
     fill(top,
       status.alerts.map((alert) => h("div", { class: "card alert", role: "alert" },
-        h("b", {}, alert.name.replaceAll("_", " ")), ": ", alert.seen, h("p", { class: "soft small" }, alert.means), h("p", {}, alert.advice))),
+        h("b", {}, alert.name.replaceAll("_", " ")), ": ", alert.seen, h("p", { class: "soft small" }, `${alert.means} Threshold: ${figure(alert.threshold)}.`), h("p", {}, alert.advice))),
       h("div", { class: "card" }, facts([
         ["Step", `${Math.min(status.step, status.steps)} / ${status.steps}`, `version ${status.newest_version}`],
         ["Next batch", `${status.useful_groups} / ${status.groups_needed}`, "useful groups"],
