@@ -12,7 +12,7 @@ const PANELS = [
   ["Entropy", "per trained token", { lines: [{ label: "entropy", metric: "entropy", colour: "--c4" }] }],
   ["Clip fractions", "share of tokens", { lines: [{ label: "raised", metric: "clip_fraction_positive" },
     { label: "lowered", metric: "clip_fraction_negative", colour: "--c5" }] }],
-  ["Trainer–behaviour divergence", "k3 per token", { lines: [{ label: "divergence", metric: "kl_behaviour", colour: "--c5" }] }],
+  ["Trainer–behaviour divergence", "k3 / token", { lines: [{ label: "divergence", metric: "kl_behaviour", colour: "--c5" }] }],
   ["Cut and repeating completions", "share", { lines: [{ label: "cut at the limit", metric: "truncation_rate", colour: "--c3" },
     { label: "repeating", metric: "repetition_rate", colour: "--c6" }] }],
   ["Trainer's time", "seconds per step", { lines: [{ label: "waits for rollouts", metric: "time_wait_batch_s", colour: "--c5" },
