@@ -20,7 +20,7 @@ export async function relays(place, _, app) {
           { title: "Shards", class: "optional", cell: (one) => (one.exchanges ? "exchanges with others" : "follows") },
           { title: "Seen", class: "number", cell: (one) => (one.last_seen_s < 0 ? "–" : `${duration(one.last_seen_s)} ago`) },
         ], answer.relays, { empty: "No relay has announced itself." }),
-        h("p", { class: "soft small" }, "Answered: the share of requests that brought the right bytes, as clients report it. Bytes sent and received are the relay's own figures.")),
+        h("p", { class: "soft small" }, "Answered: the share of requests that brought the right bytes, as clients report it. Bytes sent and received are the relay's own numbers.")),
       h("div", { class: "card narrow" }, h("h2", {}, "Versions"), table([
         { title: "Version", class: "number", cell: (one) => one.version },
         { title: "Published", class: "number", cell: (one) => duration(one.at_s) },
