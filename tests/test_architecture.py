@@ -34,6 +34,7 @@ PACKAGES = (
     "proofs",
     "tasks",
     "broadcast",
+    "contributor",
     "rundir",
     "protocol",
     "metrics",
