@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import accelerator
-from shoal.cli.accelerator import Hardware, judge, look
+from shoal.cli.accelerator import Hardware, advise, look
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from shoal.cli.accelerator import Hardware, judge, look
     ],
 )
 def test_what_to_type_follows_from_what_is_here(found: Hardware, good: bool, words: str) -> None:
-    is_good, sentence = judge(found)
+    is_good, sentence = advise(found)
     assert (is_good, words in sentence) == (good, True), sentence
 
 

@@ -24,7 +24,7 @@ def test_a_missing_package_of_every_role_is_fatal(monkeypatch: pytest.MonkeyPatc
     assert "MISS  no_such_package is not installed: install Shoal again" in reports
 
 
-def test_a_light_install_is_sound_and_told_what_a_worker_would_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_light_install_is_sound_and_hears_what_a_worker_would_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "missing_modules", lambda extra: ["torch", "numba"])
     reports = Reports()
     assert doctor.examine(reports) == 0

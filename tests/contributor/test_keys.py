@@ -115,7 +115,7 @@ def test_the_commands_ask_for_a_file_warn_of_plain_text_and_name_the_key(
         (["key", "backup", backup, "--key", str(key), "--passphrase-file", words], "wrote"),
         (
             ["key", "restore", backup, "--key", str(tmp_path / "n.key"), "--passphrase-file", words],
-            "credit and standing",
+            "credit and trust state",
         ),
         (["key", "backup", f"{backup}-plain", "--key", str(key), "--plain"], "warning: it is not encrypted"),
     ):

@@ -1,4 +1,4 @@
-"""The unit of a worker: verified by systemd itself, quoted against expansion, and handled through systemctl with one sentence each."""
+"""The unit of a worker: verified by systemd itself, quoted against expansion, handled through systemctl with one sentence each."""
 
 import json
 import shlex
@@ -64,7 +64,7 @@ def test_the_unit_is_hardened_and_starts_again_only_where_that_helps(tmp_path: P
     ):
         assert line in text.splitlines()
     assert "RestrictNamespaces" not in text, "the sandbox needs them"
-    assert "ProtectKernelTunables" not in text, "it is mounted over /proc, which the sandbox mounts anew"
+    assert "ProtectKernelTunables" not in text, "it is mounted over /proc, which the sandbox mounts again"
 
 
 def test_systemd_rates_the_exposure_of_the_unit(tmp_path: Path) -> None:

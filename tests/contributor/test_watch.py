@@ -108,7 +108,7 @@ def test_status_is_written_at_every_change_and_otherwise_once_a_second(tmp_path:
 
 
 @pytest.mark.parametrize(("wish", "joins"), [("work", True), ("finish", False)])
-def test_before_joining_it_waits_until_it_may_or_is_told_to_leave(wish: str, joins: bool, tmp_path: Path) -> None:
+def test_before_joining_it_waits_until_it_may_or_is_asked_to_leave(wish: str, joins: bool, tmp_path: Path) -> None:
     laptop = Laptop(tmp_path, Limits())
     laptop.control.set_wish("pause")
     waits: list[float] = []

@@ -1,6 +1,6 @@
 """Which GPU, driver and torch build are here, whether they fit each other, and what to type if they do not.
 
-`look` reads the system; `judge` is pure. A driver serves every CUDA of its own major version and of older ones, so the choice of a
+`look` reads the system; `advise` is pure. A driver serves every CUDA of its own major version and of older ones, so the choice of a
 build needs its number only. Nothing here imports torch unless it is installed.
 """
 
@@ -36,14 +36,14 @@ class Hardware:
     """GPUs that torch can use."""
 
 
-def judge(found: Hardware) -> tuple[bool, str]:
+def advise(found: Hardware) -> tuple[bool, str]:
     """Whether this is as good as it gets, and one sentence with what to type."""
     if found.names:
         return True, f"{len(found.names)} × {found.names[0]}, which torch {found.torch} can use"
     if found.vendor == "AMD":
         return False, f"an AMD GPU that torch cannot use: type `{_install('rocm6.4')}` if ROCm knows this GPU"
     if found.vendor == "NVIDIA":
-        return False, _judge_nvidia(found)
+        return False, _advise_nvidia(found)
     if found.torch_cuda:
         return True, (
             f"no GPU: models run on the CPU. torch {found.torch} brings CUDA, which is not needed here;"
@@ -53,7 +53,7 @@ def judge(found: Hardware) -> tuple[bool, str]:
     return True, f"no GPU: models run on the CPU{cpu}"
 
 
-def _judge_nvidia(found: Hardware) -> str:
+def _advise_nvidia(found: Hardware) -> str:
     newest = next((cuda for cuda, driver in CUDA_DRIVERS.items() if found.driver >= driver), 0)
     if not found.driver:
         return f"an NVIDIA GPU without a driver: install driver {CUDA_DRIVERS[12]} or newer, reboot, and ask again"

@@ -75,7 +75,7 @@ def backup(
     key: KeyFile = KEY,
     passphrase_file: PassphraseFile = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Without a passphrase: whoever reads the file has your key.")
+        bool, typer.Option("--plain", help="Without a passphrase: anyone who reads the file has your key.")
     ] = False,
 ) -> None:
     """Copy your key into a file that you keep elsewhere, encrypted with a passphrase."""
@@ -88,7 +88,7 @@ def backup(
     typer.echo(f"wrote {file}: key {public[:12]}…")
     if plain:
         typer.echo(
-            "warning: it is not encrypted. Whoever reads it can spend your credit and ruin your standing.", err=True
+            "warning: it is not encrypted. Anyone who reads it can work under your name and lose your credit.", err=True
         )
 
 
@@ -101,7 +101,7 @@ def restore(
 
     passphrase = _passphrase(passphrase_file, confirm=False) if is_encrypted(file) else None
     public = restore_backup(file, key.expanduser(), passphrase)
-    typer.echo(f"{key} holds key {public[:12]}…; its credit and standing come with it")
+    typer.echo(f"{key} holds key {public[:12]}…; its credit and trust state come with it")
 
 
 def _service(name: str, words: list[str]) -> "Service":

@@ -60,7 +60,7 @@ def diagnose() -> Iterator[Diagnosis]:
     yield Diagnosis(
         disk_gb >= SMALLEST_DISK_GB, f"{disk_gb:.1f} GB of free disk here (the demo needs {SMALLEST_DISK_GB:g})"
     )
-    yield Diagnosis(*accelerator.judge(accelerator.look()))
+    yield Diagnosis(*accelerator.advise(accelerator.look()))
     yield _sandbox()
     for program, purpose in OPTIONAL_PROGRAMS.items():
         found = shutil.which(program) is not None

@@ -20,7 +20,7 @@ MODULES = {
 WHEEL = f"shoal-{__version__}-py3-none-any.whl"
 NEEDED = {
     "worker": ("work", "validate", "evaluator", "eval", "curate", "filter", "calibrate", "verify"),
-    "train": ("init", "train", "export", "up", "demo", "sft", "plan-memory"),
+    "train": ("init", "train", "export", "reproduce", "up", "demo", "sft", "plan-memory"),
 }
 """Extra → commands that cannot do anything without it."""
 

@@ -102,6 +102,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "coordinator": role_commands.coordinator,
     "train": role_commands.train,
     "export": record_commands.export,
+    "reproduce": record_commands.reproduce,
     "inspect": record_commands.inspect,
     "view": record_commands.view,
     "plan-memory": record_commands.plan_memory,

@@ -61,7 +61,7 @@ def join(
         bool, typer.Option("--not-on-battery", help="Rest while this machine is on battery.")
     ] = False,
     hours: Annotated[str, typer.Option(help="Only at these hours by this machine's clock, such as 22-7.")] = "",
-    cpus: Annotated[int, typer.Option(min=0, help="Use so many cores and no more; 0 uses all.")] = 0,
+    cpus: Annotated[int, typer.Option(min=0, help="Most cores to use; 0 uses all.")] = 0,
     memory: Annotated[float, typer.Option(min=0, help="Most gigabytes that the worker may hold; 0 is no limit.")] = 0,
     nice: Annotated[bool, typer.Option("--nice", help="Let every other process go first.")] = False,
     cheat: Annotated[str | None, typer.Option(hidden=True)] = None,

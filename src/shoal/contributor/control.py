@@ -25,7 +25,7 @@ LOOK_INTERVAL_S = 0.1
 
 
 class NoWorkerError(ShoalError):
-    """Nobody is there to be told."""
+    """Nobody is there to hear it."""
 
     code = "no_worker"
     permanent = True

@@ -1,7 +1,7 @@
-"""A worker's key in one small file, to be kept elsewhere: credit and standing belong to the key, not to the machine.
+"""A worker's key in one small file, to be kept elsewhere: credit and trust belong to the key, not to the machine.
 
 With a passphrase the file is encrypted (Argon2id, then XSalsa20-Poly1305); without one it is as good as the key itself. It names
-the public key, so that a backup can be told from another without opening it. Nothing that exists is ever overwritten.
+the public key, so that backups can be distinguished without opening them. Nothing that exists is ever overwritten.
 """
 
 import json

@@ -44,7 +44,7 @@ class LimitWatch:
         self._seen = Conditions()
         self._wish_at = self._conditions_at = self._tell_at = float("-inf")
         self._rests_since = 0.0
-        self._told: WorkerStatus | None = None
+        self._written: WorkerStatus | None = None
 
     @property
     def is_resting(self) -> bool:
@@ -81,9 +81,9 @@ class LimitWatch:
             reason=self.rest.reason if self.rest else "",
             heard=self.wish,
         )
-        is_news = self._told is None or (status.state, status.heard) != (self._told.state, self._told.heard)
-        if is_news or (status != self._told and self._clock() - self._tell_at >= TELL_EVERY_S):
-            self._told, self._tell_at = status, self._clock()
+        is_news = self._written is None or (status.state, status.heard) != (self._written.state, self._written.heard)
+        if is_news or (status != self._written and self._clock() - self._tell_at >= TELL_EVERY_S):
+            self._written, self._tell_at = status, self._clock()
             self._control.tell(status)
 
     def wait(self, activity: str, *, sleep: Callable[[float], None] = time.sleep) -> bool:

@@ -123,8 +123,8 @@ def work(
         name = name or platform.node()[:60] or "worker"
         kind, ready_engine = kind or _worker_kind(None), run.make_engine(engine, numerics)
         kept = {"outbox": root / "outbox", "evidence": root}
-        told = {"metrics": metrics, "report": report, "limits": watch}
-        while _is_banned(kind(run, connect(), ready_engine, name=name, **kept, **told)):
+        observers = {"metrics": metrics, "report": report, "limits": watch}
+        while _is_banned(kind(run, connect(), ready_engine, name=name, **kept, **observers)):
             wait_for_unban(connect(), report)
         control.end()
 

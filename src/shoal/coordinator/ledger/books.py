@@ -67,6 +67,7 @@ class Books:
         self.accounts: dict[str, Account] = {}
         self.verdicts = 0
         self.current = StepId()
+        self._committed = StepId()
         self._settings = TrustConfig()
         self._slots = SlotBook()
         self._due: deque[Due] = deque()
@@ -109,6 +110,8 @@ class Books:
         elif kind == "terms":
             self._settings = TrustConfig.model_validate(body["trust"])
             self._slots.set_terms(body["slot_tokens"], body["async_level"])
+        elif kind == "commitment":
+            self._committed = max(self._committed, step_of(body))
         elif kind == "version":
             yield from self._publish(seq, body)
         elif kind == "recorded":
@@ -118,6 +121,12 @@ class Books:
         elif kind == "rewound":
             self.current, self._version = step_of(body), int(body["version"])
             self._slots.rewind(self._version)
+
+    def _begun_step(self) -> int:
+        """The step that workers work on. It begins when the batch before it is proposed, of which the ledger has no entry; but then
+        the secret of the step after it is committed."""
+        is_ahead = self._committed.epoch == self.current.epoch and self._committed.step > self.current.step + 1
+        return self.current.step + is_ahead
 
     def _account(self, key: str) -> Account:
         return self.accounts.setdefault(key, Account())
@@ -131,7 +140,7 @@ class Books:
             return
         yield from self._check_audit(seq, account, body)
         usable = trust.is_usable(account.record, self._settings)
-        yield from self._slots.take_verdict(seq, body, usable=usable, current=self.current)
+        yield from self._slots.take_verdict(seq, body, usable=usable, current=self.current, begun=self._begun_step())
         if body["accepted"]:
             self._pay(seq, body)
         if body["use"] != "further" and body["use"] != "late":

@@ -60,7 +60,7 @@ class SlotBook:
         found = self._steps.get(step_of(body), StepSlots()).filled.get(body["slot"])
         return found if found is not None and found.lease == body["shares"] else None
 
-    def take_verdict(self, seq: int, body: Body, *, usable: bool, current: StepId) -> Iterator[Finding]:
+    def take_verdict(self, seq: int, body: Body, *, usable: bool, current: StepId, begun: int) -> Iterator[Finding]:
         step, use = step_of(body), body["use"]
         if (
             step.epoch > current.epoch
@@ -69,7 +69,7 @@ class SlotBook:
         ):
             yield Finding(seq, f"a verdict on step {step} while step {current} is the current one")
         place = self._steps.setdefault(step, StepSlots())
-        yield from self._check_use(seq, body, place, usable=usable, current=current)
+        yield from self._check_use(seq, body, place, usable=usable, begun=begun)
         if not 0 <= body["tokens"] <= self._slot_tokens:
             yield Finding(seq, f"{body['tokens']} tokens are counted, a slot has at most {self._slot_tokens}")
         if use in FILLING:
@@ -83,7 +83,7 @@ class SlotBook:
         place.decided.add(body["lease"])
         place.shared[body["slot"]] += use == "further"
 
-    def _check_use(self, seq: int, body: Body, place: StepSlots, *, usable: bool, current: StepId) -> Iterator[Finding]:
+    def _check_use(self, seq: int, body: Body, place: StepSlots, *, usable: bool, begun: int) -> Iterator[Finding]:
         use, slot, counting = body["use"], body["slot"], place.filled.get(body["slot"])
         if (use == "rejected") == body["accepted"]:
             yield Finding(seq, f"the file is {use} and {'accepted' if body['accepted'] else 'not accepted'}")
@@ -103,7 +103,7 @@ class SlotBook:
             yield Finding(seq, f"the credit of slot {slot} is shared among {body['files']} other files; there are more")
         if body["accepted"] and use != "confirmed" and usable == (use == "unused"):
             yield Finding(seq, f"the file is {use}, the record of its key says otherwise")
-        if use == "unpaid" and body["version"] >= current.step - self._async_level:
+        if use == "unpaid" and body["version"] >= begun - self._async_level:
             yield Finding(seq, "the file earns nothing although its version was young enough")
 
     def consume(self, seq: int, step: StepId, groups: Sequence[str]) -> Iterator[Finding]:
