@@ -77,7 +77,7 @@ def test_a_relay_with_other_bytes_delivers_nothing(
     config = run.model_files[CONFIG_FILE]
     (origin.root / "shards" / config.digest).write_bytes(b"x" * config.bytes)
     monkeypatch.setattr("shoal.joined.FILE_DEADLINE_S", 0.2)
-    monkeypatch.setattr("shoal.joined.OUTAGE_S", 0.0)
+    monkeypatch.setattr("shoal.joined.ORIGIN_OUTAGE_S", 0.0)
     with pytest.raises(UnavailableError, match="instead of"):
         join_run(run, tmp_path / "cache")
     assert not (tmp_path / "cache" / "model").exists()

@@ -27,7 +27,7 @@ from shoal.tasks.workload import Workload
 
 MAX_MODEL_FILE_BYTES = 64 << 20
 FILE_DEADLINE_S = 60.0
-OUTAGE_S = 3600.0
+ORIGIN_OUTAGE_S = 3600.0
 """How long a new worker waits for an origin that does not answer."""
 PIECE_DEADLINE_S = 600.0
 MOST_REPORTED = 32
@@ -157,10 +157,10 @@ def wait_for_file(
                 file.digest, max_bytes=min(file.bytes, MAX_MODEL_FILE_BYTES), deadline_s=deadline_s
             )
         except UnavailableError as error:
-            if monotonic() - started_at > OUTAGE_S:
+            if monotonic() - started_at > ORIGIN_OUTAGE_S:
                 raise
             if not is_reported:
-                report(f"{error.message} Waiting for it, for up to {OUTAGE_S / 60:.0f} minutes.")
+                report(f"{error.message} Waiting for it, for up to {ORIGIN_OUTAGE_S / 60:.0f} minutes.")
                 is_reported = True
 
 

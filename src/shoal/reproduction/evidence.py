@@ -4,7 +4,7 @@ Reads a run directory, or the `evidence` of an export, which is laid out the sam
 the digest of every rollout file are checked; a file that is missing or was changed is named with its step and slot.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,16 +87,18 @@ def read_evidence(where: Path, *, ledger: Sequence[bytes] | None = None, run_key
     )
 
 
-def _file_findings(history: History, files: dict[str, Path]) -> Iterable[str]:
-    """Files that are needed and not there, and files that nobody vouches for: together they say what was changed."""
+def _file_findings(history: History, files: dict[str, Path]) -> Iterator[str]:
+    """Files that a batch needs and that are not there; then also files that nobody vouches for, which may be those."""
+    is_whole = True
     for trained in history.steps.values():
         for name in trained.unknown:
             yield f"step {trained.step} was trained on group {name}, of which the ledger accepts no file"
         missing = {group.file.digest: group.file for group in trained.groups if group.file.digest not in files}
+        is_whole = is_whole and not missing
         for file in missing.values():
-            yield f"step {trained.step} was trained on the file of {file}, digest {file.digest[:16]}…, which is missing or changed"
+            yield f"step {trained.step} was trained on the file of {file}, digest {file.digest[:16]}…, missing or changed"
     strangers = [path.name for digest, path in files.items() if digest not in history.files]
-    for name in strangers[:SHOWN]:
+    for name in () if is_whole else strangers[:SHOWN]:
         yield f"{name} has a digest that is in no verdict: it was changed, or has none yet"
 
 

@@ -20,6 +20,9 @@ def headline(result: Reproduction) -> str:
     against = [verdict for verdict in result.verdicts if not verdict.agrees]
     if against:
         return f"not reproduced: {plural(len(against), 'verdict')} came out otherwise, first {against[0]}"
+    if not result.is_settled:
+        last = result.steps[-1] if result.steps else result.start
+        return f"not reproduced: step {last.step} cannot be compared: {last.reason or 'nothing was repeated'}"
     exact = all(outcome.state == "identical" for outcome in result.steps)
     how = "bit-identical" if exact else "within the tolerance for another class of machine"
     checked = f", {plural(len(result.verdicts), 'verdict')} repeated" if result.verdicts else ""
@@ -71,7 +74,12 @@ def _steps(result: Reproduction) -> Iterator[str]:
 
 
 def _word(outcome: StepOutcome) -> str:
-    words = {"identical": "bit-identical", "close": "within tolerance", "differs": "**differs**"}
+    words = {
+        "identical": "bit-identical",
+        "close": "within tolerance",
+        "differs": "**differs**",
+        "unmeasured": "other bits, not measured",
+    }
     word = words.get(outcome.state, "**cannot be repeated**")
     return f"{word}: {printable(outcome.reason)}" if outcome.reason else word
 
@@ -93,6 +101,7 @@ def _left_out(result: Reproduction) -> Iterator[str]:
         yield f"- {plural(len(rest), 'training step')}, from step {rest[0]} to {rest[-1]}."
     if result.began_at:
         yield "- The optimiser's state in the checkpoint: the ledger vouches for its weights only."
+    yield from (f"- {printable(note, 400)}" for note in result.notes)
     repeated, known = len(result.verdicts), len(result.evidence.history.files)
     yield f"- {plural(known - repeated, 'verdict')} of {known}."
     yield "- Who ran the workers, and when: the ledger's times are the coordinator's."

@@ -16,20 +16,22 @@ from torch import Tensor
 from shoal.broadcast import WireTensor
 from shoal.broadcast.manifest import digest_weights
 from shoal.broadcast.origin import tensor_entry
+from shoal.errors import ShoalError
 from shoal.metrics import Report, silent
 from shoal.policy import resolve_model
-from shoal.policy.weights import unique_tensors
+from shoal.policy.weights import WireCopy, unique_tensors
 from shoal.reproduction.evidence import Evidence, ReproductionError
+from shoal.reproduction.history import RecordedFile
 from shoal.reproduction.verdicts import Auditor, RepeatedVerdict
 from shoal.rundir import checkpoint_path, checkpoint_steps, checkpoints_of
 from shoal.training.export import load_model
 from shoal.training.machine import TrainingMachine
-from shoal.training.trainer import Trainer
+from shoal.training.trainer import DivergedError, Trainer
 
 TOLERANCE = 0.05
 """Largest distance to the recorded weights on another class of machine, as a share of the way from the first version."""
 
-State = Literal["identical", "close", "differs", "impossible"]
+State = Literal["identical", "close", "unmeasured", "differs", "impossible"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class StepOutcome:
 
     @property
     def ok(self) -> bool:
-        return self.state in ("identical", "close")
+        """Whether training may go on from it; what could not be measured is settled by a later step."""
+        return self.state in ("identical", "close", "unmeasured")
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Reproduction:
     """The weights that it began with, compared with the ledger's."""
     steps: list[StepOutcome] = field(default_factory=list)
     verdicts: list[RepeatedVerdict] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """Why something was not repeated."""
 
     @property
     def same_class(self) -> bool:
@@ -80,7 +85,12 @@ class Reproduction:
     @property
     def ok(self) -> bool:
         agreed = all(verdict.agrees for verdict in self.verdicts)
-        return not self.evidence.findings and self.first_difference is None and agreed and bool(self.steps)
+        return not self.evidence.findings and self.first_difference is None and agreed and self.is_settled
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the last step was compared with recorded weights."""
+        return bool(self.steps) and self.steps[-1].state in ("identical", "close")
 
 
 def reproduce(
@@ -102,7 +112,7 @@ def reproduce(
     began_at = _begin_at(evidence, wanted[0])
     trainer = _trainer(evidence, base, scratch, began_at)
     machine = TrainingMachine.here(evidence.config.training.device)
-    result = Reproduction(evidence, machine, began_at, _compare(evidence, began_at - 1, trainer.wire_tensors(), 0))
+    result = Reproduction(evidence, machine, began_at, _begin(evidence, trainer))
     auditor = Auditor(evidence, base, scratch)
     drawn = auditor.draw(sample, range(began_at, wanted[-1] + 2))
     first = (
@@ -110,12 +120,20 @@ def reproduce(
     )
     with trainer:
         _repeat(result, _Scene(trainer, auditor, base, first), wanted[-1], {file.version for file in drawn}, report)
-    reached = began_at + len(result.steps) if result.start.ok else -1
-    for file in drawn:
-        if file.version < reached or (file.version == reached and result.first_difference is None):
-            result.verdicts.append(auditor.audit(file, evidence.config.validation.calibration))
-            report(str(result.verdicts[-1]))
+    _audit(result, auditor, drawn, report)
     return result
+
+
+def _audit(result: Reproduction, auditor: Auditor, drawn: Sequence[RecordedFile], report: Report) -> None:
+    for file in drawn:
+        if not auditor.has_policy(file.version):
+            continue
+        try:
+            result.verdicts.append(auditor.audit(file, result.evidence.config.validation.calibration))
+        except ShoalError as error:
+            result.notes.append(f"The verdict on {file}: {error.message}")
+            continue
+        report(str(result.verdicts[-1]))
 
 
 def _repeat(result: Reproduction, scene: _Scene, last: int, kept: Collection[int], report: Report) -> None:
@@ -140,12 +158,21 @@ def _train(result: Reproduction, scene: _Scene, step: int) -> StepOutcome:
         groups = [scene.auditor.group(group) for group in trained.groups]
     except ReproductionError as error:
         return StepOutcome(step, "impossible", groups=len(trained.groups), reason=error.message.rstrip("."))
-    if groups:
-        scene.trainer.train_step(groups)
-    else:
-        scene.trainer.skip_step()
+    try:
+        _ = scene.trainer.train_step(groups) if groups else scene.trainer.skip_step()
+    except DivergedError as error:
+        return StepOutcome(step, "differs", groups=len(groups), reason=error.message.rstrip("."))
     outcome = _compare(evidence, step, scene.trainer.wire_tensors(), len(groups))
     return outcome if outcome.ok or result.same_class else _within_tolerance(evidence, scene, outcome)
+
+
+def _begin(evidence: Evidence, trainer: Trainer) -> StepOutcome:
+    """What training begins with: the base model, or a checkpoint whose weights the ledger must vouch for."""
+    outcome = _compare(evidence, trainer.step - 1, trainer.wire_tensors(), 0)
+    if outcome.ok:
+        return outcome
+    what = f"checkpoint of version {trainer.step}" if trainer.step else "base model"
+    return replace(outcome, reason=f"the {what} is not the one that the ledger records")
 
 
 def _compare(evidence: Evidence, step: int, tensors: Sequence[WireTensor], groups: int) -> StepOutcome:
@@ -156,12 +183,10 @@ def _compare(evidence: Evidence, step: int, tensors: Sequence[WireTensor], group
         return StepOutcome(step, "impossible", "", repeated, groups, f"version {step + 1} is not in the ledger")
     if recorded == repeated:
         return StepOutcome(step, "identical", recorded, repeated, groups)
-    return StepOutcome(step, "differs", recorded, repeated, groups, _why(evidence, step))
+    return StepOutcome(step, "differs", recorded, repeated, groups, _why(evidence))
 
 
-def _why(evidence: Evidence, step: int) -> str:
-    if step < 0:
-        return "the model that training begins with is not the recorded one"
+def _why(evidence: Evidence) -> str:
     here = TrainingMachine.here(evidence.config.training.device)
     if evidence.machine is not None and evidence.machine != here:
         return f"the run was trained on {evidence.machine}; this is {here}"
@@ -169,17 +194,25 @@ def _why(evidence: Evidence, step: int) -> str:
 
 
 def _within_tolerance(evidence: Evidence, scene: "_Scene", outcome: StepOutcome) -> StepOutcome:
-    """Needs the recorded weights themselves, which only a checkpoint has."""
-    checkpoints, version = checkpoints_of(evidence.directory.trainer), outcome.step + 1
-    if version not in checkpoint_steps(checkpoints):
-        return replace(
-            outcome, reason=f"{outcome.reason}; no checkpoint of version {version} is here to measure how far"
-        )
-    recorded = unique_tensors(load_model(checkpoint_path(checkpoints, version), scene.base))
+    """Needs the recorded weights themselves, which only a checkpoint or the exported policy has."""
+    recorded = _recorded_weights(evidence, scene.base, outcome)
+    if recorded is None:
+        return replace(outcome, state="unmeasured", reason="no recorded weights of this version are here")
     share = _distance(unique_tensors(scene.trainer.policy.model), recorded, scene.first)
-    near = share <= TOLERANCE
     compared = f"{share:.4f} of the way that training had come lies between them, {TOLERANCE} is allowed"
-    return replace(outcome, state="close" if near else "differs", reason=compared)
+    return replace(outcome, state="close" if share <= TOLERANCE else "differs", reason=compared)
+
+
+def _recorded_weights(evidence: Evidence, base: Path, outcome: StepOutcome) -> Mapping[str, Tensor] | None:
+    """Those that the ledger vouches for, by their digest."""
+    checkpoints, version = checkpoints_of(evidence.directory.trainer), outcome.step + 1
+    places = [checkpoint_path(checkpoints, version)] if version in checkpoint_steps(checkpoints) else []
+    exported = evidence.directory.root.parent
+    for place in [*places, *([exported] if any(exported.glob("*.safetensors")) else [])]:
+        model = load_model(place, base)
+        if digest_weights([tensor_entry(tensor) for tensor in WireCopy(model).take(here=True)]) == outcome.recorded:
+            return unique_tensors(model)
+    return None
 
 
 def _distance(found: Mapping[str, Tensor], recorded: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> float:

@@ -6,7 +6,7 @@ not see is a difference too.
 
 import random
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -122,6 +122,9 @@ class Auditor:
             file.write(safetensors_header([entry for entry, _ in rows]))
             file.writelines(data for _, data in rows)
 
+    def has_policy(self, version: int) -> bool:
+        return (self._policy(version) / WEIGHTS).is_file()
+
     def audit(self, file: RecordedFile, calibration: str) -> RepeatedVerdict:
         data = self._evidence.files[file.digest].read_bytes()
         secret = self._evidence.history.secret_of(file)
@@ -153,10 +156,3 @@ def _sample(checked: Checked, number: int, version: int, is_audited: bool) -> Sa
         policy_version=version,
         truncated=row.finish_reason == "length",
     )
-
-
-def agreement(verdicts: Iterable[RepeatedVerdict]) -> Mapping[bool, int]:
-    counted = {True: 0, False: 0}
-    for verdict in verdicts:
-        counted[verdict.agrees] += 1
-    return counted

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.training import Trainer
     from shoal.training.model.distributed import World
 
-OUTAGE_S = 1500.0
+TRAINER_OUTAGE_S = 1500.0
 """Loading a large policy again costs more than waiting for a coordinator; less than the ranks wait for each other."""
 TAKE_OVER_S = 5.0
 """A trainer whose predecessor was killed waits this long for the kernel to release its lock."""
@@ -47,7 +47,9 @@ def _train(directory: RunDirectory, world: "World", report: Report) -> None:
     metrics = EventLog(directory.events / "trainer.jsonl")
     on_wait = report if world.rank == 0 else silent
     key = directory.existing_key("trainer")
-    client = CoordinatorClient.for_run(descriptor, key, config.coordinator_url, deadline_s=OUTAGE_S, on_wait=on_wait)
+    client = CoordinatorClient.for_run(
+        descriptor, key, config.coordinator_url, deadline_s=TRAINER_OUTAGE_S, on_wait=on_wait
+    )
     if world.rank != 0:
         TrainerService(config, descriptor, _build_trainer(directory, world), client, None).run()
         return

@@ -20,7 +20,7 @@ from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.roles.authority import trust_authority
 from shoal.roles.joining import joined_descriptor
-from shoal.roles.process import OUTAGE_S, check_engine, use_threads
+from shoal.roles.process import COORDINATOR_OUTAGE_S, check_engine, use_threads
 from shoal.roles.welcome import describe_model, describe_scoring, explain_run, explain_weights
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def work(
             report(f"metrics for Prometheus: http://127.0.0.1:{serve_metrics(metrics, 'worker', metrics_port)}/metrics")
 
         def connect() -> CoordinatorClient:
-            return CoordinatorClient.for_run(descriptor, keypair, url, deadline_s=OUTAGE_S, on_wait=report)
+            return CoordinatorClient.for_run(descriptor, keypair, url, deadline_s=COORDINATOR_OUTAGE_S, on_wait=report)
 
         client = connect()
         client.relays()  # any answer brings the server's time, by which a head has expired or not
