@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.config import ShoalConfig, to_toml
 from shoal.errors import IntegrityError, ShoalError
 from shoal.files import write_atomic
 from shoal.metrics import Report
@@ -132,11 +133,11 @@ def write_evidence(directory: RunDirectory, folder: Path, ledger: bytes) -> int:
     copy = RunDirectory(folder)
     for source, target in (
         (directory.descriptor_file, copy.descriptor_file),
-        (directory.run_file, copy.run_file),
         (directory.trainer / MACHINE_FILE, copy.trainer / MACHINE_FILE),
     ):
         if source.is_file():
             write_atomic(target, source.read_bytes())
+    write_atomic(copy.run_file, to_toml(public_settings(directory.config())).encode())
     write_atomic(copy.ledger_file, ledger)
     copied = 0
     for source in sorted(directory.submissions.glob("*.parquet")):
@@ -145,6 +146,13 @@ def write_evidence(directory: RunDirectory, folder: Path, ledger: bytes) -> int:
     for reference in (*descriptor.model_files.values(), *descriptor.task_files):
         _copy(directory.origin / "shards" / reference.digest, copy.origin / "shards" / reference.digest)
     return copied
+
+
+def public_settings(config: ShoalConfig) -> ShoalConfig:
+    """Without what concerns nobody else: the address of a database may hold its password."""
+    coordinator = config.coordinator.model_copy(update={"store": "sqlite"})
+    run = config.run.model_copy(update={"dir": Path()})
+    return config.model_copy(update={"coordinator": coordinator, "run": run})
 
 
 def _copy(source: Path, target: Path) -> int:

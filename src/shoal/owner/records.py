@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shoal.config import ShoalConfig, to_toml
 from shoal.identity import Envelope
 from shoal.metrics import Report
-from shoal.owner.dataset import EVIDENCE, ROLLOUTS, write_dataset, write_evidence
+from shoal.owner.dataset import EVIDENCE, ROLLOUTS, public_settings, write_dataset, write_evidence
 from shoal.protocol.api import HistoryView
 from shoal.protocol.rollouts import RolloutLimits
 from shoal.rundir import RunDirectory, is_address, load_run
@@ -50,7 +50,7 @@ def export_run(
         base_model=config.model.path,
         version=chosen,
         last_version=max(newest, config.run.steps),
-        recipe_toml=to_toml(config),
+        recipe_toml=to_toml(public_settings(config)),
         task_digest=descriptor.task_set_digest,
         ledger_head=_sealed_head(ledger) or ledger_head,
         run_key=descriptor.run_key,
