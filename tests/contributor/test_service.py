@@ -143,6 +143,19 @@ def test_install_writes_the_unit_and_starts_it_and_remove_undoes_both(systemctl:
     ]
 
 
+def test_paths_are_absolute_because_a_service_starts_elsewhere(
+    systemctl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ca.pem").touch()
+    assert shoal("service", "install", "--no-start", URL, "--dir=w", "--key", "k/my.key", "--ca", "ca.pem") == 0
+    unit = (tmp_path / "config" / "systemd" / "user" / "shoal-worker.service").read_text()
+    assert f"--key {tmp_path}/k/my.key --ca {tmp_path}/ca.pem --dir {tmp_path}/w" in unit
+    assert (tmp_path / "k" / "my.key").exists(), "the service itself could not write it"
+    assert f"Environment=HF_HOME={tmp_path}/w/.cache/huggingface" in unit
+    assert not systemctl.exists()
+
+
 def test_a_mistake_in_the_workers_words_is_seen_before_anything_is_written(systemctl: Path, tmp_path: Path) -> None:
     assert shoal("service", "install", URL, "--cpuss", "1") != 0
     assert shoal("service", "install", URL, "--when", "never") != 0

@@ -121,3 +121,19 @@ def test_before_joining_it_waits_until_it_may_or_is_asked_to_leave(wish: str, jo
 
     assert laptop.watch.wait("waiting", sleep=sleep) is joins
     assert len(waits) == 3
+
+
+def test_a_long_wait_goes_on_listening_and_leaves_when_asked(tmp_path: Path) -> None:
+    laptop = Laptop(tmp_path, Limits())
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        laptop.now += seconds
+
+    laptop.watch.sleep(2.5, sleep=sleep)
+    assert sum(waits) == pytest.approx(2.5)
+    laptop.control.set_wish("finish")
+    with pytest.raises(SystemExit) as end:
+        laptop.watch.sleep(300, sleep=sleep)
+    assert end.value.code == 0

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.errors import ConfigError
+from shoal.identity import Keypair
+from shoal.rundir import is_address
 
 if TYPE_CHECKING:
     from shoal.contributor.service import Service
@@ -114,10 +116,12 @@ def _service(name: str, words: list[str]) -> "Service":
     with command.make_context("shoal work", list(words), resilient_parsing=False) as context:
         given = context.params
     directory = Path(given["dir"]).expanduser().absolute()
+    if given["key"] is not None:  # the service may read it, and write nowhere but to its directory
+        Keypair.load_or_create(Path(given["key"]).expanduser().absolute())
     return Service(
         name=check_name(name),
         command=(sys.executable, "-m", "shoal"),
-        arguments=_without_dir(words),
+        arguments=_with_absolute_paths(words),
         directory=directory,
         cpus=given["cpus"],
         memory_bytes=int(given["memory"] * 1e9),
@@ -125,13 +129,17 @@ def _service(name: str, words: list[str]) -> "Service":
     )
 
 
-def _without_dir(words: list[str]) -> list[str]:
-    """The directory is given as an absolute path, because a service starts elsewhere."""
+def _with_absolute_paths(words: list[str]) -> list[str]:
+    """A service starts elsewhere. Its directory is left out: the unit names it."""
     kept, rest = list[str](), iter(words)
     for word in rest:
-        if word == "--dir":
-            next(rest, None)
-        elif not word.startswith("--dir="):
+        option, equals, value = word.partition("=")
+        if option in ("--dir", "--key", "--ca"):
+            path = Path(value if equals else next(rest)).expanduser().absolute()
+            kept += [] if option == "--dir" else [option, str(path)]
+        elif not word.startswith("-") and not is_address(word) and Path(word).exists():
+            kept.append(str(Path(word).absolute()))
+        else:
             kept.append(word)
     return kept
 

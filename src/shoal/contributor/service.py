@@ -20,6 +20,8 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 CANNOT_HELP = 78
 """Exit code after which the same command would end the same way."""
 CALL_DEADLINE_S = 120.0
+CACHES = {"XDG_CACHE_HOME": ".cache", "HF_HOME": ".cache/huggingface", "NUMBA_CACHE_DIR": ".cache/numba"}
+"""Variable → place in the worker's directory, because the rest of the home is read-only for the service."""
 
 
 class ServiceError(ShoalError):
@@ -59,8 +61,9 @@ def unit_text(service: Service) -> str:
         "Type=exec",
         f"ExecStart={' '.join(map(quoted, words))}",
         f"WorkingDirectory={_path(service.directory)}",
-        *(f"Environment={quoted(f'{name}={value}')}" for name, value in service.variables),
         "Environment=PYTHONUNBUFFERED=1",
+        *(_variable(name, str(service.directory / place)) for name, place in CACHES.items()),
+        *(_variable(name, value) for name, value in service.variables),
         "Restart=on-failure",
         "RestartSec=30",
         f"RestartPreventExitStatus={CANNOT_HELP}",
@@ -97,9 +100,18 @@ def unit_text(service: Service) -> str:
 
 def quoted(word: str) -> str:
     """One word of a command line, whatever it holds: systemd would expand `$` and `%`, and split at blanks."""
+    return _escaped(word).replace("$", "$$")
+
+
+def _variable(name: str, value: str) -> str:
+    """In an assignment `$` stands for itself."""
+    return f"Environment={_escaped(f'{name}={value}')}"
+
+
+def _escaped(word: str) -> str:
     if any(not character.isprintable() for character in word):
         raise ConfigError("A word of the command has a control character.", hint="Give it without line breaks.")
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"' if not re.fullmatch(r"[\w./:=@,+-]+", word) else escaped
 
 

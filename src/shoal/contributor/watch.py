@@ -95,6 +95,16 @@ class LimitWatch:
                 return not self.is_finishing
             sleep(WAIT_S)
 
+    def sleep(self, seconds: float, *, activity: str = "waiting", sleep: Callable[[float], None] = time.sleep) -> None:
+        """Passes the time and goes on listening; leaves if the contributor wants that."""
+        until = self._clock() + seconds
+        while (left_s := until - self._clock()) > 0:
+            self.look()
+            self.tell(WorkerStatus(activity=activity))
+            if self.is_finishing:
+                raise SystemExit(0)
+            sleep(min(left_s, WAIT_S))
+
     def _change(self, rest: Rest | None) -> None:
         before, self.rest, self._rests_since = self.rest, rest, self._clock()
         if rest is not None:

@@ -5,6 +5,7 @@ import platform
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,7 +126,7 @@ def work(
         kept = {"outbox": root / "outbox", "evidence": root}
         observers = {"metrics": metrics, "report": report, "limits": watch}
         while _is_banned(kind(run, connect(), ready_engine, name=name, **kept, **observers)):
-            wait_for_unban(connect(), report)
+            wait_for_unban(connect(), report, sleep=partial(watch.sleep, activity="waiting until the ban is lifted"))
         control.end()
 
 
