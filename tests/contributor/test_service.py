@@ -58,7 +58,7 @@ def test_the_unit_is_hardened_and_starts_again_only_where_that_helps(tmp_path: P
         "NoNewPrivileges=yes",
         "ProtectSystem=strict",
         "ProtectHome=read-only",
-        f"ReadWritePaths={tmp_path}",
+        f'ReadWritePaths="{tmp_path}"',
         "CPUQuota=200%",
         "MemoryMax=4000000000",
     ):

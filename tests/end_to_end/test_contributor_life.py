@@ -47,7 +47,7 @@ class Laptop:
 
     @property
     def environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
         path = f"{self.root / 'bin'}:{os.environ['PATH']}"
         own = {"HOME": str(self.root), "XDG_CONFIG_HOME": str(self.root / "config"), "PATH": path}
         return kept | own | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
@@ -70,11 +70,12 @@ class Laptop:
         """The command of the installed unit, on this machine's battery."""
         unit = (self.root / "config" / "systemd" / "user" / "shoal-worker.service").read_text()
         (line,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
+        variables = dict(re.findall(r"^Environment=(\w+)=(.*)$", unit, re.MULTILINE))
         script = f'mount --bind "$0" {POWER} && exec "$@"'
         command = ["unshare", "--mount", "sh", "-c", script, str(self.root / "power"), *shlex.split(line)]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                command, cwd=self.root, env=self.environment, stdout=out, stderr=subprocess.STDOUT
+                command, cwd=self.root, env=self.environment | variables, stdout=out, stderr=subprocess.STDOUT
             )
         try:
             yield process

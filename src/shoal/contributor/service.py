@@ -78,7 +78,7 @@ def unit_text(service: Service) -> str:
         "NoNewPrivileges=yes",
         "ProtectSystem=strict",
         "ProtectHome=read-only",
-        f"ReadWritePaths={_path(service.directory)}",
+        f'ReadWritePaths="{_path(service.directory)}"',
         "PrivateTmp=yes",
         "ProtectControlGroups=yes",
         "ProtectKernelModules=yes",
@@ -116,11 +116,11 @@ def _escaped(word: str) -> str:
 
 
 def _path(path: Path) -> str:
-    """A path of a directive that is not a command line: `$` stands for itself there, and blanks are escaped."""
+    """A path of a directive that is not a command line: only `%` is special there, once quotes and backslashes are refused."""
     text = str(path)
     if any(not character.isprintable() or character in "\"'\\" for character in text):
         raise ConfigError(f"The directory {text!r} cannot be named in a service.", hint="Give a plainer --dir.")
-    return text.replace("%", "%%").replace(" ", "\\x20")
+    return text.replace("%", "%%")
 
 
 def check_name(name: str) -> str:
