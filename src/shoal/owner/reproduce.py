@@ -25,9 +25,8 @@ def reproduce_run(
     threads: int,
 ) -> bool:
     """Whether everything came out as recorded. The page is written either way."""
-    from shoal.reproduction import page, read_evidence, reproduce
+    from shoal.reproduction import headline, read_evidence, render_page, reproduce
     from shoal.reproduction.evidence import evidence_directory
-    from shoal.reproduction.page import headline
     from shoal.roles.process import use_threads
     from shoal.training.machine import TrainingMachine
 
@@ -43,7 +42,7 @@ def reproduce_run(
     with tempfile.TemporaryDirectory(prefix="shoal-reproduce-") as scratch:
         result = reproduce(evidence, Path(scratch), steps=steps, sample=sample, model=model, report=report)
     target = out or root / PAGE
-    write_atomic(target, page(result).encode())
+    write_atomic(target, render_page(result).encode())
     report(headline(result))
     report(f"wrote {target}")
     return result.ok

@@ -29,7 +29,7 @@ def headline(result: Reproduction) -> str:
     return f"reproduced: {plural(len(result.steps), 'training step')} {how}{checked}"
 
 
-def page(result: Reproduction) -> str:
+def render_page(result: Reproduction) -> str:
     evidence = result.evidence
     lines = [
         f"# Reproduction of {printable(evidence.descriptor.run_id)}",
