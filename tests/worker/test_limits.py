@@ -13,6 +13,7 @@ from support.tiny_run import TinyRun
 from worker.test_loop import Contributor, at_step, eight_rows, make_lease
 
 __all__ = ["eight_rows"]
+FOR_EVER_S = 1e6
 
 
 @dataclass
@@ -24,7 +25,8 @@ class Desk:
     limits: Limits = field(default_factory=Limits)
     seen: Conditions = field(default_factory=Conditions)
     now: float = 0.0
-    pace_s: float = 6.0
+    pace_s: float = 1.0
+    """What passes from one look at the clock to the next."""
 
     def __post_init__(self) -> None:
         self.control = Control(self.root)
@@ -34,7 +36,9 @@ class Desk:
         self.contributor.worker._limits = self.watch
 
     def _clock(self) -> float:
-        self.now += self.pace_s / 6
+        self.now += self.pace_s
+        if self.now > FOR_EVER_S:  # a test that expects the wrong thing fails instead of resting for ever
+            self.seen = Conditions()
         return self.now
 
     def resume_when_given_back(self, lease_id: str) -> None:
@@ -57,7 +61,7 @@ def contributor(tiny_run: TinyRun) -> Contributor:
 
 
 def test_on_battery_slots_go_back_and_on_mains_work_goes_on(contributor: Contributor, tmp_path: Path) -> None:
-    desk = Desk(contributor, tmp_path, Limits(not_on_battery=True))
+    desk = Desk(contributor, tmp_path, Limits(not_on_battery=True), pace_s=100.0)
     contributor.coordinator.grant(make_lease(0), make_lease(1))
     contributor.coordinator.finish()
     at_step(contributor, 2, lambda: setattr(desk, "seen", Conditions(on_battery=True)))
@@ -73,7 +77,7 @@ def test_on_battery_slots_go_back_and_on_mains_work_goes_on(contributor: Contrib
 
 
 def test_what_ends_within_the_grace_is_finished_and_submitted(contributor: Contributor, tmp_path: Path) -> None:
-    desk = Desk(contributor, tmp_path, Limits(not_on_battery=True), pace_s=0.0001)
+    desk = Desk(contributor, tmp_path, Limits(not_on_battery=True), pace_s=0.00001)
     desk.watch._conditions_at = -1000.0
     contributor.coordinator.grant(make_lease(0))
     contributor.coordinator.finish()
