@@ -40,6 +40,7 @@ def train(directory: RunDirectory, report: Report, *, threads: int) -> None:
 
 def _train(directory: RunDirectory, world: "World", report: Report) -> None:
     from shoal.training import Trackers
+    from shoal.training.machine import TrainingMachine
     from shoal.training.service import TrainerService
 
     config, descriptor = directory.config(), directory.descriptor()
@@ -52,6 +53,7 @@ def _train(directory: RunDirectory, world: "World", report: Report) -> None:
     if world.rank != 0:
         TrainerService(config, descriptor, _build_trainer(directory, world), client, None).run()
         return
+    TrainingMachine.here(config.training.device, world.size).save(directory.trainer)
     settings = config.model_dump(mode="json")
     trackers = Trackers(directory.trainer, config.training.trackers, run_name=descriptor.run_id, settings=settings)
     with closing(trackers), _serving(directory, client, metrics) as origin:
