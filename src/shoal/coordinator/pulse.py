@@ -120,15 +120,15 @@ def _rates(connection: Connection, run: Run, now: RunNow, versions: list[Version
     times = [row.published_at for row in versions]
     batches = select(connection, BatchRow, "ORDER BY step DESC LIMIT ?", (RATE_STEPS,))
     checked = _checked(connection, run)
-    activities = [worker.activity for key, worker in list(run.presence.workers.items()) if run.presence.is_present(key)]
+    present = [worker for key, worker in list(run.presence.workers.items()) if run.presence.is_present(key)]
     return Rates(
         groups_per_step=fmean(row.generated for row in batches) if batches else 0.0,
         step_s=(times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0,
         trainer_wait_s=median(waits) if waits else 0.0,  # the first one waits for the run to start
         groups_per_worker_s=_groups_per_worker_s(connection, run),
-        workers=len(activities),
-        workers_waiting=sum(activity.startswith("waiting") for activity in activities),
-        workers_fetching=sum(activity.startswith("fetching") for activity in activities),
+        workers=len(present),
+        workers_waiting=sum(worker.waiting for worker in present),
+        workers_fetching=sum(worker.fetching for worker in present),
         validators_lag_s=oldest_pending_s(connection, run),
         files_per_step=fmean(row.generated for row in batches) / per_slot if batches else 0.0,
         file_s=checked.seconds / checked.files if checked.files else 0.0,

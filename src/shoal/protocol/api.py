@@ -331,6 +331,10 @@ class RelayView(Answer):
     bytes_sent: int
     bytes_received: int
     last_seen_s: float
+    success: float | None = None
+    """Share of its answers that were right and complete, as its clients report; none before enough of them did."""
+    reporters: int = 0
+    """Clients that this share is the mean of."""
 
 
 class RelaysAnswer(Answer):
@@ -346,6 +350,10 @@ class RelayMeasurement(Body):
     url: Annotated[str, Field(max_length=220)]
     is_good: bool
     """Bytes came, they were the right ones, and more requests succeeded than failed."""
+    served: Count = 0
+    """Requests that were answered with the right bytes."""
+    failed: Count = 0
+    """Requests that were not answered, or with other bytes."""
 
 
 class RelayReportBody(Body):
@@ -378,6 +386,7 @@ class AlertView(Answer):
     name: str
     seen: str
     means: str
+    threshold: float
     advice: str
 
 

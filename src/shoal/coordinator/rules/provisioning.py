@@ -15,7 +15,7 @@ Side = Literal["none", "trainer", "workers", "validators", "weights", "unknown"]
 WAITING_SHARE = 0.15
 """Of the time of a step; below, waiting is part of every step."""
 IDLE_SHARE = 0.5
-"""Of the workers present that wait at one moment."""
+"""Of the workers present that wait on average."""
 BEHIND_STEPS = 1.0
 """Submissions that wait for a verdict for longer than this many steps hold up batches."""
 FULL = 0.95
@@ -39,9 +39,9 @@ class Rates:
     """Accepted groups per second of one working worker."""
     workers: int = 0
     """Present."""
-    workers_waiting: int = 0
-    """For work or for the trainer."""
-    workers_fetching: int = 0
+    workers_waiting: float = 0.0
+    """Mean number of them that wait for work or for the trainer."""
+    workers_fetching: float = 0.0
     """For weights."""
     validators_lag_s: float = 0.0
     """Age of the oldest submission without a verdict."""
@@ -155,7 +155,7 @@ def _sentence(side: Side, required: Needs, rates: Rates) -> str:
     if side == "validators":
         return f"Validators are {rates.validators_lag_s:.0f} s behind: add a validator with `shoal validate`.{_so(has)}"
     if side == "weights":
-        share = f"{rates.workers_fetching} of {_workers(rates.workers)}"
+        share = f"{rates.workers_fetching:.0f} of {_workers(rates.workers)}"
         return f"Workers wait for weights ({share}): add a relay near them with `shoal relay`."
     if side == "workers":
         return f"Workers wait for work: the trainer {has or 'is the limit'}. A faster trainer would use the rest."
