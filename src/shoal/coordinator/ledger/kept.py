@@ -49,6 +49,8 @@ class KeptCheck:
         self._hashes = set(kept.hashes)
         self._open = {receipt.lease: receipt for receipt in kept.receipts}
         self._restores: list[Restore] = []
+        self._epochs: dict[int, int] = {}
+        """Epoch → its first step."""
         self._last_step: tuple[int, StepId] | None = None
         self._async_level = 0
 
@@ -63,6 +65,8 @@ class KeptCheck:
             self._async_level = int(body["async_level"])
         elif entry.kind == "recorded":
             self._last_step = entry.seq, step_of(body)
+        elif entry.kind == "rewound":
+            self._epochs[step_of(body).epoch] = step_of(body).step
         elif entry.kind in ("verdict", "quarantine"):
             yield from self._answer(entry, body)
         elif entry.kind == "ban":
@@ -138,7 +142,10 @@ class KeptCheck:
         return any(one.made_at - CLOCK_SLACK_S <= receipt.at <= one.at + CLOCK_SLACK_S for one in self._restores)
 
     def _is_past(self, receipt: Receipt, last: StepId) -> bool:
-        return last.epoch > receipt.epoch or last.step >= receipt.step + self._async_level
+        """Files of a voided step are decided before the new epoch gets far."""
+        if last.epoch == receipt.epoch:
+            return last.step >= receipt.step + self._async_level
+        return last.step > self._epochs.get(last.epoch, 0) + self._async_level
 
     def unchecked(self) -> Iterator[str]:
         if not self._kept.heads and not self._kept.hashes:
