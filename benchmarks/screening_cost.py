@@ -80,7 +80,7 @@ def variance_s(tokens: int, vocabulary: int, repeats: int = 5) -> float:
 
 
 def request_s(groups: int, repeats: int = 9) -> float:
-    """A screening request of so many groups, through client, signature and transaction, without a network."""
+    """A screening request of N groups, through client, signature and transaction, without a network."""
     times = []
     with tempfile.TemporaryDirectory() as scratch:
         training: dict[str, object] = {"groups_per_step": 2, "oversampling": 8.0}

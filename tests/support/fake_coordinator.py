@@ -55,7 +55,7 @@ class FakeCoordinator:
         self.versions: list[api.VersionBody] = []
         self.evaluations: list[api.EvaluationBody] = []
         self.line = api.LineAnswer()
-        """What the trainer is told of rewinds; calls of another epoch are refused as the coordinator does."""
+        """What the trainer hears of rewinds; calls of another epoch are refused as the coordinator does."""
         self.lock = threading.Lock()
 
     def client(self, keypair: Keypair = WORKER, **options: Any) -> CoordinatorClient:

@@ -11,7 +11,6 @@ import pytest
 from broadcast.conftest import RUN_KEY, make_tensors
 from shoal.broadcast import DownloadProgress, Origin, OriginServer, OriginSettings, VersionEntry, WeightClient
 from shoal.errors import UnavailableError
-from shoal.protocol.steps import Rewind
 from shoal.worker import WeightFollower
 from support.tiny_run import DiskWeights, Reports, version_digest
 
@@ -46,6 +45,11 @@ def follow() -> Iterator[Callable[..., WeightFollower]]:
     yield start
     for follower in followers:
         follower.stop()
+
+
+def after(version: int) -> Callable[[int, int], bool]:
+    """What a rewind to this version voids."""
+    return lambda epoch, number: epoch < 1 and number > version
 
 
 def publish(origin: Origin, version: int) -> str:
@@ -187,7 +191,7 @@ def test_after_a_rewind_the_same_numbers_mean_other_weights(
     follower.path(2, old[2], deadline_s=DEADLINE_S)
     follower.path(1, old[1], deadline_s=DEADLINE_S)
     assert follower.held() == [1, 2, 3]
-    origin.take_up(1, [Rewind(1, 1)], ledger_head="")
+    origin.take_up(1, after(1), ledger_head="")
     new = {}
     for version in range(2, 6):
         new[version] = origin.stage(version, make_tensors(10 + version)).manifest_digest
@@ -206,7 +210,7 @@ def test_a_relay_that_serves_the_old_head_after_a_rewind_is_overruled(
         publish(origin, version)
     stale = tmp_path / "stale"
     shutil.copytree(origin.root, stale)
-    origin.take_up(1, [Rewind(1, 0)], ledger_head="")
+    origin.take_up(1, after(0), ledger_head="")
     new = client.head()
     assert (new.epoch, [entry.version for entry in new.versions]) == (1, [0])
     server = OriginServer(Origin(stale, RUN_KEY, OriginSettings(shard_bytes=4000)).store, "127.0.0.1", 0)

@@ -39,7 +39,6 @@ from shoal.broadcast.store import ShardCutter, ShardStore, map_file, needed_mani
 from shoal.errors import ConfigError, IntegrityError
 from shoal.files import digest_bytes
 from shoal.identity import Keypair
-from shoal.protocol.steps import Rewind, is_void
 
 # A delta that is not much smaller than the whole only makes chains longer.
 LARGEST_DELTA = 0.5
@@ -166,16 +165,17 @@ class Origin:
             self._prune()
             return head
 
-    def take_up(self, epoch: int, rewinds: Iterable[Rewind], *, ledger_head: str) -> list[int]:
+    def take_up(self, epoch: int, is_void: Callable[[int, int], bool], *, ledger_head: str) -> list[int]:
         """Go on in this epoch: versions that a rewind voided leave the head, in one step; their numbers are returned.
 
+        `is_void` is given the epoch in which a version was made, and its number.
         The head is newer than any before, so that nobody who has seen it takes an old one again.
         """
         with self._lock:
-            self._epoch, rewinds = epoch, list(rewinds)
+            self._epoch = epoch
             if self._head is None or self._head.epoch == epoch:
                 return []
-            voided = [one.version for one in self._head.versions if is_void(one.epoch, one.version, rewinds)]
+            voided = [one.version for one in self._head.versions if is_void(one.epoch, one.version)]
             kept = tuple(entry for entry in self._head.versions if entry.version not in voided)
             self._staged.clear()
             self._write_head(kept, ledger_head)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from shoal.broadcast import Origin, Publication
@@ -20,7 +21,7 @@ from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.rollouts import Rollout, RolloutLimits, read_rollouts
-from shoal.protocol.steps import Rewind
+from shoal.protocol.steps import Rewind, is_void
 from shoal.training.asking import act_as_one, ask_as_one
 from shoal.training.checkpoints import always
 from shoal.training.packing.samples import Group, Sample
@@ -121,7 +122,8 @@ class TrainerService:
         lost = self.trainer.drop_void(rewinds)
         if self.publisher is not None:
             self.publisher.epoch = line.epoch
-            lost += self.publisher.origin.take_up(line.epoch, rewinds, ledger_head=line.ledger_head)
+            is_off = partial(is_void, rewinds=rewinds)
+            lost += self.publisher.origin.take_up(line.epoch, is_off, ledger_head=line.ledger_head)
         if lost:
             last = line.rewinds[-1]
             self.report(

@@ -146,7 +146,7 @@ def test_a_file_whose_voided_version_nobody_has_is_quarantined_soon_and_without_
     assert swarm.one("SELECT rejected FROM workers WHERE key=?", keypair("bob").public)["rejected"] == 0
 
 
-def test_a_validator_that_judges_during_the_rewind_is_heard(swarm: Swarm) -> None:
+def test_a_verdict_that_arrives_after_the_rewind_is_recorded(swarm: Swarm) -> None:
     train(swarm, 3)
     (bob, eve) = swarm.join("bob", "eve")
     swarm.work(bob)

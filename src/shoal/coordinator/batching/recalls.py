@@ -42,7 +42,7 @@ def _recall(connection: Connection, run: Run, row: BatchRow, reason: str) -> Non
         raise RefusedError(
             "all_audited",
             f"Every group of the batch of step {row.step} was audited: honest work makes it diverge.",
-            hint="Lower training.learning_rate or tighten the clip, and start the trainer again. If earlier steps are to blame, "
+            hint="Lower training.learning_rate or tighten the clip, and start the trainer again. If earlier steps caused it, "
             "`shoal run rewind --to VERSION --audit` returns to before them.",
             status=409,
         )

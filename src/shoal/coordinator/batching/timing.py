@@ -58,7 +58,7 @@ class LeaseTiming:
     decided: freshness.TimingView | None = None
 
     def forget(self) -> None:
-        """After a rewind: cycles are measured anew."""
+        """After a rewind: cycles are measured again."""
         self.started_at, self.measured, self.decision, self.decided, self.cycles = None, None, None, None, ()
 
     def decide(self, connection: Connection, step: int, newest: int, async_level: int, now: float) -> freshness.Timing:
