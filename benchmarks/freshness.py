@@ -72,8 +72,8 @@ def train(directory: Path, pause_s: float) -> None:
 
     train_step = Trainer.train_step
 
-    def paused(trainer: Trainer, groups: Any) -> Any:
-        report = train_step(trainer, groups)
+    def paused(trainer: Trainer, groups: Any, settle: Any = None) -> Any:
+        report = train_step(trainer, groups, settle)
         time.sleep(pause_s)
         return report
 

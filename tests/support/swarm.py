@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from shoal.config import ShoalConfig, build_config
-from shoal.coordinator import housekeeping
+from shoal.coordinator import housekeeping, ledger
 from shoal.coordinator.batching import steps
 from shoal.coordinator.http.app import create_app
 from shoal.coordinator.presence import Presence
@@ -183,6 +183,16 @@ class Swarm:
 
     def all(self, sql: str, *values: object) -> list[dict[str, object]]:
         return self.read(lambda connection: [dict(row) for row in connection.execute(sql, values)])
+
+    def whole_ledger(self) -> bytes:
+        """An export with the entries of open steps, as the owner has it."""
+
+        def export(connection: Connection) -> bytes:
+            extent = ledger.whole(connection)
+            seal = ledger.seal(self.run.keypair, self.run.descriptor.run_id, extent, self.clock())
+            return b"".join([*ledger.page(connection, 0, extent.entries), seal])
+
+        return self.read(export)
 
     def sweep(self) -> bool:
         return self.write(lambda connection: housekeeping.maintain(connection, self.run))

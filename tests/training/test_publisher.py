@@ -18,6 +18,7 @@ from shoal.protocol import api
 from shoal.training import Trainer
 from shoal.training.publisher import Published, Publisher, Publishing, RepeatedStepError, Version
 from shoal.training.service import TrainerService
+from shoal.training.snapshots import Snapshot
 from support.fake_coordinator import FakeCoordinator, Refuse
 from support.samples import descriptor, keypair
 
@@ -29,7 +30,8 @@ PATIENCE_S = 60.0
 
 def version(number: int, content: int | None = None) -> Version:
     data = bytes([number if content is None else content]) * 64
-    return Version(number, [WireTensor("w", "bfloat16", (32,), data)], {"task_reward_mean": 0.5}, standstill_s=0.25)
+    snapshot = Snapshot(lambda: [WireTensor("w", "bfloat16", (32,), data)])
+    return Version(number, snapshot, {"task_reward_mean": 0.5}, waited_s=0.25)
 
 
 @pytest.fixture
@@ -316,12 +318,12 @@ def die() -> None:
 
 
 def before_the_snapshot(service: TrainerService) -> None:
-    take = service.trainer.wire_tensors
+    take = service.trainer.snapshot
 
     def kill() -> Any:
         return die() if service.trainer.step == 2 else take()
 
-    service.trainer.wire_tensors = kill  # type: ignore[method-assign]
+    service.trainer.snapshot = kill  # type: ignore[method-assign]
 
 
 def during_staging(service: TrainerService) -> None:
@@ -336,18 +338,24 @@ def during_staging(service: TrainerService) -> None:
     origin.stage = kill  # type: ignore[method-assign, assignment]
 
 
-def while_the_next_step_is_trained(service: TrainerService) -> None:
-    origin, train_step = origin_of(service), service.trainer.train_step
+def hold_staging(service: TrainerService, held: int) -> None:
+    origin = origin_of(service)
     stage = origin.stage
 
     def hold(number: int, tensors: Any) -> Any:
-        return threading.Event().wait() if number == 2 else stage(number, tensors)
+        return threading.Event().wait() if number == held else stage(number, tensors)
+
+    origin.stage = hold  # type: ignore[method-assign, assignment]
+
+
+def while_the_next_step_is_trained(service: TrainerService) -> None:
+    hold_staging(service, 2)
+    train_step = service.trainer.train_step
 
     def kill(groups: Any, settle: Any = None) -> Any:
         report = train_step(groups, settle)
         return die() if report.step == 2 else report
 
-    origin.stage = hold  # type: ignore[method-assign, assignment]
     service.trainer.train_step = kill  # type: ignore[method-assign]
 
 
@@ -366,6 +374,7 @@ def before_the_last_announcement(service: TrainerService) -> None:
 
 
 def between_announcement_and_checkpoint(service: TrainerService) -> None:
+    hold_staging(service, 3)  # or a fast trainer records the next version before the writer dies
     is_recorded = Publishing.is_recorded
 
     def kill(publishing: Publishing) -> bool:

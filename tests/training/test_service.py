@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.broadcast import Origin, OriginSettings, WireTensor
+from shoal.broadcast import Origin, OriginSettings
 from shoal.config import ShoalConfig, build_config
 from shoal.errors import IntegrityError
 from shoal.files import digest_bytes
@@ -20,6 +20,7 @@ from shoal.training import DivergedError, Group, Trackers, Trainer
 from shoal.training.checkpoints import CheckpointError
 from shoal.training.publisher import RepeatedStepError
 from shoal.training.service import StepRecord, TrainerService
+from shoal.training.snapshots import Snapshot
 from support.fake_coordinator import FakeCoordinator, Refuse
 from support.held_writer import HeldWriter
 from support.samples import NUMERICS_CLASS, descriptor, keypair
@@ -455,12 +456,8 @@ def test_other_bytes_under_a_published_number_are_refused(start: Start, coordina
     record_batch(coordinator, 0)
     service = start()
     publish(service)
-    whole = service.trainer.wire_tensors
-
-    def changed() -> list[WireTensor]:
-        return [replace(tensor, data=bytes(memoryview(tensor.data).nbytes)) for tensor in whole()]
-
-    service.trainer.wire_tensors = changed  # type: ignore[method-assign]
+    other = [replace(tensor, data=bytes(memoryview(tensor.data).nbytes)) for tensor in service.trainer.wire_tensors()]
+    service.trainer.snapshot = lambda: Snapshot(lambda: other)  # type: ignore[method-assign]
     with pytest.raises(RepeatedStepError, match=r"Version 0 is already published.*\[training\]") as refused:
         publish(service)
     assert refused.value.code == "repeated_step"

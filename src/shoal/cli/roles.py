@@ -1,4 +1,4 @@
-"""The commands of the roles: `init`, `coordinator`, `train`, `validate`, `evaluator`, `relay`, `work`, `up`, `demo`.
+"""The commands of the roles: `init`, `coordinator`, `train`, `validate`, `evaluator`, `relay`, `up`, `demo`.
 
 Thin: each parses its flags and calls one function. Heavy imports happen inside.
 """
@@ -11,8 +11,6 @@ import typer
 from shoal.cli.flags import (
     Authority,
     DryRun,
-    EngineName,
-    Joinable,
     Threads,
     Where,
     print_dry_run,
@@ -140,50 +138,6 @@ def relay(
     )
     url = find_address(coordinator)[0] if coordinator is not None else None
     role.relay(settings, report, coordinator=url, authority=ca)
-
-
-def work(
-    where: Joinable,
-    key: Annotated[Path | None, typer.Option(help="Your key file; made at first use.")] = None,
-    run_key: Annotated[str | None, typer.Option(help="Public key of the run; pinned at first use without it.")] = None,
-    dir: Annotated[Path, typer.Option(help="Where your key, the weights and logs are kept.")] = Path("~/.shoal"),
-    name: Annotated[str, typer.Option(help="How you appear in the run's view.")] = "",
-    threads: Threads = 0,
-    engine: EngineName = "torch",
-    verifier: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Code of the run's owner that may be imported here, as module:function; `all` trusts the owner."
-        ),
-    ] = None,
-    ca: Authority = None,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=65535, help="Serve this worker's own metrics to Prometheus, on loopback; 0 picks a port."
-        ),
-    ] = None,
-    cheat: Annotated[str | None, typer.Option(hidden=True)] = None,
-) -> None:
-    """Contribute: join a run with one command, on any machine."""
-    from shoal.owner.control import find_address
-    from shoal.roles import worker as role
-
-    url, known_key = find_address(where)
-    role.work(
-        url,
-        report,
-        root=dir.expanduser(),
-        key_file=key.expanduser() if key else None,
-        run_key=run_key or known_key,
-        name=name,
-        threads=threads,
-        engine=engine,
-        own_verifiers=None if verifier == ["all"] else verifier or (),
-        authority=ca,
-        cheat=cheat,
-        metrics_port=metrics_port,
-    )
 
 
 def up(

@@ -11,6 +11,7 @@ from shoal.errors import ShoalError
 from shoal.protocol import api
 from shoal.protocol.rollouts import Rollout, RolloutHeader
 from shoal.protocol.steps import group_name
+from shoal.tasks import Task
 from shoal.tasks.workload import Workload
 
 
@@ -87,13 +88,17 @@ def explain(record: Record, workload: Workload) -> Record:
     return replace(record, why=why_rewarded(record.rollout, workload))
 
 
-def why_rewarded(rollout: Rollout, workload: Workload) -> str:
+def task_of(rollout: Rollout, workload: Workload) -> Task | None:
     import pyarrow.compute as pc
 
     index = pc.index(workload.tasks.train.table.column("problem_id"), rollout.task_id).as_py()
-    if index < 0:
+    return None if index < 0 else workload.tasks.train[index]
+
+
+def why_rewarded(rollout: Rollout, workload: Workload) -> str:
+    task = task_of(rollout, workload)
+    if task is None:
         return "its task is not in the task set of the run"
-    task = workload.tasks.train[index]
     return workload.reward(task, rollout.target_length, rollout.output_tokens).why
 
 

@@ -21,7 +21,7 @@ Record = dict[str, Any]
 
 REPEAT_S = 10.0
 """Between two reports of the same trouble."""
-RETRY_S = 10.0
+WRITE_RETRY_S = 10.0
 """After a file could not be written."""
 LOST = "events_lost"
 READ_BYTES = 64 << 20
@@ -41,7 +41,7 @@ class EventLog:
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Record], None]] = []
         self._file: IO[bytes] | None = None
-        self._retry_at = -RETRY_S
+        self._retry_at = -WRITE_RETRY_S
         self._is_torn = False
 
     @property
@@ -90,7 +90,7 @@ class EventLog:
                 self.counters[LOST] += 1
 
     def _open(self) -> IO[bytes] | None:
-        if self._file is None and self._path is not None and self._clock() - self._retry_at >= RETRY_S:
+        if self._file is None and self._path is not None and self._clock() - self._retry_at >= WRITE_RETRY_S:
             self._retry_at = self._clock()
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("ab", buffering=0)

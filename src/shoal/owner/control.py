@@ -100,7 +100,7 @@ class OwnedRun:
         return owner_link(self.url, secret)
 
     def ledger(self) -> bytes:
-        """The whole ledger with its signed seal."""
+        """The ledger with its signed seal; from a coordinator that runs, without the entries of open steps."""
         return self._apply(lambda client: client.ledger_export(), _export, signed=False)
 
     def _ban_body(self, worker: str, reason: str) -> api.BanBody:
@@ -145,9 +145,9 @@ class OwnedRun:
 
 
 def _export(connection: Transaction, run: Run) -> bytes:
-    count, head = ledger.head(connection)
-    seal = ledger.seal(run.keypair, run.descriptor.run_id, count, head, run.clock())
-    return b"".join([*ledger.page(connection, 0, count), seal])
+    extent = ledger.whole(connection)
+    seal = ledger.seal(run.keypair, run.descriptor.run_id, extent, run.clock())
+    return b"".join([*ledger.page(connection, 0, extent.entries), seal])
 
 
 def _rotated_secret(connection: Transaction, run: Run) -> str:

@@ -388,6 +388,10 @@ class RelayView(Answer):
     bytes_sent: int
     bytes_received: int
     last_seen_s: float
+    success: float | None = None
+    """Share of its answers that were right and complete, as its clients report; none before enough of them did."""
+    reporters: int = 0
+    """Clients that this share is the mean of."""
 
 
 class RelaysAnswer(Answer):
@@ -403,6 +407,10 @@ class RelayMeasurement(Body):
     url: Annotated[str, Field(max_length=220)]
     is_good: bool
     """Bytes came, they were the right ones, and more requests succeeded than failed."""
+    served: Count = 0
+    """Requests that were answered with the right bytes."""
+    failed: Count = 0
+    """Requests that were not answered, or with other bytes."""
 
 
 class RelayReportBody(Body):
@@ -436,6 +444,7 @@ class AlertView(Answer):
     name: str
     seen: str
     means: str
+    threshold: float
     advice: str
 
 
@@ -494,6 +503,14 @@ class StatusView(Answer):
     workers_needed: int | None = None
     """Workers of the observed speed that keep the trainer busy."""
     workers_present: int = 0
+    validators_needed: int | None = None
+    """At what they take for a file."""
+    validators_present: int = 0
+    """That decided something lately."""
+    relays_needed: int | None = None
+    """Of 1,000 Mbit/s each, so that all workers get every version in the time of a step, ..."""
+    relays_mbit_s: float | None = None
+    """... and what they send together."""
     alerts: list[AlertView] = []
     lease_timing: LeaseTimingView | None = None
     """None where leases never wait, and before the first request for work."""

@@ -132,6 +132,8 @@ class LedgerPage(Answer):
     entries: list[LedgerEntryView]
     """Newest first."""
     total: int
+    shown: int
+    """Entries that the caller may read; the others are of steps that are still open."""
     head: str
     coordinator_key: str
     verified_entries: int
@@ -187,6 +189,8 @@ class OwnerSubmission(Answer):
     audited: bool
     audit_rate: float
     reasons: list[str]
+    words: str
+    """The verdict for people."""
     detail: str
     seconds: float
     metrics: dict[str, float]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from shoal.metrics import Report
 from shoal.protocol.client import CoordinatorClient
-from shoal.roles.process import OUTAGE_S, own_directory, use_threads
+from shoal.roles.process import COORDINATOR_OUTAGE_S, own_directory, use_threads
 from shoal.rundir import RunDirectory
 
 
@@ -20,7 +20,9 @@ def _evaluate(directory: RunDirectory, root: Path, report: Report) -> None:
 
     config, descriptor = directory.config(), directory.descriptor()
     key = directory.existing_key("evaluator")
-    client = CoordinatorClient.for_run(descriptor, key, config.coordinator_url, deadline_s=OUTAGE_S, on_wait=report)
+    client = CoordinatorClient.for_run(
+        descriptor, key, config.coordinator_url, deadline_s=COORDINATOR_OUTAGE_S, on_wait=report
+    )
     run = join_run(descriptor, root, heldout=True, clock=client.server_time, report=report)
     follow_relays(run, client)
     settings = config.evaluation

@@ -14,7 +14,7 @@ from shoal.files import remove_all_leftovers
 from shoal.locks import BusyError, hold
 
 MAX_PER_HOST = 64
-OUTAGE_S = 3600.0
+COORDINATOR_OUTAGE_S = 3600.0
 """How long a role waits for a coordinator that is away before it ends."""
 
 

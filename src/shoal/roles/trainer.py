@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.training import Trainer
     from shoal.training.model.distributed import World
 
-OUTAGE_S = 1500.0
+TRAINER_OUTAGE_S = 1500.0
 """Loading a large policy again costs more than waiting for a coordinator; less than the ranks wait for each other."""
 LOOK_EVERY_S, LOOK_WITHIN_S = 10.0, 5.0
 """A finished run may still be rewound."""
@@ -75,16 +75,20 @@ def _rewind(directory: RunDirectory, error: ShoalError) -> str:
 
 def _train(directory: RunDirectory, world: "World", report: Report) -> None:
     from shoal.training import Trackers
+    from shoal.training.machine import TrainingMachine
     from shoal.training.service import TrainerService
 
     config, descriptor = directory.config(), directory.descriptor()
     metrics = EventLog(directory.events / "trainer.jsonl")
     on_wait = report if world.rank == 0 else silent
     key = directory.existing_key("trainer")
-    client = CoordinatorClient.for_run(descriptor, key, config.coordinator_url, deadline_s=OUTAGE_S, on_wait=on_wait)
+    client = CoordinatorClient.for_run(
+        descriptor, key, config.coordinator_url, deadline_s=TRAINER_OUTAGE_S, on_wait=on_wait
+    )
     if world.rank != 0:
         TrainerService(config, descriptor, _build_trainer(directory, world), client, None).run()
         return
+    TrainingMachine.here(config.training.device, world.size).save(directory.trainer)
     settings = config.model_dump(mode="json")
     trackers = Trackers(directory.trainer, config.training.trackers, run_name=descriptor.run_id, settings=settings)
     with closing(trackers), _serving(directory, client, metrics) as origin:

@@ -5,7 +5,7 @@ from pathlib import Path
 from shoal.files import CONFIG_FILE
 from shoal.metrics import EventLog, Report
 from shoal.protocol.client import CoordinatorClient
-from shoal.roles.process import OUTAGE_S, own_directory, use_threads
+from shoal.roles.process import COORDINATOR_OUTAGE_S, own_directory, use_threads
 from shoal.rundir import RunDirectory
 
 
@@ -30,7 +30,9 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     if not config.validation.foreign_calibration:
         calibration.require_model(ModelIdentity(architecture=descriptor.model_files[CONFIG_FILE].digest))
     key = directory.existing_key("validator")
-    client = CoordinatorClient.for_run(descriptor, key, config.coordinator_url, deadline_s=OUTAGE_S, on_wait=report)
+    client = CoordinatorClient.for_run(
+        descriptor, key, config.coordinator_url, deadline_s=COORDINATOR_OUTAGE_S, on_wait=report
+    )
     run = join_run(descriptor, place, keep_versions=descriptor.async_level + 3, clock=client.server_time, report=report)
     follow_relays(run, client)
     engine = run.make_engine(engine_kind or config.validation.engine)

@@ -1,9 +1,9 @@
 """Publishes versions beside the training: one at a time, in order, each staged, then recorded, then ended.
 
-The trainer hands over a copy of its weights and goes on; a thread compares, compresses, hashes and signs (code that runs without
-Python's global lock), records the version with the coordinator and announces it. The copy must not change until `wait` returns, so
-the next one waits for this one. After a failure nothing is published any more: `wait` and `check` raise it. Killed at any point, a
-trainer repeats the step with the same bits, and origin and coordinator refuse other bytes under the same number.
+The trainer hands over a snapshot of its weights and goes on; a thread copies, compares, compresses, hashes and signs (code that
+runs without Python's global lock), records the version with the coordinator and announces it. The copy must not change until
+`wait` returns, so the next one waits for this one. After a failure nothing is published any more: `wait` and `check` raise it.
+Killed at any point, a trainer repeats the step with the same bits; origin and coordinator refuse other bytes under its number.
 """
 
 import threading
@@ -20,6 +20,7 @@ from shoal.broadcast import Origin, Publication, WireTensor
 from shoal.errors import IntegrityError, RefusedError, ShoalError
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
+from shoal.training.snapshots import Snapshot
 
 INTERRUPTED_WAIT_S = 5.0
 """A trainer that was interrupted may soon be killed; what is lost then is repeated with the same bits."""
@@ -47,11 +48,16 @@ class Version:
     """What the trainer hands over."""
 
     number: int
-    tensors: Sequence[WireTensor]
+    snapshot: Snapshot
     metrics: Mapping[str, Any]
     """Of the step that made it; empty if none did."""
-    standstill_s: float = 0.0
-    """How long training stood still for it: until the version before was out, and while the copy was made."""
+    waited_s: float = 0.0
+    """How long training stood still until the version before was out and this one was handed over."""
+
+    @property
+    def standstill_s(self) -> float:
+        """With the time that training waited for the copy before it changed the weights."""
+        return self.waited_s + self.snapshot.stood_still_s
 
 
 @dataclass(frozen=True)
@@ -166,8 +172,9 @@ class Publisher:
             publishing.ended.set_exception(failure)
 
     def _stage_record_announce(self, publishing: Publishing) -> None:
-        version, started = publishing.version, self._clock()
-        publication = self._stage(version)
+        version = publishing.version
+        tensors, started = version.snapshot.tensors(), self._clock()
+        publication = self._stage(version.number, tensors)
         staged = self._clock()
         times = {"time_stage_s": staged - started, "time_standstill_s": version.standstill_s}
         sizes = {"weights_bytes": publication.weights_bytes}
@@ -179,11 +186,11 @@ class Publisher:
         announce_s, collected = self._clock() - staged, self.origin.files_collected
         self._on_published(Published(version, publication, staged - started, announce_s, collected))
 
-    def _stage(self, version: Version) -> Publication:
+    def _stage(self, version: int, tensors: Sequence[WireTensor]) -> Publication:
         try:
-            return self.origin.stage(version.number, version.tensors)
+            return self.origin.stage(version, tensors)
         except IntegrityError as error:
-            raise _other_weights(version.number, error) from error
+            raise _other_weights(version, error) from error
 
     def _record(self, publication: Publication, metrics: Mapping[str, Any]) -> str:
         """Returns the head of the ledger."""

@@ -231,7 +231,7 @@ class TrainerService:
             yield Group(record.group_id, [_sample(row, record, index) for index, row in enumerate(rows)])
 
     def publish(self, record: StepRecord | None = None) -> Publishing | None:
-        """Hands a copy of the current weights to the publisher, which had to finish the version before.
+        """Hands a snapshot of the current weights to the publisher, which had to finish the version before.
 
         `record` is of the step that made the version. None where this rank publishes nothing.
         """
@@ -240,11 +240,11 @@ class TrainerService:
         is_wanted = self.publisher is not None and not self.publisher.has_passed(version)
         if not self.trainer.world.any(is_wanted):
             return None
-        tensors = self.trainer.wire_tensors()  # every rank takes part in gathering
+        snapshot = self.trainer.snapshot()  # every rank takes part in gathering
         if self.publisher is None:
             return None
         metrics = record.metrics() if record else {}
-        handed_over = Version(version, tensors, metrics, self._clock() - started)
+        handed_over = Version(version, snapshot, metrics, self._clock() - started)
         return self.publisher.start(handed_over, held=self.finished)
 
     def _wait_for_publisher(self) -> str:

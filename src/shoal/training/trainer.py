@@ -37,6 +37,7 @@ from shoal.training.packing.batch import Member, MicroBatch, MiniBatch, build_mi
 from shoal.training.packing.samples import Group, check_groups
 from shoal.training.reports import StepReport, TokenSums, group_metrics, token_metrics, token_statistics
 from shoal.training.screening import GroupScores
+from shoal.training.snapshots import Snapshot
 
 NORM_FACTOR = 10.0
 """A first gradient this many times the usual one is not trained on before every group of its batch is audited."""
@@ -116,6 +117,8 @@ class Trainer:
             fused=True,
         )
         self._wire_copy = WireCopy(self.policy.model)
+        self._snapshot: Snapshot | None = None
+        """Of the current weights; they change only after it was secured."""
         self._checkpoints = Checkpoints(checkpoints_of(work_dir), self.world, keep=config.keep_checkpoints)
 
     def train_step(self, groups: Sequence[Group], settle: Settle | None = None) -> StepReport:
@@ -169,6 +172,7 @@ class Trainer:
         steps = self._checkpoints.steps()
         if not steps:
             return False
+        self._secure_snapshot()
         facts = self._checkpoints.load(steps[-1], self.policy.model, self._optimiser)
         self.step, self.updates, self._norms = steps[-1], int(facts["updates"]), list(facts["norms"])
         self._optimiser.zero_grad()
@@ -186,12 +190,24 @@ class Trainer:
     ) -> None:
         self._checkpoints.__exit__(kind, error, trace)
 
-    def wire_tensors(self) -> list[WireTensor]:
-        """A bf16 copy of the weights in host memory, which the next call overwrites; empty but on the main rank.
+    def snapshot(self) -> Snapshot:
+        """A bf16 copy of the current weights in host memory, made later if they are whole; the one before must not be in use.
 
-        Sharded weights are gathered tensor by tensor: every rank must call this.
+        Sharded weights are gathered now, tensor by tensor: every rank must call this, and gets nothing but on the main rank.
         """
-        return self._wire_copy.take(here=self.world.is_main)
+        self._snapshot = Snapshot(lambda: self._wire_copy.take(here=self.world.is_main))
+        if self.world.size > 1:
+            self._snapshot.tensors()
+        return self._snapshot
+
+    def wire_tensors(self) -> Sequence[WireTensor]:
+        """The copy, made now; the next one overwrites it."""
+        return self.snapshot().tensors()
+
+    def _secure_snapshot(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.secure()
+            self._snapshot = None
 
     def _load(self, model_dir: Path, temperature: float, *, trained: bool) -> PolicyModel:
         return load_policy(
@@ -268,6 +284,7 @@ class Trainer:
             self._check_norm(norm, first.groups)
         for group in self._optimiser.param_groups:
             group["lr"] = learning_rate(self.config, self.updates)
+        self._secure_snapshot()
         self._optimiser.step()
         self._optimiser.zero_grad()
         self.updates += 1

@@ -46,6 +46,7 @@ class WeightFollower:
         self._progress_at = 0.0
         self._changed = threading.Condition()
         self._stopping = threading.Event()
+        self._is_held = False
         self.link_bytes_per_s = 0.0
         """As fast as bytes came in lately; 0 before anything had to be fetched."""
         self._thread = threading.Thread(target=self._follow, name="weight-follower", daemon=True)
@@ -60,6 +61,10 @@ class WeightFollower:
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(STOP_DEADLINE_S)  # else the interpreter may end under a fetch
+
+    def hold(self, is_held: bool) -> None:
+        """Fetches nothing further while the worker rests: neither its link nor its cores are free."""
+        self._is_held = is_held
 
     def held(self) -> list[int]:
         with self._changed:
@@ -115,6 +120,9 @@ class WeightFollower:
     def _follow(self) -> None:
         counter: int | None = None
         while not self._stopping.is_set():
+            if self._is_held:
+                self._stopping.wait(RETRY_S)
+                continue
             try:
                 head = self._weights.head(newer_than=counter, wait_s=LONG_POLL_S if counter else 0.0)
                 self._take(head)

@@ -187,7 +187,7 @@ def test_a_version_that_stays_lost_does_not_hold_a_step_for_ever(swarm: Swarm) -
     swarm.publish(0)
     (ann,) = swarm.join("ann")
     _, submission_id = swarm.work(ann)
-    swarm.clock.advance(retries.OUTAGE_S + 1)
+    swarm.clock.advance(retries.VERSION_OUTAGE_S + 1)
     for _ in range(3):
         swarm.reject(Reason.VERSION_GONE)
         swarm.clock.advance(60)

@@ -111,6 +111,8 @@ class Books:
         elif kind == "terms":
             self._settings = TrustConfig.model_validate(body["trust"])
             self._slots.set_terms(body["slot_tokens"], body["async_level"])
+        elif kind == "commitment":
+            self._slots.begin(step_of(body))
         elif kind == "version":
             yield from self._publish(seq, body)
         elif kind == "recorded":

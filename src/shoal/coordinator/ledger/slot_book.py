@@ -51,11 +51,16 @@ class SlotBook:
         self._waiting: dict[str, WaitingGroup] = {}
         self._consumed: dict[int, dict[str, WaitingGroup]] = {}
         self._slot_tokens, self._async_level = 0, 0
+        self._begun = StepId()
         self._ended: dict[int, int] = {}
         """Epoch → the entry that ended it."""
 
     def set_terms(self, slot_tokens: int, async_level: int) -> None:
         self._slot_tokens, self._async_level = slot_tokens, async_level
+
+    def begin(self, committed: StepId) -> None:
+        """A commitment is made when the step before it begins: its batch may be proposed before earlier ones are recorded."""
+        self._begun = max(self._begun, StepId(committed.epoch, committed.step - 1))
 
     def counting(self, body: Body) -> Counting | None:
         """The file whose credit this one shares, if the verdict names it."""
@@ -108,7 +113,7 @@ class SlotBook:
             yield Finding(seq, f"the credit of slot {slot} is shared among {body['files']} other files; there are more")
         if body["accepted"] and use != "confirmed" and usable == (use == "unused"):
             yield Finding(seq, f"the file is {use}, the record of its key says otherwise")
-        if use == "unpaid" and body["version"] >= current.step - self._async_level:
+        if use == "unpaid" and body["version"] >= max(current, self._begun).step - self._async_level:
             yield Finding(seq, "the file earns nothing although its version was young enough")
 
     def consume(self, seq: int, step: StepId, groups: Sequence[str]) -> Iterator[Finding]:

@@ -123,7 +123,7 @@ class _Pass:
             if reader.run_id != result.run_id and result.entries:
                 result.findings.append(Finding(result.entries - 1, f"the seal is of run {reader.run_id}"))
             result.findings.extend(self.books.finish(max(result.entries - 1, 0)))
-            result.findings.extend(self.kept.finish(result.entries, reader.sealed_at))
+            result.findings.extend(self.kept.finish(reader.extent, reader.sealed_at))
         result.notes.extend(self.kept.notes)
         result.unchecked.extend(self._unchecked())
 
@@ -136,6 +136,8 @@ class _Pass:
         if self.run_key is None:
             yield "the run key: it was taken from the first entry. Give --descriptor."
         yield from self.kept.unchecked()
+        if held_back := self.reader.extent.made - self.reader.extent.entries:
+            yield f"the newest {held_back} entries: they are not public before the batches of their steps are recorded."
         if self.secrets.waiting:
             yield f"{self.secrets.waiting} audit draws: the secrets of their steps are not public yet."
         yield "the verdicts themselves: `shoal verify` repeats one from its rollout file."

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from shoal.coordinator.page.contributor import in_words
 from shoal.coordinator.page.curves import with_interval
 from shoal.coordinator.rules import trust
 from shoal.coordinator.rules.runs import RunClock
@@ -192,6 +193,7 @@ def _submission(file: _File, names: dict[str, str], clock: RunClock) -> OwnerSub
         audited=bool(verdict.get("audited_groups")),
         audit_rate=file.audit_rate,
         reasons=verdict.get("reasons", []),
+        words=in_words(file.state, file.verdict)[1],
         detail=verdict.get("detail", ""),
         seconds=verdict.get("seconds", 0.0),
         metrics=verdict.get("metrics", {}),

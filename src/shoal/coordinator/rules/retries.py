@@ -12,7 +12,7 @@ from shoal.protocol.verdicts import Reason
 
 FIRST_WAIT_S = 2.0
 LONGEST_WAIT_S = 60.0
-OUTAGE_S = 900.0
+VERSION_OUTAGE_S = 900.0
 """Since the upload. Later a version that no relay delivers counts as a try, or a lost one could hold a step for ever."""
 
 
@@ -38,4 +38,4 @@ def wait_s(faults: int) -> float:
 
 def counts(reasons: Sequence[Reason], age_s: float) -> bool:
     """Whether a fault with these reasons counts as a try."""
-    return list(reasons) != [Reason.VERSION_GONE] or age_s > OUTAGE_S
+    return list(reasons) != [Reason.VERSION_GONE] or age_s > VERSION_OUTAGE_S

@@ -19,6 +19,7 @@ Name = Literal[
     "attempt",
     "committed",
     "terms",
+    "open_verdicts",
 ]
 LAST_SIGN = (
     "SELECT MAX(at) AS at FROM (SELECT MAX(at) AS at FROM ledger UNION ALL SELECT MAX(issued_at) AS at FROM leases"

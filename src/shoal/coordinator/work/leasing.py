@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from shoal.coordinator.batching.steps import RunNow, current_id, read_run, step_counts
-from shoal.coordinator.batching.timing import timing_view
+from shoal.coordinator.batching.timing import StoredPast, timing_view
 from shoal.coordinator.rules import backups, batches, deliveries, freshness, leases
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import HOLDING, LeaseState, SlotState, one_of
@@ -68,8 +68,8 @@ FAILING = 2
 
 
 def lease(connection: Transaction, run: Run, key: str, body: api.LeaseBody) -> api.LeaseAnswer:
+    expire_leases(connection, run)  # first: the key that asks may have failed with it
     worker = mark_asking(connection, run, key)
-    expire_leases(connection, run)
     known = find(connection, LeaseRow, "WHERE worker=? AND request_id=?", (key, body.request_id))
     now, observed = read_run(connection, run), observe(connection, run)
     if known is not None and known.epoch < now.epoch:  # its answer was lost, and a rewind came between
@@ -141,7 +141,8 @@ def _decide_timing(connection: Connection, run: Run, now: RunNow) -> freshness.T
     if timing is None or now.newest_version < 0:
         return None
     before = timing.decision
-    decision = timing.decide(connection, now.step, now.newest_version, run.config.training.async_level, run.clock())
+    past, level = StoredPast(connection), run.config.training.async_level
+    decision = timing.decide(past, now.step, now.newest_version, level, run.clock())
     view = timing_view(timing)
     if view is not None and (before is None or before.reason != decision.reason):
         run.metrics.event("lease_timing", **view.model_dump())

@@ -6,9 +6,12 @@ A verdict and all its consequences are one transaction.
 import json
 from typing import Literal
 
+from blake3 import blake3
+
 from shoal.coordinator import ledger
 from shoal.coordinator.batching.recalls import propose_again
 from shoal.coordinator.batching.steps import advance, current_step, epoch
+from shoal.coordinator.ledger import held_back
 from shoal.coordinator.rules import batches, drift, trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import (
@@ -87,6 +90,7 @@ def _close(
     paid = tokens if use == "counts" else row.paid
     update(connection, row, state=SubmissionState.DECIDED, decided_at=now, verdict=verdict, paid=paid)
     lease = lease_of_submission(connection, row)
+    held_back.note_verdict(connection, lease.step_id, row.audit_id)
     ledger.append(
         connection,
         run.keypair,
@@ -116,8 +120,14 @@ def _close(
         audit_rate=row.audit_rate,
         audit_step=row.audit_id,
         verdict=digest_bytes(verdict.encode()),
+        salt=_salt(run, row),
     )
     return lease
+
+
+def _salt(run: Run, row: SubmissionRow) -> str:
+    """Heads of the ledger are public before its newest entries: without it the worker could try what its verdict says."""
+    return blake3(f"shoal verdict/{row.submission_id}/{row.claim_id}".encode(), key=run.secret).hexdigest(16)
 
 
 def _drift_level(connection: Connection, row: SubmissionRow, body: api.VerdictBody) -> drift.DriftLevel:
@@ -246,6 +256,7 @@ def ban(connection: Transaction, run: Run, worker: WorkerRow, reason: str, *, by
     ledger.append(connection, run.keypair, now, "slash", worker=worker.key, held=-held, slashed=held)
     ledger.append(connection, run.keypair, now, "ban", worker=worker.key, reason=public_reason(reason), by=by)
     connection.on_commit(lambda: run.presence.forget_banned(worker.key))
+    connection.on_commit(lambda: run.metrics.event("ban", worker=worker.key, by=by, why=public_reason(reason)))
     _withdraw(connection, worker.key)
     return banned
 

@@ -10,9 +10,11 @@ from shoal.protocol import api
 
 async def set_state(service: Service, body: api.RunStateBody, caller: Signed) -> api.RunStateAnswer:
     """Runs, pauses or drains the run."""
-    return await service.write(
+    answer = await service.write(
         caller, lambda connection: control.set_state(connection, service.run, body.state), notifies=True
     )
+    service.run.metrics.event("run_state", state=answer.run_state)
+    return answer
 
 
 async def rewind(service: Service, body: api.RewindBody, caller: Signed) -> api.RewindView:

@@ -7,6 +7,7 @@ from starlette.responses import Response, StreamingResponse
 
 from shoal.coordinator import ledger, views
 from shoal.coordinator.batching import rewinds
+from shoal.coordinator.http.auth import Visitor
 from shoal.coordinator.http.service import Service
 from shoal.protocol import api
 
@@ -38,16 +39,16 @@ async def relays(service: Service, body: None, caller: None) -> api.RelaysAnswer
     return views.relays(service.run)
 
 
-async def export_ledger(service: Service, body: None, caller: None) -> Response:
-    """The whole ledger, one entry per line, with a signed head at the end."""
-    return StreamingResponse(_export(service), media_type="application/jsonl")
+async def export_ledger(service: Service, body: None, caller: Visitor) -> Response:
+    """The ledger, one entry per line, with a signed seal at the end. Entries of open steps are the owner's alone."""
+    return StreamingResponse(_export(service, is_owner=caller.is_owner), media_type="application/jsonl")
 
 
-async def _export(service: Service) -> AsyncIterator[bytes]:
+async def _export(service: Service, *, is_owner: bool) -> AsyncIterator[bytes]:
     """Page by page, so that a long ledger neither fills the memory nor blocks other readers."""
     run = service.run
-    count, head = await service.read(ledger.head)
-    for start in range(0, count, PAGE_ENTRIES):
-        stop = min(start + PAGE_ENTRIES, count)
+    extent = await service.read(lambda connection: views.ledger_extent(connection, run, is_owner=is_owner))
+    for start in range(0, extent.entries, PAGE_ENTRIES):
+        stop = min(start + PAGE_ENTRIES, extent.entries)
         yield b"".join(await service.read(partial(ledger.page, start=start, stop=stop)))
-    yield ledger.seal(run.keypair, run.descriptor.run_id, count, head, run.clock())
+    yield ledger.seal(run.keypair, run.descriptor.run_id, extent, run.clock())

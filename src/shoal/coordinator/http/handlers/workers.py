@@ -76,7 +76,10 @@ async def announce_relay(service: Service, body: api.RelayBody, caller: Signed) 
     answer = views.relays(service.run, caller.key)
     is_news = known is None or known.body.newest_version != body.newest_version
     if is_news and answer.is_listed:  # others could fill the disk with events
-        service.run.metrics.event("relay", key=caller.key, **body.model_dump())
+        relay = service.run.presence.relays.known[caller.key]
+        success = service.run.presence.relays.success(relay)
+        measured = {} if success is None else {"success": round(success.share, 4), "reporters": success.reporters}
+        service.run.metrics.event("relay", key=caller.key, **body.model_dump(), **measured)
     return answer
 
 
