@@ -149,6 +149,9 @@ def test_a_trainer_that_runs_hears_of_a_rewind_with_its_next_request(
 
     def rewound_meanwhile(*arguments: object) -> object:
         if service.trainer.step == 2:
+            assert service.publisher is not None
+            service.publisher.wait()
+            service.trainer.close()
             rewind_to(coordinator, 0, 2)
         return train_step(*arguments)  # type: ignore[arg-type]
 
