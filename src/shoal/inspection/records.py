@@ -12,6 +12,8 @@ from shoal.observe.words import plural
 from shoal.protocol import api
 from shoal.protocol.rollouts import TRUNCATED, Rollout, RolloutHeader
 from shoal.protocol.segments import turn_count
+from shoal.protocol.steps import group_name
+from shoal.tasks import Task
 from shoal.tasks.environments.registry import environment_of
 from shoal.tasks.environments.tools import parse_tool_calls
 from shoal.tasks.workload import Workload
@@ -51,7 +53,7 @@ class Record:
 
     @property
     def group_id(self) -> str:
-        return f"{self.header.step}/{self.header.slot}/{self.rollout.group}"
+        return group_name(self.header.step_id, self.header.slot, self.rollout.group)
 
     @property
     def age(self) -> int:
@@ -93,13 +95,17 @@ def explain(record: Record, workload: Workload) -> Record:
     return replace(record, why=why_rewarded(record.rollout, workload))
 
 
-def why_rewarded(rollout: Rollout, workload: Workload) -> str:
+def task_of(rollout: Rollout, workload: Workload) -> Task | None:
     import pyarrow.compute as pc
 
     index = pc.index(workload.tasks.train.table.column("problem_id"), rollout.task_id).as_py()
-    if index < 0:
+    return None if index < 0 else workload.tasks.train[index]
+
+
+def why_rewarded(rollout: Rollout, workload: Workload) -> str:
+    task = task_of(rollout, workload)
+    if task is None:
         return "its task is not in the task set of the run"
-    task = workload.tasks.train[index]
     if name := environment_of(task, workload.descriptor.tasks.environment):
         turns = plural(turn_count(rollout.segment_lengths), "turn")
         return f"{name} ended it with {rollout.finish_reason!r} after {turns}"

@@ -104,17 +104,18 @@ class TextCodec:
     def _prompt(
         self, task: Task, target_length: int, style: PromptStyle, tools: Sequence[Mapping[str, Any]], end: str = ""
     ) -> str:
-        request = task.prompt
-        if target_length:
-            request = f"{request} {style.length_instruction.replace('{target}', str(target_length))}"
-        return self.render_turn([{"role": "user", "content": request + end}], style, tools)
+        *before, asked = self.messages(task, target_length, style)
+        return self._opened([*before, asked | {"content": asked["content"] + end}], style, tools)
 
     def render_turn(
         self, messages: Sequence[Mapping[str, str]], style: PromptStyle, tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
         """The text of a conversation up to where the policy's next turn begins, behind the system prompt."""
         system = [{"role": "system", "content": style.system_prompt}] if style.system_prompt else []
-        text = self._render([*system, *map(dict, messages)], tools)
+        return self._opened([*system, *map(dict, messages)], style, tools)
+
+    def _opened(self, messages: list[dict[str, str]], style: PromptStyle, tools: Sequence[Mapping[str, Any]]) -> str:
+        text = self._render(messages, tools)
         return f"{text}{THINK_OPEN}" if style.thinking and not text.rstrip().endswith(THINK_OPEN) else text
 
     @property
@@ -136,6 +137,15 @@ class TextCodec:
     def decode_all(self, tokens: Sequence[int]) -> str:
         """The text of tokens, end tokens included."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    @staticmethod
+    def messages(task: Task, target_length: int, style: PromptStyle) -> list[dict[str, str]]:
+        """What the policy is asked, before the template makes one text of it."""
+        request = task.prompt
+        if target_length:
+            request = f"{request} {style.length_instruction.replace('{target}', str(target_length))}"
+        system = [{"role": "system", "content": style.system_prompt}] if style.system_prompt else []
+        return [*system, {"role": "user", "content": request}]
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text that already holds its special tokens."""
