@@ -352,7 +352,7 @@ def worker_child(url: str, root: Path, token_s: float) -> None:
     work = Worker._work
 
     def paced(worker: Worker, stream: Any) -> None:
-        work(worker, Paced(stream))
+        work(worker, Paced(stream))  # type: ignore[arg-type]  # has everything of a stream
 
     Worker._work = paced  # type: ignore[method-assign, assignment]
     Worker._measure = lambda worker: (ROWS, ROWS / token_s)  # type: ignore[method-assign, assignment]

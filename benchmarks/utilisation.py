@@ -49,6 +49,7 @@ from shoal.policy.engine import (
     generate_all,
     positions_needed,
 )
+from shoal.policy.episodes import EpisodeStream
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.rollouts import RolloutLimits, read_rollouts
@@ -195,7 +196,7 @@ class Continuous(Worker):
 class SlotBySlot(Worker):
     """The loop before engines were fed continuously: the next lease after the last sample of a slot, uploads one at a time."""
 
-    def _work(self, stream: Stream) -> None:
+    def _work(self, stream: EpisodeStream) -> None:
         while not self._stopping.is_set():
             self._hear_all()
             body = api.LeaseBody(request_id=secrets.token_hex(16), held_versions=self.weights.held()[-16:])

@@ -57,7 +57,7 @@ class EpisodeArena:
         tokens, lengths = [token for part in segments for token in part], [len(part) for part in segments]
         request = ScoreRequest(item.prompt_tokens, tuple(tokens), item.seed, tuple(lengths))
         (scored,) = self.run.engine().score([request], temperature=1.0)
-        claims = {
+        claims: dict[str, Any] = {
             "output_tokens": tokens,
             "segment_lengths": lengths,
             "output_logprobs": scored.logprobs.tolist(),

@@ -53,7 +53,12 @@ def with_parts(row: Rollout, segments: list[list[int]], **fields: Any) -> Rollou
     count = sum(lengths[::2])
     logprobs = (row.output_logprobs * (count + 1))[:count]
     proofs = (row.proofs * (count + 1))[: -(-count // 32)]
-    changed = {"output_tokens": tokens, "segment_lengths": lengths, "output_logprobs": logprobs, "proofs": proofs}
+    changed: dict[str, Any] = {
+        "output_tokens": tokens,
+        "segment_lengths": lengths,
+        "output_logprobs": logprobs,
+        "proofs": proofs,
+    }
     return replace(row, **changed, **fields)
 
 

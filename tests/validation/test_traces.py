@@ -23,7 +23,7 @@ from support.tiny_run import TinyRun
 
 def rows(*groups: int, tokens: int = 2) -> list[Rollout]:
     return [
-        Rollout("task", group, sample, [1], [5] * tokens, [-1.0] * tokens, 0, 0.0, 0.0, 0.0, "stop", [])
+        Rollout("task", group, sample, [1], [5] * tokens, [tokens], [-1.0] * tokens, 0, 0.0, 0.0, 0.0, "stop", [])
         for sample, group in enumerate(groups)
     ]
 

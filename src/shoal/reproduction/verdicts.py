@@ -24,7 +24,8 @@ from shoal.tasks.verifiers.requirements import verifier_names
 from shoal.tasks.verifiers.reward_models import is_learned
 from shoal.tasks.workload import Workload
 from shoal.training.packing.samples import Group, Sample
-from shoal.validation.checks import Checked, RejectedError, check_claims
+from shoal.validation.checks import Checked, check_claims
+from shoal.validation.findings import RejectedError
 from shoal.validation.offline import OfflineVerdict, claim_of, verify_file
 
 WEIGHTS = "model.safetensors"

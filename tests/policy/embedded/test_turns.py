@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from shoal.policy import TorchEngine
+from shoal.policy.embedded.attention import Step
 from shoal.policy.engine import Completion, RequestError, ScoreRequest
 from shoal.policy.turns import join_turns
 from shoal.proofs import compare_chunks, split_chunks
@@ -62,9 +63,12 @@ def test_a_later_turn_reads_only_new_tokens(engine: TorchEngine, monkeypatch: py
         assert ended[0][0] == number
         assert one.take(ended[0][1])
         run = engine._runner.run
-        monkeypatch.setattr(
-            engine._runner, "run", lambda ids, *rest: (read.append(ids.numel()), run(ids, *rest))[1], raising=True
-        )
+
+        def counted(ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor:
+            read.append(ids.numel())
+            return run(ids, positions, step)
+
+        monkeypatch.setattr(engine._runner, "run", counted)
         stream.submit([one.request()])
         stream.step()
     assert read[0] == 1 + len(GIVEN[0]), "the end token of the turn, which was never fed, and what was given"
