@@ -39,6 +39,8 @@ class StepReport:
     task_reward_mean: float = 0.0
     length_term_mean: float = 0.0
     output_length_mean: float = 0.0
+    observations_mean: float = 0.0
+    """Observations of environments per completion."""
     truncation_rate: float = 0.0
     repetition_rate: float = 0.0
     zero_signal_fraction: float = 0.0
