@@ -21,7 +21,7 @@ CODE = re.compile(r"`([^`\n]+)`")
 REPOSITORY = ("src/", "tests/", "docs/", "benchmarks/", "examples/", "configs/", "tools/", ".ci/")
 MADE = ("runs/", "build/", "docs/assets/")
 """Directories that commands make."""
-GROUPS = {"run", "ledger", "reward-model", "service", "key"}
+GROUPS = {"run", "ledger", "reward-model", "service", "key", "env"}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 each_written_page = pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
 
