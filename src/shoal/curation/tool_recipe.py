@@ -1,11 +1,11 @@
 """Makes the policy of the tools demo from the bundled one: `python -m shoal.curation.tool_recipe` (`make demo-tools` does).
 
-A short warm start on careless solutions among which a few ask a calculator: the policy knows how to call the tool, seldom does it,
-and is mostly wrong without. Whatever reinforcement learning makes of that is its own doing. Held-out problems never enter the data.
+First many solutions that ask a calculator, so that the policy learns to copy a problem into a call and a result out of it; then
+careless ones among which a few ask: it knows how to use the tool, seldom does, and is mostly wrong without. The rest is left to
+reinforcement learning. Held-out problems never enter the data.
 """
 
 import argparse
-import itertools
 import json
 import random
 import shutil
@@ -30,11 +30,15 @@ OUT = Path("build/demo-tools/policy")
 
 @dataclass(frozen=True)
 class ToolRecipe:
-    steps: int = 400
+    learning_steps: int = 500
+    """In which most solutions ask the calculator."""
+    learning_share: float = 0.8
+    steps: int = 150
+    """In which few do."""
     batch: int = 32
     learning_rate: float = 1e-3
     tool_share: float = 0.12
-    """Of the solutions that ask the calculator."""
+    """Of the solutions that ask the calculator, in the end."""
     slip: float = 0.30
     seed: int = 0
 
@@ -65,11 +69,14 @@ def _prompt(problem: ChainSum, codec: TextCodec) -> tuple[int, ...]:
 
 def examples(recipe: ToolRecipe, codec: TextCodec) -> Iterator[Example]:
     rng, bridge = random.Random(recipe.seed), build_bridge(codec, PromptStyle(), refer("calculator"))
-    for _ in itertools.count():
+    count = 0
+    while count < (recipe.learning_steps + recipe.steps) * recipe.batch:
         problem = sample_chain_sum(rng)
         if problem.is_heldout:
             continue
-        if rng.random() < recipe.tool_share:
+        is_learning = count < recipe.learning_steps * recipe.batch
+        count += 1
+        if rng.random() < (recipe.learning_share if is_learning else recipe.tool_share):
             yield with_tool(problem, codec, bridge)
         else:
             yield without_tool(problem, codec, recipe.slip, rng)
@@ -79,7 +86,7 @@ def build(recipe: ToolRecipe, out: Path) -> None:
     """Writes a whole model directory; its config is that of the bundled policy, whose calibration holds for it."""
     base, work_dir = bundled_directory(), out.with_name(f"{out.name}-work")
     codec = TextCodec.from_directory(base)
-    chosen = list(itertools.islice(examples(recipe, codec), recipe.steps * recipe.batch))
+    chosen = list(examples(recipe, codec))
     settings = FitSettings(
         batch=recipe.batch,
         learning_rate=recipe.learning_rate,
@@ -105,14 +112,13 @@ def _report_step(report: FitReport) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--steps", type=int, default=ToolRecipe().steps)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     if (arguments.out / CONFIG_FILE).is_file():
         print(f"{arguments.out} is there already")
         return
     torch.set_num_threads(arguments.threads)
-    build(ToolRecipe(steps=arguments.steps), arguments.out)
+    build(ToolRecipe(), arguments.out)
 
 
 if __name__ == "__main__":
