@@ -26,8 +26,8 @@ def shoot(page: Page, address: str, text: str, path: Path, *, is_whole: bool = T
 
 def opened(chromium: Browser, link: str, size: Any, *, is_dark: bool = False) -> Page:
     """A page of the run; with the owner's link it has exchanged the secret for its cookie."""
-    scheme = "dark" if is_dark else "light"
-    page = chromium.new_context(viewport=size, color_scheme=scheme, device_scale_factor=1).new_page()
+    context = chromium.new_context(viewport=size, color_scheme="dark" if is_dark else "light", device_scale_factor=1)
+    page = context.new_page()
     page.goto(link)
     page.get_by_text("Running for").first.wait_for()
     return page
