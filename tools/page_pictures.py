@@ -6,7 +6,7 @@ the group, the worker and the banned key are the first ones that fit, so that th
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -25,8 +25,8 @@ def shoot(page: Page, address: str, text: str, path: Path, *, is_whole: bool = T
 
 
 def opened(chromium: Browser, link: str, size: Any, *, is_dark: bool = False) -> Page:
-    """A page that has exchanged the secret of the link for its cookie."""
-    scheme = "dark" if is_dark else "light"
+    """A page of the run; with the owner's link it has exchanged the secret for its cookie."""
+    scheme: Literal["dark", "light"] = "dark" if is_dark else "light"
     page = chromium.new_context(viewport=size, color_scheme=scheme, device_scale_factor=1).new_page()
     page.goto(link)
     page.get_by_text("Running for").first.wait_for()
@@ -74,12 +74,13 @@ def main() -> None:
         page.get_by_role("button", name="Entropy").click()
         page.locator(".turn.policy .token").nth(3).hover()
         page.screenshot(path=folder / "page-group.png")
-        shoot(page, f"{base}/worker/{best}", "What raises it", folder / "page-contributor.png", is_whole=False)
+        stranger = opened(chromium, base, WIDE)
+        shoot(stranger, f"{base}/worker/{best}", "What raises it", folder / "page-contributor.png", is_whole=False)
         dark = opened(chromium, options.link, WIDE, is_dark=True)
         shoot(dark, f"{base}/#/overview", "Running for", folder / "page-overview-dark.png")
         phone = opened(chromium, options.link, PHONE)
         shoot(phone, f"{base}/#/overview", "Running for", folder / "page-overview-phone.png", is_whole=False)
-        phone = opened(chromium, options.link, PHONE, is_dark=True)
+        phone = opened(chromium, base, PHONE, is_dark=True)
         shoot(
             phone, f"{base}/worker/{best}", "What raises it", folder / "page-contributor-phone-dark.png", is_whole=False
         )

@@ -82,6 +82,7 @@ def test_options_that_a_page_shows_exist(page: Path) -> None:
         name.removeprefix("shoal "): {spelled for one in command.params for spelled in (*one.opts, *one.secondary_opts)}
         for name, command in commands.commands()
     }
+    options["service install"] |= options["work"]  # which it passes on
     unknown = [
         f"{name} {option}"
         for line in prose_and_blocks(page)

@@ -123,7 +123,6 @@ def test_a_contributors_whole_life(tmp_path: Path) -> None:
             "--name",
             "ann",
             "--not-on-battery",
-            "--nice",
         )
         laptop.shoal("service", "install", "--no-start", *words)
         pause_and_battery(laptop, run, home, tmp_path / "first.log")

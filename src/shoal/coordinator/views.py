@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from shoal.coordinator import ledger
-from shoal.coordinator.batching import retention
+from shoal.coordinator.batching import retention, rewinds
 from shoal.coordinator.batching.steps import read_run, run_state, step_counts
 from shoal.coordinator.batching.timing import timing_view
 from shoal.coordinator.ledger.held_back import public_extent
@@ -121,6 +121,7 @@ def status(connection: Connection, run: Run) -> api.StatusView:
     return api.StatusView(
         run_id=run.descriptor.run_id,
         run_state=now.state,
+        epoch=now.epoch,
         uptime_s=round(clock.at_s(_ended_at(connection) if now.state == "finished" else run.clock()), 1),
         step=now.step,
         steps=run.config.run.steps,
@@ -242,6 +243,7 @@ def history(connection: Connection, run: Run) -> api.HistoryView:
         ],
         batches=_batches(connection, clock),
         bans=[worker_view(connection, run, row) for row in reversed(banned)],
+        rewinds=rewinds.views(connection),
         tasks=task_stats.statistics(connection),
     )
 
@@ -249,6 +251,7 @@ def history(connection: Connection, run: Run) -> api.HistoryView:
 def _versions(connection: Connection, clock: RunClock) -> list[api.VersionView]:
     return [
         api.VersionView(
+            epoch=row.epoch,
             version=row.version,
             manifest_digest=row.manifest_digest,
             published_s=clock.at_s(row.published_at),

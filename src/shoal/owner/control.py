@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from shoal.config import ShoalConfig
 from shoal.coordinator import Run, control, ledger, views
-from shoal.coordinator.batching import recalls
+from shoal.coordinator.batching import recalls, rewinds
 from shoal.coordinator.page import session
 from shoal.coordinator.server import begin, build_run
 from shoal.coordinator.store import records
@@ -61,6 +61,24 @@ class OwnedRun:
             lambda client: client.recall_by_hand(body),
             lambda connection, run: api.RecallAnswer(groups=recalls.recall(connection, run, body)),
         )
+
+    def line(self) -> api.LineAnswer:
+        """Which versions count."""
+        return self._apply(lambda client: client.line(), lambda connection, run: rewinds.line(connection), signed=False)
+
+    def rewind(self, body: api.RewindBody) -> api.RewindView:
+        return self._apply(
+            lambda client: client.rewind(body),
+            lambda connection, run: rewinds.rewind(connection, run, body),
+        )
+
+    def run_key(self) -> Keypair:
+        if self.key_file is None:
+            raise ConfigError("The owner's commands are signed.", hint="Name the run key with --key, or the run file.")
+        return Keypair.load(self.key_file)
+
+    def run_id(self) -> str:
+        return self.directory.descriptor().run_id if self.directory else self.status()[0].run_id
 
     def status(self) -> tuple[api.StatusView, api.HistoryView]:
         return self._apply(
@@ -121,9 +139,7 @@ class OwnedRun:
     def _client(self, signed: bool) -> CoordinatorClient:
         if not signed:
             return CoordinatorClient(self.url, None, deadline_s=self.deadline_s)
-        if self.key_file is None:
-            raise ConfigError("The owner's commands are signed.", hint="Name the run key with --key, or the run file.")
-        keypair = Keypair.load(self.key_file)
+        keypair = self.run_key()
         _, descriptor = fetch_descriptor(self.url, None, deadline_s=self.deadline_s)
         return CoordinatorClient.for_run(descriptor, keypair, self.url, deadline_s=self.deadline_s)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from shoal.protocol.api import Answer, Body, ClientId, Count, PublicKey, WorkerView
+from shoal.protocol.steps import STEP_PATTERN
 
 Value = float | None
 Secret = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -146,7 +147,8 @@ class StepAddress(Body):
 
 
 class GroupAddress(Body):
-    step: Count
+    step: Annotated[str, Field(pattern=STEP_PATTERN)]
+    """As in the name of the group: with epoch and attempt where a step was begun again."""
     slot: Count
     number: Count
 

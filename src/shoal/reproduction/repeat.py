@@ -1,7 +1,7 @@
 """Repeats the training of a run from its files, step by step, and compares the digest of every version with the ledger's.
 
 Begins at the base model, or at a checkpoint whose weights the ledger vouches for. The first step that does not come out as recorded
-is named, and with it whether its inputs or the arithmetic differ. On another class of machine bits may differ: there a step counts
+is named, and with it whether its inputs or the numerics differ. On another class of machine bits may differ: there a step counts
 as repeated if its weights lie within `TOLERANCE` of the recorded ones, measured against how far training had moved them.
 """
 

@@ -55,6 +55,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         swarm.reject(Reason.SAMPLING)
         swarm.sweep()
         swarm.publish(1)
+        swarm.produce(ann)
         ann.heartbeat(api.HeartbeatBody(activity=ACTIVITY))
     with Served(swarm) as served:
         yield served
@@ -145,7 +146,9 @@ def test_who_uses_the_keyboard_stays_where_they_are_while_the_page_is_drawn_agai
     watched.wait_for(NAME)
     watched.wait_for("live")
     page.get_by_role("link", name="eve").focus()
-    served.swarm.client("eve-2").register(api.RegisterBody(name="zoe", numerics_class=NUMERICS_CLASS, tokens_per_s=1.0))
+    served.swarm.client("eve-2").register(
+        api.RegisterBody(name="zoe", numerics_class=NUMERICS_CLASS, tokens_per_s=99.0)
+    )
     watched.wait_for("zoe")
     assert page.evaluate("document.activeElement.textContent") == "eve"
 
@@ -161,8 +164,6 @@ def test_relays_show_how_well_they_serve(served: Served, watched: Watched) -> No
 
 
 def test_the_ledger_shows_entries_of_open_steps_to_the_owner_alone(served: Served, watched: Watched) -> None:
-    ann = served.swarm.client("ann")
-    served.swarm.produce(ann)
     page = watched.page
     page.goto(f"{served.url}/#/ledger")
     watched.wait_for("of steps that are still open")

@@ -18,7 +18,8 @@ from shoal.protocol import api
 # Slots are numbered in the order of their first leases, so slot 0 has the first lease of its step.
 CYCLES = (
     "SELECT batches.step AS step, batches.formed_at AS formed_at, this.published_at AS published_at,"
-    " (SELECT MIN(issued_at) FROM leases WHERE leases.step=batches.step AND leases.slot=0) AS opened_at,"
+    " (SELECT MIN(issued_at) FROM leases WHERE leases.epoch=batches.epoch AND leases.step=batches.step"
+    " AND leases.slot=0) AS opened_at,"
     " next.published_at AS trained_at, next.report AS report"
     " FROM batches JOIN versions AS this ON this.version=batches.step JOIN versions AS next ON next.version=batches.step+1"
     f" ORDER BY batches.step DESC LIMIT {freshness.MEMORY}"
@@ -84,6 +85,10 @@ class LeaseTiming:
     trains_since: float = 0.0
     decision: freshness.Timing | None = None
     decided: freshness.TimingView | None = None
+
+    def forget(self) -> None:
+        """After a rewind: cycles are measured again."""
+        self.started_at, self.measured, self.decision, self.decided, self.cycles = None, None, None, None, ()
 
     def decide(self, past: Past, step: int, newest: int, async_level: int, now: float) -> freshness.Timing:
         if self.started_at is None:

@@ -32,6 +32,7 @@ ROUTES = (
     Route("GET", "/v1/status", public.status, ANYONE, NOTHING, api.StatusView),
     Route("GET", "/v1/history", public.history, ANYONE, NOTHING, api.HistoryView),
     Route("GET", "/v1/relays", public.relays, ANYONE, NOTHING, api.RelaysAnswer),
+    Route("GET", "/v1/run/line", public.line, ANYONE, NOTHING, api.LineAnswer),
     Route("GET", "/v1/ledger", public.export_ledger, VISITOR, NOTHING, Response, media=JSONL, cost=WHOLE_LEDGER),
     Route("GET", "/", page.index, VISITOR, NOTHING, Response, HTML, is_listed=False),
     Route(
@@ -87,6 +88,7 @@ ROUTES = (
     Route("POST", "/v1/evaluations", roles.evaluation, EVALUATOR, Json(api.EvaluationBody), NoneType),
     Route("POST", "/v1/run/state", owner.set_state, OWNER, Json(api.RunStateBody), api.RunStateAnswer),
     Route("POST", "/v1/run/recall", roles.recall_batch, OWNER, Json(api.RecallBody), api.RecallAnswer),
+    Route("POST", "/v1/run/rewind", owner.rewind, OWNER, Json(api.RewindBody), api.RewindView),
     Route("POST", "/v1/bans", owner.ban, OWNER, Json(api.BanBody), api.WorkerView),
     Route("POST", "/v1/bans/lift", owner.unban, OWNER, Json(api.BanBody), api.WorkerView),
 )  # fmt: skip

@@ -51,6 +51,8 @@ class KeptCheck:
         self._hashes = set(kept.hashes)
         self._open = {receipt.lease: receipt for receipt in kept.receipts}
         self._restores: list[Restore] = []
+        self._epochs: dict[int, int] = {}
+        """Epoch → its first step."""
         self._last_step: tuple[int, StepId] | None = None
         self._async_level = 0
 
@@ -65,6 +67,8 @@ class KeptCheck:
             self._async_level = int(body["async_level"])
         elif entry.kind == "recorded":
             self._last_step = entry.seq, step_of(body)
+        elif entry.kind == "rewound":
+            self._epochs[step_of(body).epoch] = step_of(body).step
         elif entry.kind in ("verdict", "quarantine"):
             yield from self._answer(entry, body)
         elif entry.kind == "ban":
@@ -152,7 +156,10 @@ class KeptCheck:
         return any(one.made_at - CLOCK_SLACK_S <= receipt.at <= one.at + CLOCK_SLACK_S for one in self._restores)
 
     def _is_past(self, receipt: Receipt, last: StepId, slack: int) -> bool:
-        return last.epoch > receipt.epoch or last.step >= receipt.step + self._async_level + slack
+        """Files of a voided step are decided before the new epoch gets far."""
+        if last.epoch == receipt.epoch:
+            return last.step >= receipt.step + self._async_level + slack
+        return last.step > self._epochs.get(last.epoch, 0) + self._async_level + slack
 
     def unchecked(self) -> Iterator[str]:
         if not self._kept.heads and not self._kept.hashes:

@@ -37,6 +37,15 @@ def publish(connection: Connection, run: Run, step: StepId) -> str:
     return step_secret(run.secret, step).hex()
 
 
+def begin_epoch(connection: Connection, run: Run, first: StepId) -> list[list[object]]:
+    """Commits to the first steps of a new epoch; returns the secrets of voided steps, which nothing is drawn under any more."""
+    voided = [step for step in _committed(connection) if step.epoch < first.epoch]
+    commit_ahead(connection, run, first)
+    held_back.release(connection, first)
+    _keep(connection, [step for step in _committed(connection) if step.epoch == first.epoch])
+    return [[*step, step_secret(run.secret, step).hex()] for step in voided]
+
+
 def _committed(connection: Connection) -> list[StepId]:
     """Steps that are committed and not yet published; a voided one stays until a later one is published."""
     return [StepId(*numbers) for numbers in json.loads(meta.read(connection, "committed") or "[]")]

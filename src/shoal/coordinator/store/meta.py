@@ -1,4 +1,4 @@
-"""Facts of which a run has one: its id, its start, what its owner wants, the trainer's oldest checkpoint, its epoch."""
+"""Facts of which a run has one: its id, its start, what its owner wants, the trainer's checkpoints, its epoch."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Name = Literal[
     "started_at",
     "stops",
     "run_state",
-    "oldest_checkpoint",
+    "checkpoints",
     "page_rotation",
     "epoch",
     "attempt",

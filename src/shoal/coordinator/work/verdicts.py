@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from shoal.coordinator import ledger
 from shoal.coordinator.batching.recalls import propose_again
-from shoal.coordinator.batching.steps import advance, current_step
+from shoal.coordinator.batching.steps import advance, current_step, epoch
 from shoal.coordinator.ledger import held_back
 from shoal.coordinator.rules import batches, drift, trust
 from shoal.coordinator.run import Run
@@ -154,7 +154,8 @@ def _accept(
     earns = usable and not _is_expired_choice(connection, run, lease)
     _close(connection, run, row, body, "counts" if earns else "unpaid" if usable else "unused")
     if slot is not None:
-        groups = [_group_row(lease, row, body, group, deferred=slot.deferred) for group in body.groups]
+        kind = {"deferred": slot.deferred, "voided": lease.epoch < epoch(connection)}
+        groups = [_group_row(lease, row, body, group, **kind) for group in body.groups]
         slots.add_groups(connection, groups)
         for group in body.groups:
             task_stats.count_group(connection, group)
@@ -191,7 +192,7 @@ def _is_expired_choice(connection: Connection, run: Run, lease: LeaseRow) -> boo
 
 
 def _group_row(
-    lease: LeaseRow, row: SubmissionRow, body: api.VerdictBody, group: api.GroupVerdict, *, deferred: bool
+    lease: LeaseRow, row: SubmissionRow, body: api.VerdictBody, group: api.GroupVerdict, *, deferred: bool, voided: bool
 ) -> GroupRow:
     return GroupRow(
         group_id=group_name(lease.step_id, lease.slot, group.group),
@@ -206,9 +207,17 @@ def _group_row(
         rewards=json.dumps(group.rewards),
         task_rewards=json.dumps(group.task_rewards),
         logprobs_verified=group.group in body.audited_groups,
-        state=GroupState.ACCEPTED if group.useful else GroupState.NO_SIGNAL,
+        state=_first_state(group, voided=voided),
         deferred=deferred,
+        epoch=lease.epoch,
     )
+
+
+def _first_state(group: api.GroupVerdict, *, voided: bool) -> GroupState:
+    """Work of a voided step is paid for and enters no batch."""
+    if not group.useful:
+        return GroupState.NO_SIGNAL
+    return GroupState.WITHDRAWN if voided else GroupState.ACCEPTED
 
 
 def _reject(
@@ -261,7 +270,7 @@ def _withdraw(connection: Connection, key: str) -> None:
     for lease in select(
         connection,
         LeaseRow,
-        f"JOIN slots USING (step, slot) WHERE leases.worker=? AND (leases.state='{LeaseState.LEASED}'"
+        f"JOIN slots USING (epoch, step, slot) WHERE leases.worker=? AND (leases.state='{LeaseState.LEASED}'"
         f" OR leases.state='{LeaseState.SUBMITTED}' AND slots.state IN {one_of(*FILLING)})",
         (key,),
     ):
@@ -269,8 +278,8 @@ def _withdraw(connection: Connection, key: str) -> None:
     for lease in select(
         connection,
         LeaseRow,
-        "JOIN slots USING (step, slot, lease_id) WHERE leases.step=? AND leases.worker=?"
+        "JOIN slots USING (epoch, step, slot, lease_id) WHERE leases.epoch=? AND leases.step=? AND leases.worker=?"
         f" AND slots.state='{SlotState.RESOLVED}'",
-        (current_step(connection), key),
+        (epoch(connection), current_step(connection), key),
     ):
         slots.void_slot(connection, slots.move_lease(connection, lease, LeaseState.VOID))

@@ -6,6 +6,7 @@ from functools import partial
 from starlette.responses import Response, StreamingResponse
 
 from shoal.coordinator import ledger, views
+from shoal.coordinator.batching import rewinds
 from shoal.coordinator.http.auth import Visitor
 from shoal.coordinator.http.service import Service
 from shoal.protocol import api
@@ -26,6 +27,11 @@ async def status(service: Service, body: None, caller: None) -> api.StatusView:
 async def history(service: Service, body: None, caller: None) -> api.HistoryView:
     """Versions, evaluations, batches and bans since the run began."""
     return await service.read(lambda connection: views.history(connection, service.run))
+
+
+async def line(service: Service, body: None, caller: None) -> api.LineAnswer:
+    """Which versions count: the epoch, and what every rewind returned to."""
+    return await service.read(lambda connection: rewinds.line(connection, service.heads))
 
 
 async def relays(service: Service, body: None, caller: None) -> api.RelaysAnswer:
