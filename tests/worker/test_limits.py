@@ -9,8 +9,8 @@ from shoal.contributor.control import Control
 from shoal.contributor.limits import Conditions, Limits
 from shoal.contributor.watch import LimitWatch, MemoryLimitError
 from shoal.protocol import api
-from support.tiny_run import TinyRun
-from worker.test_loop import Contributor, at_step, eight_rows, make_lease
+from support.tiny_run import TinyRun, make_lease
+from worker.test_loop import Contributor, at_step, eight_rows
 
 __all__ = ["eight_rows"]
 FOR_EVER_S = 1e6
@@ -86,13 +86,18 @@ def test_what_ends_within_the_grace_is_finished_and_submitted(contributor: Contr
         desk.seen = Conditions(on_battery=True)
         desk.watch._conditions_at = -1000.0
 
-    def plug_in(*_: object) -> None:
+    def plug_in() -> None:
         desk.seen = Conditions()
         desk.watch._conditions_at = -1000.0
 
     at_step(contributor, 2, unplug)
     submitted = contributor.worker._deliveries._on_submitted
-    contributor.worker._deliveries._on_submitted = lambda *facts: (submitted(*facts), plug_in())[0]
+
+    def then_plug_in(lease: api.Lease, samples: int, tokens: int) -> None:
+        submitted(lease, samples, tokens)
+        plug_in()
+
+    contributor.worker._deliveries._on_submitted = then_plug_in
     contributor.worker.run()
     assert contributor.submitted == ["lease-3-0"]
     assert contributor.coordinator.returned == []
