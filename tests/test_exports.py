@@ -69,7 +69,8 @@ PUBLIC = {
         open_descriptor read_rollouts secret_commitment severity slot_seed step_commitment step_secret write_rollouts
     """,
     "shoal.simulation": """
-        Behaviour EventClock LocalCoordinator Outcome Scenario Work WorkerPlan attacks honest hostile simulate unequal
+        Behaviour EventClock LocalCoordinator MemoryCoordinator Outcome Scenario Work WorkerPlan attacks honest hostile
+        simulate unequal
     """,
     "shoal.reproduction": """
         Evidence Reproduction ReproductionError StepOutcome headline read_evidence render_page reproduce

@@ -23,6 +23,7 @@ from shoal.cli.extras import missing_extra, with_extra
 from shoal.cli.flags import report, split_settings, takes_settings
 from shoal.cli.logs import logs
 from shoal.cli.run import run_app
+from shoal.cli.simulate import simulate
 from shoal.cli.work import work_app
 from shoal.config import all_settings
 from shoal.errors import ConfigError, ShoalError
@@ -106,6 +107,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "inspect": record_commands.inspect,
     "view": record_commands.view,
     "plan-memory": record_commands.plan_memory,
+    "simulate": simulate,
     "validate": role_commands.validate,
     "evaluator": role_commands.evaluator,
     "relay": role_commands.relay,

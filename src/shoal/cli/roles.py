@@ -22,6 +22,14 @@ from shoal.cli.flags import (
 )
 from shoal.config.schema import EngineKind
 
+AutoRewind = Annotated[
+    bool,
+    typer.Option(
+        "--auto-rewind",
+        help="If a repeated step gives other weights than those published, return to the last checkpoint (see `run rewind`).",
+    ),
+]
+
 
 def init(context: typer.Context, where: Where = None, dry_run: DryRun = False) -> None:
     """Make a run: keys, secret, base files and the signed descriptor."""
@@ -45,13 +53,14 @@ def train(
     replay: Annotated[
         Path | None, typer.Option(help="Train from the rollout files of this directory, without a swarm.")
     ] = None,
+    auto_rewind: AutoRewind = False,
 ) -> None:
     """Train on accepted rollouts and publish every version; works under torchrun too."""
     from shoal.roles import trainer
     from shoal.roles.process import use_threads
 
     if replay is None:
-        trainer.train(run_directory(context, where, dry_run), report, threads=threads)
+        trainer.train(run_directory(context, where, dry_run), report, threads=threads, auto_rewind=auto_rewind)
         return
     config = run_config(context, where, dry_run)
     from shoal.owner.records import replay_rollouts
@@ -143,6 +152,7 @@ def up(
             " Default: `run.threads`, or what the machine has."
         ),
     ] = None,
+    auto_rewind: AutoRewind = False,
     dry_run: DryRun = False,
 ) -> None:
     """Start and supervise the owner's roles of a run on this host, with workers of its own if you like."""
@@ -155,7 +165,7 @@ def up(
     directory = run_directory(context, where)
     report_join_command(directory)
     report_page_links(directory)
-    run_swarm(directory, report, workers=workers, relays=relays, threads=chosen)
+    run_swarm(directory, report, workers=workers, relays=relays, threads=chosen, auto_rewind=auto_rewind)
 
 
 def demo(

@@ -10,6 +10,7 @@ from typing import Any
 from shoal.errors import ShoalError
 from shoal.protocol import api
 from shoal.protocol.rollouts import Rollout, RolloutHeader
+from shoal.protocol.steps import group_name
 from shoal.tasks import Task
 from shoal.tasks.workload import Workload
 
@@ -46,7 +47,7 @@ class Record:
 
     @property
     def group_id(self) -> str:
-        return f"{self.header.step}/{self.header.slot}/{self.rollout.group}"
+        return group_name(self.header.step_id, self.header.slot, self.rollout.group)
 
     @property
     def age(self) -> int:

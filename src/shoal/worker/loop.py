@@ -156,6 +156,7 @@ class Worker:
             self._obey(stream)
             self._hear_all()
             self._drop_expired(stream)
+            self._drop_voided(stream)
             self._ask(stream)
             if not stream.unfinished:
                 self._swap()
@@ -267,6 +268,11 @@ class Worker:
             self._forget(slot, stream)
             done = f"{len(slot.completions)} of {len(slot.items)} samples were done"
             self.report(f"{slot} took longer than its lease lasts; {done}")
+
+    def _drop_voided(self, stream: Stream) -> None:
+        for slot in [slot for slot in self._slots if slot.lease.epoch < self.heartbeat.epoch]:
+            self._forget(slot, stream)
+            self.report(f"{slot} is void: the owner returned the run to an earlier version")
 
     def _forget(self, slot: Slot, stream: Stream) -> None:
         stream.cancel(list(slot.running))

@@ -136,17 +136,19 @@ class WeightFollower:
         """Fetch the newest version, or a newer one that appears meanwhile and costs less than the rest of this one."""
         if head.newest is None:
             return
-        self._drop_withdrawn(head.newest.version, head.newest.manifest_digest)
+        self._drop_withdrawn(head)
         if head.newest.version not in self._versions:
             started = time.monotonic()
             newest, path = self._weights.fetch_newest(deadline_s=FETCH_DEADLINE_S, on_progress=self._measured())
             self._fetched(newest.version, newest.manifest_digest, path, started)
 
-    def _drop_withdrawn(self, newest: int, manifest_digest: str) -> None:
-        """The owner went back to an earlier version: what is newer does not count any more, even if it is on disk."""
+    def _drop_withdrawn(self, head: Head) -> None:
+        """The owner went back to an earlier version: what the head does not name is void, even if it is on disk. Versions that
+        are older than the head may stay."""
+        named = {entry.version: entry.manifest_digest for entry in head.versions}
         with self._changed:
             for version, held in list(self._versions.items()):
-                if version > newest or (version == newest and held.manifest_digest != manifest_digest):
+                if version >= min(named, default=0) and named.get(version) != held.manifest_digest:
                     del self._versions[version]
 
     def _measured(self) -> OnProgress:
