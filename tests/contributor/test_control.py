@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,10 +83,10 @@ def test_a_wish_of_another_user_is_not_heard(tmp_path: Path) -> None:
 def test_without_a_worker_there_is_nobody_to_tell(tmp_path: Path) -> None:
     control = Control(tmp_path)
     control.tell(WorkerStatus(pid=1, state="working"))  # left behind by one that was killed
-    with pytest.raises(NoWorkerError, match=r"No worker runs in .* --dir"):
-        control.status()
-    with pytest.raises(NoWorkerError, match=r"No worker runs in .* --dir"):
-        control.ask("pause")
+    acts: list[Callable[[], object]] = [control.status, lambda: control.ask("pause")]
+    for act in acts:
+        with pytest.raises(NoWorkerError, match=r"No worker runs in .* --dir"):
+            act()
     assert control.wish() == "work"
 
 
@@ -133,7 +134,7 @@ def test_a_worker_that_ends_meanwhile_has_finished(tmp_path: Path) -> None:
     control, held = Control(tmp_path), hold(tmp_path / "lock", "")
     held.__enter__()
 
-    def worker_ends(_: float) -> None:
+    def end(_: float) -> None:
         held.__exit__(None, None, None)
 
-    assert control.ask("finish", sleep=worker_ends) is None
+    assert control.ask("finish", sleep=end) is None

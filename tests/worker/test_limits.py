@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,18 +87,18 @@ def test_what_ends_within_the_grace_is_finished_and_submitted(contributor: Contr
         desk.seen = Conditions(on_battery=True)
         desk.watch._conditions_at = -1000.0
 
-    def plug_in() -> None:
+    def plug_in(*_: object) -> None:
         desk.seen = Conditions()
         desk.watch._conditions_at = -1000.0
 
     at_step(contributor, 2, unplug)
     submitted = contributor.worker._deliveries._on_submitted
 
-    def then_plug_in(lease: api.Lease, samples: int, tokens: int) -> None:
-        submitted(lease, samples, tokens)
+    def plug_in_afterwards(*facts: Any) -> None:
+        submitted(*facts)
         plug_in()
 
-    contributor.worker._deliveries._on_submitted = then_plug_in
+    contributor.worker._deliveries._on_submitted = plug_in_afterwards
     contributor.worker.run()
     assert contributor.submitted == ["lease-3-0"]
     assert contributor.coordinator.returned == []

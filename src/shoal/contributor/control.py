@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from shoal.errors import ShoalError, UnavailableError
 from shoal.files import write_atomic
@@ -62,7 +62,7 @@ class Control:
     def wish(self) -> Wish:
         """What the user wants; anything that is not this user's own file, whole and well-formed, counts as no wish."""
         found = _read_own(self._wish).get("wish")
-        return cast(Wish, found) if found in get_args(Wish) else "work"
+        return found if found in get_args(Wish) else "work"  # type: ignore[return-value]
 
     def set_wish(self, wish: Wish) -> None:
         if wish == "work":
