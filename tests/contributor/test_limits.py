@@ -8,8 +8,8 @@ from shoal.contributor.limits import Conditions, Hours, Limits, memory_excess, r
 from shoal.errors import ConfigError
 
 
-def reason(limits: Limits, *, is_paused: bool = False, **seen: object) -> str:
-    rest = reason_to_rest(limits, Conditions(**seen), is_paused=is_paused)  # type: ignore[arg-type]
+def reason(limits: Limits, **seen: Any) -> str:
+    rest = reason_to_rest(limits, Conditions(**seen), is_paused=False)
     return rest.reason if rest else ""
 
 
