@@ -1,14 +1,16 @@
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
-from shoal.broadcast import DownloadProgress, Origin, OriginServer, WeightClient
+from shoal.broadcast import DownloadProgress, Origin, OriginServer, OriginSettings, WeightClient, manifest
+from shoal.broadcast.peers import Deadline
+from shoal.broadcast.plan import Plan
 from shoal.errors import IntegrityError, UnavailableError
 
-from .conftest import Mirror, answer, make_tensors
+from .conftest import RUN_KEY, Mirror, answer, make_tensors
 
 MakeClient = Callable[..., WeightClient]
 MakeMirror = Callable[..., Mirror]
@@ -200,22 +202,68 @@ def test_newest_version_is_found_by_itself(
     assert weights_of(directory) == expected_weights(1)
 
 
+@pytest.fixture
+def priced(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Set when a client has planned how to fetch version 1."""
+    done = threading.Event()
+    plan = WeightClient._plan
+
+    def planned(client: WeightClient, wanted: str, deadline: Deadline) -> Plan:
+        result = plan(client, wanted, deadline)
+        if client._manifests.get(wanted, deadline=deadline).version == 1:
+            done.set()
+        return result
+
+    monkeypatch.setattr(WeightClient, "_plan", planned)
+    yield done
+    done.set()
+
+
 def test_superseded_fetch_moves_to_the_newer_version(
-    origin: Origin, origin_server: OriginServer, make_mirror: MakeMirror, make_client: MakeClient
+    origin: Origin, make_mirror: MakeMirror, make_client: MakeClient, priced: threading.Event
 ) -> None:
     publish(origin)
-    mirror = make_mirror()
-    client = make_client(mirror.url, origin_server.url, connections=1)
+    client = make_client(make_mirror().url, connections=1)
     published: list[str] = []
 
     def publish_next(progress: DownloadProgress) -> None:
         if not published:
             published.append(publish(origin, 1))
             client.head(newer_than=1, wait_s=20)
+            assert priced.wait(20)
 
     entry, directory = client.fetch_newest(on_progress=publish_next)
     assert entry.version == 1
     assert weights_of(directory) == expected_weights(1)
+
+
+def test_a_newer_version_is_priced_once_and_not_for_every_shard(
+    tmp_path: Path,
+    make_mirror: MakeMirror,
+    make_client: MakeClient,
+    priced: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    origin = Origin(tmp_path / "origin", RUN_KEY, OriginSettings(shard_bytes=100))
+    publish(origin)
+    opened: list[bytes] = []
+    read = manifest.open_manifest
+    for module in ("heads", "peers"):
+        monkeypatch.setattr(f"shoal.broadcast.{module}.open_manifest", lambda *a: (opened.append(a[0]), read(*a))[1])
+    client = make_client(make_mirror(root=origin.root).url, connections=1)
+    shards: list[int] = []
+
+    def publish_late(progress: DownloadProgress) -> None:
+        shards.append(progress.bytes_done)
+        if len(shards) == 60:  # version 1 costs more than the rest of version 0 from here on
+            publish(origin, 1)
+            client.head(newer_than=1, wait_s=20)
+            assert priced.wait(20)
+
+    entry, _ = client.fetch_newest(on_progress=publish_late)
+    assert entry.version == 0
+    assert len(shards) > 100
+    assert len(opened) <= 4
 
 
 def test_nothing_published_yet_is_an_error(

@@ -23,9 +23,9 @@ from shoal.broadcast.peers import ANSWER_WITHIN_S, Deadline, Sources
 from shoal.broadcast.plan import Plan, cheapest_plan
 from shoal.broadcast.scores import RelayReport
 from shoal.broadcast.staging import StagedWeights, StagingArea, Trash, check_weights
-from shoal.broadcast.store import ShardStore
+from shoal.broadcast.store import ShardStore, make_directory
 from shoal.errors import IntegrityError, UnavailableError
-from shoal.files import WEIGHTS_FILE, digest_bytes, is_digest
+from shoal.files import WEIGHTS_FILE, is_digest
 from shoal.metrics import EventLog
 
 
@@ -66,7 +66,7 @@ class WeightClient:
         # One directory per run: counters and versions of different runs have nothing to do with each other.
         self._root = cache_dir / run_key[:16]
         self._versions = self._root / "versions"
-        self._versions.mkdir(parents=True, exist_ok=True)
+        make_directory(self._versions)
         self._settings = settings = settings or WeightClientSettings()
         self._store = ShardStore(self._root)
         self._metrics = metrics or EventLog()
@@ -100,11 +100,8 @@ class WeightClient:
 
     def fetch_file(self, digest: str, *, max_bytes: int = MAX_SHARD_BYTES, deadline_s: float = 60) -> bytes:
         """A small file that is served beside the shards."""
-        if self._store.has("shards", digest):
-            data = self._store.read("shards", digest)
-            if digest_bytes(data) == digest:
-                return data
-            self._store.remove("shards", [digest])
+        if self._store.recover("shards", digest):
+            return self._store.read("shards", digest)
         data = self._sources.file(digest, max_bytes=max_bytes, deadline=Deadline(self._monotonic, deadline_s))
         self._store.put("shards", data, digest)
         return data
@@ -180,11 +177,13 @@ class WeightClient:
     def _fetch_unless_superseded(
         self, wanted: VersionEntry, counter: int, deadline: Deadline, on_progress: OnProgress | None
     ) -> Path | None:
-        with HeadNews(self._watch, counter) as news:
+        def price(newer: VersionEntry) -> float:
+            return self._plan(newer.manifest_digest, deadline).fetch_bytes
+
+        with HeadNews(self._watch, counter, wanted, price) as news:
 
             def superseded(progress: DownloadProgress) -> bool:
-                newer = news.newest
-                return newer not in (None, wanted) and self._cost(newer, deadline) <= progress.bytes_left
+                return news.cheapest_newer <= progress.bytes_left
 
             return self._fetch(wanted.version, wanted.manifest_digest, deadline, on_progress, superseded)
 
@@ -263,9 +262,6 @@ class WeightClient:
             return self._usable(digest, load(digest))
 
         return cheapest_plan(wanted, load, peek, held, self._staging.staged_bytes)
-
-    def _cost(self, entry: VersionEntry | None, deadline: Deadline) -> float:
-        return self._plan(entry.manifest_digest, deadline).fetch_bytes if entry else math.inf
 
     def _build(self, digest: str, manifest: Manifest, base: tuple[Path, Manifest] | None, fetch: ShardFetch) -> bool:
         """Fetch one encoding of a version and put it together; the name is given only to bytes with the right digest."""

@@ -105,7 +105,7 @@ class Origin:
         self._unneeded_since: dict[str, float] = {}
         self.files_collected = 0
         """Shards and manifests of old versions that were removed since the start."""
-        self.store.verify()
+        self.store.remove_leftovers()
         self._head = self._read_head()
         self._files = {file.digest: file for file in self._head.files} if self._head else {}
 

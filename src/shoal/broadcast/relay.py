@@ -2,8 +2,8 @@
 
 New heads come by long poll from parents and peers at once. A head is served as soon as its manifests are here; the shards follow,
 newest version first, and a request for one that is still on its way is held until it arrives, so versions stream through a
-chain of relays. With peers, each relay fetches its share from the parents and the rest from the others. A restart keeps every
-shard that matches its name.
+chain of relays. With peers, each relay fetches its share from the parents and the rest from the others. A restarted relay serves
+at once: what it finds is hashed when it is asked for, and in order of use.
 """
 
 import contextlib
@@ -127,7 +127,7 @@ class Relay:
 
     def start(self) -> None:
         self._trusted_key()
-        self._store.verify()
+        self._store.remove_leftovers()
         self._server.start()
         self._spawn("follower", self._follow)
         in_mesh = self._neighbours is not None
@@ -208,16 +208,25 @@ class Relay:
     def _fetch(self, route: Route) -> None:
         while (item := self._queue.take(route)) is not None:
             try:
-                data = self._from_parents(item) if route == "parents" else self._from_peer(item)
-                self._store.put("shards", data, item.digest)
+                if not self._store.recover("shards", item.digest):
+                    self._keep(item, self._from_parents(item) if route == "parents" else self._from_peer(item))
                 self._queue.done(item)
             except ShoalError as error:
                 self._queue.put_back(item)
-                if route == "parents" or isinstance(error, DiskError):
+                if route == "parents":
                     self._report_trouble(error)
                 elif not (isinstance(error, FetchError) and error.status in NOT_YET):
                     # A peer is gone or lied: its shards have another owner now.
                     self._queue.reroute()
+
+    def _keep(self, item: WantedShard, data: memoryview) -> None:
+        """Store a verified shard; while there is no room it is held, not fetched again, and nothing else is fetched."""
+        while not self._stopping.is_set():
+            try:
+                self._store.put("shards", data, item.digest)
+                return
+            except DiskError as error:
+                self._report_trouble(error)
 
     def _from_parents(self, item: WantedShard) -> memoryview:
         return self.sources.shard(item.shard, deadline=Deadline(self._monotonic, SHARD_DEADLINE_S), among=self._parents)

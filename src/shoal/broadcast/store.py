@@ -1,9 +1,9 @@
 """Content-addressed files in one directory: kept, cut from streams, and pruned when no version needs them.
 
 `ShardStore` holds `manifests/<digest>`, `shards/<digest>` and the head; a file under its final name is whole. Files are not synced
-one by one (a model has thousands); instead a restarted owner calls `verify`, which removes what does not match its name. A delta
-version needs its base, and that base's base, back to a full one: `needed_manifests` walks there, `prune` deletes the rest, but
-nothing that somebody read within the grace period.
+one by one (a model has thousands); instead what an earlier process left counts only after `recover` has hashed it, which happens
+when it is first needed. A delta version needs its base, and that base's base, back to a full one: `needed_manifests` walks there,
+`prune` deletes the rest, but nothing that somebody read within the grace period.
 """
 
 import contextlib
@@ -46,10 +46,11 @@ class ShardStore:
         self.access = AccessTimes(clock=clock)
         self.listeners: list[Callable[[str], None]] = []
         self._lock = threading.Lock()
-        self._held: dict[Folder, set[str]] = {}
+        self._held: dict[Folder, set[str]] = {folder: set() for folder in FOLDERS}
+        self._found: dict[Folder, set[str]] = {}
         for folder in FOLDERS:
-            (root / folder).mkdir(parents=True, exist_ok=True)
-            self._held[folder] = {entry.name for entry in os.scandir(root / folder) if is_digest(entry.name)}
+            make_directory(root / folder)
+            self._found[folder] = {entry.name for entry in os.scandir(root / folder) if is_digest(entry.name)}
 
     def path(self, folder: Folder, digest: str) -> Path:
         if not is_digest(digest):
@@ -57,20 +58,33 @@ class ShardStore:
         return self.root / folder / digest
 
     def has(self, folder: Folder, digest: str) -> bool:
+        """Whether the file is here and this process wrote or verified it."""
         return digest in self._held[folder]
 
+    def recover(self, folder: Folder, digest: str) -> bool:
+        """Whether the file is here; one that an earlier process left is hashed first, and removed if it is damaged."""
+        if digest in self._found[folder]:
+            if self._matches(folder, digest):
+                self._keep(folder, digest)
+            else:
+                self.remove(folder, [digest])
+        return self.has(folder, digest)
+
+    def may_have(self, folder: Folder, digest: str) -> bool:
+        """Whether `recover` could find it."""
+        return digest in self._held[folder] or digest in self._found[folder]
+
     def held(self, folder: Folder) -> set[str]:
+        """All files of the folder, those that are not verified yet included."""
         with self._lock:
-            return set(self._held[folder])
+            return self._held[folder] | self._found[folder]
 
     def put(self, folder: Folder, data: Bytes, digest: str | None = None) -> str:
         """Store bytes under their digest; a `digest` that is given has been checked by the caller."""
         digest = digest or digest_bytes(memoryview(data))
         if not self.has(folder, digest):
             self._write(self.path(folder, digest), data, sync=False)
-            with self._lock:
-                self._held[folder].add(digest)
-        self._notify(digest)
+        self._keep(folder, digest)
         return digest
 
     def put_head(self, data: bytes, *, sync: bool = False) -> None:
@@ -93,20 +107,23 @@ class ShardStore:
         for digest in digests:
             with self._lock:
                 self._held[folder].discard(digest)
+                self._found[folder].discard(digest)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path(folder, digest))
                 count += 1
         return count
 
-    def verify(self) -> int:
-        """Remove every file that does not match its name, and what an interrupted write left; returns how many."""
-        removed = 0
+    def remove_leftovers(self) -> None:
+        """Remove what interrupted writes left; for the only process that writes here."""
         for folder in FOLDERS:
             for leftover in (self.root / folder).glob(f"{TEMPORARY_PREFIX}*"):
                 leftover.unlink(missing_ok=True)
-            wrong = [digest for digest in self.held(folder) if not self._matches(folder, digest)]
-            removed += self.remove(folder, wrong)
-        return removed
+
+    def _keep(self, folder: Folder, digest: str) -> None:
+        with self._lock:
+            self._held[folder].add(digest)
+            self._found[folder].discard(digest)
+        self._notify(digest)
 
     def _write(self, path: Path, data: Bytes, *, sync: bool) -> None:
         try:
@@ -246,8 +263,16 @@ def map_file(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
+def make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
 def disk_error(error: OSError, path: Path) -> DiskError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "Free some space, or name another directory."
         return DiskError(f"There is no space on the disk for {path}.", hint=hint)
-    return DiskError(f"{path} cannot be written: {error.strerror}.")
+    hint = "Name a directory that this user may write to, or change the owner or mode of this one."
+    return DiskError(f"{path} cannot be written: {error.strerror}.", hint=hint)
