@@ -6,6 +6,7 @@ verified byte twice. All calls block and may come from any thread. A deadline co
 link takes long but arrives.
 """
 
+import contextlib
 import math
 import os
 import random
@@ -35,6 +36,8 @@ class Preview:
     fetch_bytes: int
     """Of the cheapest plan from what is already here."""
     size_bytes: int
+    staging_bytes: int
+    """Beside the versions that are kept: the copy that is being put together, and a delta."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,14 @@ class WeightClient:
         if newest is None:
             return None
         manifest = self._manifests.get(newest.manifest_digest, deadline=deadline)
-        return Preview(newest.version, self._plan(newest.manifest_digest, deadline).fetch_bytes, manifest.size_bytes)
+        plan = self._plan(newest.manifest_digest, deadline)
+        delta = manifest.encoding("delta")
+        staging_bytes = manifest.size_bytes + (delta.size_bytes if delta is not None else 0)
+        return Preview(newest.version, plan.fetch_bytes, manifest.size_bytes, staging_bytes)
+
+    def held_bytes(self) -> int:
+        """What versions and unfinished copies take on disk now."""
+        return sum(path.stat().st_blocks * 512 for path in self._root.rglob("*") if path.is_file())
 
     def fetch_version(
         self,
@@ -159,19 +169,20 @@ class WeightClient:
         self._sources.stop()
         self._trash.close()
 
-    def _usable(self, digest: str, manifest: Manifest) -> bool:
+    def _usable(self, digest: str, manifest: Manifest, on_tensor: Callable[[], None] = lambda: None) -> bool:
         """Whether the version is on disk; its bytes are hashed once per process, because a power cut may have damaged them."""
         ready = self._versions / digest
         if not ready.exists():
             return False
         if digest not in self._checked:
             try:
-                check_weights(ready / WEIGHTS_FILE, manifest)
+                check_weights(ready / WEIGHTS_FILE, manifest, on_tensor)
             except (IntegrityError, OSError):
                 shutil.rmtree(ready)
                 return False
             self._checked.add(digest)
-        os.utime(ready)
+        with contextlib.suppress(OSError):  # a version that is here can be used on a disk that takes no more bytes
+            os.utime(ready)
         return True
 
     def _fetch_unless_superseded(
@@ -203,7 +214,16 @@ class WeightClient:
             manifest = self._manifests.get(digest, deadline=deadline)
             if manifest.version != version:
                 raise IntegrityError(f"Manifest {digest[:12]}… is of version {manifest.version}, not of {version}.")
-            if not self._usable(digest, manifest) and not self._obtain(digest, deadline, on_progress, stop_when):
+            whole = DownloadProgress(version, manifest.size_bytes, manifest.size_bytes, manifest.size_bytes)
+
+            def still_checking() -> None:
+                deadline.progress()
+                if on_progress is not None:
+                    on_progress(whole)
+
+            if not self._usable(digest, manifest, still_checking) and not self._obtain(
+                digest, deadline, on_progress, stop_when
+            ):
                 return None
             ready = self._versions / digest
             self._prune(ready)
@@ -244,11 +264,15 @@ class WeightClient:
         )
         if plan.fetch_full and not self._build(plan.start, load(plan.start), None, fetch):
             return False
-        base = plan.start
+        base, only_a_step = plan.start, plan.fetch_full
         for digest in plan.steps:
             if not self._build(digest, load(digest), (self._versions / base / WEIGHTS_FILE, load(base)), fetch):
                 return False
-            base = digest
+            if only_a_step:
+                # Of a long chain at most two copies are on disk at a time.
+                self._checked.discard(base)
+                self._trash.drop(self._versions / base)
+            base, only_a_step = digest, True
         return True
 
     def _plan(self, wanted: str, deadline: Deadline) -> Plan:
@@ -259,7 +283,7 @@ class WeightClient:
             return self._manifests.get(digest, deadline=deadline, absent_after_s=0)
 
         def held(digest: str) -> bool:
-            return self._usable(digest, load(digest))
+            return self._usable(digest, load(digest), deadline.progress)
 
         return cheapest_plan(wanted, load, peek, held, self._staging.staged_bytes)
 
@@ -273,8 +297,8 @@ class WeightClient:
             if not fetch.run(encoding.shards, staged.missing(), staged.write):
                 return False
             if base is not None:
-                staged.apply(*base)
-            staged.finish(self._versions / digest)
+                staged.apply(*base, fetch.still_working)
+            staged.finish(self._versions / digest, fetch.still_working)
             self._checked.add(digest)
             return True
         except IntegrityError:

@@ -8,13 +8,13 @@ when it is first needed. A delta version needs its base, and that base's base, b
 
 import contextlib
 import errno
-import mmap
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from typing import Literal
 
@@ -33,7 +33,7 @@ Bytes = bytes | bytearray | memoryview
 
 
 class DiskError(UnavailableError):
-    """The disk takes no more bytes."""
+    """The disk takes no more bytes, or gives none."""
 
     code = "disk"
 
@@ -255,12 +255,14 @@ def prune(
     return store.remove("shards", loose_shards & due) + store.remove("manifests", loose_manifests & due)
 
 
-def map_file(path: Path) -> memoryview:
-    """The bytes of a file, read from disk as they are used; unmapped when the last view of them is gone."""
-    if path.stat().st_size == 0:
-        return memoryview(b"")
-    with open(path, "rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+@contextlib.contextmanager
+def open_to_read(path: Path) -> Iterator[FileIO]:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            yield file
+    except OSError as error:
+        hint = "Was it deleted, or is the disk damaged? A restart notices what is missing."
+        raise DiskError(f"{path} cannot be read: {error.strerror}.", hint=hint) from error
 
 
 def make_directory(path: Path) -> None:
