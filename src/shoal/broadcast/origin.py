@@ -32,7 +32,8 @@ from shoal.broadcast.manifest import (
     seal_manifest,
 )
 from shoal.broadcast.published import SPAN_BYTES, PublishedVersion, write_delta
-from shoal.broadcast.store import HEAD_FILE, ShardCutter, ShardStore, needed_manifests, prune
+from shoal.broadcast.retention import needed_manifests, prune
+from shoal.broadcast.store import HEAD_FILE, ShardCutter, ShardStore
 from shoal.broadcast.wire import TensorDigests, WireBits, check_tensors
 from shoal.errors import ConfigError, IntegrityError, SignatureError
 from shoal.identity import Keypair
@@ -254,9 +255,14 @@ class Origin:
     def _prune(self) -> None:
         assert self._head is not None
         manifests = needed_manifests((entry.manifest_digest for entry in self._head.versions), self._manifest)
-        keep = set(self._files)
         self.files_collected += prune(
-            self.store, manifests, keep, self._unneeded_since, grace_s=self._settings.grace_s, now=self._clock()
+            self.store,
+            manifests,
+            set(self._files),
+            self._unneeded_since,
+            self._manifest,
+            grace_s=self._settings.grace_s,
+            now=self._clock(),
         )
 
 

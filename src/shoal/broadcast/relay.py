@@ -22,7 +22,8 @@ from shoal.broadcast.manifest import Head, Manifest, descriptor_key
 from shoal.broadcast.mesh import Mesh, Neighbours
 from shoal.broadcast.peers import Deadline, Sources
 from shoal.broadcast.queue import DownloadQueue, Route, WantedShard, wanted_in_order
-from shoal.broadcast.store import DiskError, ShardStore, needed_manifests, prune
+from shoal.broadcast.retention import needed_manifests, prune
+from shoal.broadcast.store import DiskError, ShardStore
 from shoal.errors import ConfigError, ShoalError
 from shoal.files import write_atomic
 from shoal.identity import MAX_DESCRIPTOR_BYTES
@@ -197,7 +198,7 @@ class Relay:
         self._store.put_head(head_bytes)
         keep = {file.digest for file in head.files}
         now = self._monotonic()
-        prune(self._store, needed, keep, self._unneeded_since, grace_s=self._settings.grace_s, now=now)
+        prune(self._store, needed, keep, self._unneeded_since, load, grace_s=self._settings.grace_s, now=now)
         self.metrics.event("head_mirrored", counter=head.counter, versions=len(head.versions))
 
     def _route(self, item: WantedShard) -> Route:

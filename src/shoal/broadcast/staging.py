@@ -30,7 +30,7 @@ from shoal.files import WEIGHTS_FILE
 JOURNAL_FILE = "verified"
 INDEX_BYTES = 4
 # Through a buffer that stays in the processor's cache: mapped pages would count as memory of this process.
-HASH_BYTES = 1 << 20
+HASH_BYTES = 256 << 10
 
 
 class StagedWeights:

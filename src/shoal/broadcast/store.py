@@ -1,9 +1,8 @@
-"""Content-addressed files in one directory: kept, cut from streams, and pruned when no version needs them.
+"""Content-addressed files in one directory, and streams that are cut into them.
 
 `ShardStore` holds `manifests/<digest>`, `shards/<digest>` and the head; a file under its final name is whole. Files are not synced
 one by one (a model has thousands); instead what an earlier process left counts only after `recover` has hashed it, which happens
-when it is first needed. A delta version needs its base, and that base's base, back to a full one: `needed_manifests` walks there,
-`prune` deletes the rest, but nothing that somebody read within the grace period.
+when it is first needed. `AccessTimes` says what was asked for lately, `ShardCutter` cuts a stream into shards.
 """
 
 import contextlib
@@ -12,21 +11,19 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
 from typing import Literal
 
-from shoal.broadcast.manifest import MAX_CHAIN, Manifest, ShardEntry
+from shoal.broadcast.manifest import ShardEntry
 from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import TEMPORARY_PREFIX, digest_bytes, digest_file, is_digest, write_atomic
 
 Folder = Literal["shards", "manifests"]
 FOLDERS: tuple[Folder, ...] = ("shards", "manifests")
 HEAD_FILE = "head.json"
-# A reader that never finishes must not fill the disk.
-MAX_HOLD_S = 1800
 SHARDS_AHEAD = 4
 
 Bytes = bytes | bytearray | memoryview
@@ -212,47 +209,6 @@ class ShardCutter:
         digest = digest_bytes(memoryview(data))
         self._store.put("shards", data, digest)
         return ShardEntry(digest=digest, size_bytes=len(data))
-
-
-def needed_manifests(roots: Iterable[str], load: Callable[[str], Manifest]) -> dict[str, Manifest]:
-    """The manifests of these digests and of every base that is needed to rebuild them."""
-    needed: dict[str, Manifest] = {}
-    for root in roots:
-        digest: str | None = root
-        for _ in range(MAX_CHAIN + 1):
-            if digest is None or digest in needed:
-                break
-            needed[digest] = load(digest)
-            digest = needed[digest].required_base
-        else:
-            raise IntegrityError(f"Manifest {root[:12]}… needs more than {MAX_CHAIN} others.")
-    return needed
-
-
-def prune(
-    store: ShardStore,
-    needed: dict[str, Manifest],
-    keep_shards: set[str],
-    unneeded_since: MutableMapping[str, float],
-    *,
-    grace_s: float,
-    now: float,
-) -> int:
-    """Delete files that no needed version uses, once they have been unneeded and unread for the grace period."""
-    keep = keep_shards | {shard.digest for manifest in needed.values() for shard in manifest.shards}
-    loose_shards = store.held("shards") - keep
-    loose_manifests = store.held("manifests") - needed.keys()
-    loose = loose_shards | loose_manifests
-    for digest in loose:
-        unneeded_since.setdefault(digest, now)
-    for digest in unneeded_since.keys() - loose:
-        del unneeded_since[digest]
-    wait_s = MAX_HOLD_S if store.access.active(loose, grace_s) else grace_s
-    due = {digest for digest in loose if now - unneeded_since[digest] >= wait_s}
-    for digest in due:
-        del unneeded_since[digest]
-    store.access.forget(due)
-    return store.remove("shards", loose_shards & due) + store.remove("manifests", loose_manifests & due)
 
 
 @contextlib.contextmanager
