@@ -1,3 +1,4 @@
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from shoal.broadcast import DownloadProgress, Origin, OriginServer, OriginSettin
 from shoal.broadcast.download import duration
 from shoal.broadcast.peers import Deadline
 from shoal.broadcast.plan import Plan
+from shoal.broadcast.store import DiskError
 from shoal.errors import IntegrityError, UnavailableError
 
 from .conftest import RUN_KEY, Mirror, answer, make_tensors
@@ -173,6 +175,26 @@ def test_served_files_come_whole_and_bounded(origin: Origin, make_mirror: MakeMi
     large = origin.add_file(b"x" * 1000)
     with pytest.raises(UnavailableError, match="at most 100"):
         client.fetch_file(large, max_bytes=100, deadline_s=1)
+
+
+def test_a_version_that_is_here_is_usable_on_a_disk_that_became_read_only(
+    origin: Origin, origin_server: OriginServer, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = [publish(origin, version) for version in range(2)]
+    for version, digest in enumerate(digests):
+        make_client(origin_server.url).fetch_version(version, digest)
+
+    def refuses(*arguments: object, **options: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    more = origin.add_file(b"more")
+    for name in ("unlink", "utime", "replace", "mkdir", "rmdir"):
+        monkeypatch.setattr(os, name, refuses)
+    client = make_client(origin_server.url, keep_versions=1)
+    assert weights_of(client.fetch_version(1, digests[1])) == expected_weights(1)
+    with pytest.raises(DiskError, match="Read-only") as caught:
+        client.fetch_file(more)
+    assert caught.value.hint
 
 
 def test_progress_is_reported_and_ends_complete(

@@ -24,7 +24,7 @@ from shoal.broadcast.peers import ANSWER_WITHIN_S, Deadline, Sources
 from shoal.broadcast.plan import Plan, cheapest_plan
 from shoal.broadcast.scores import RelayReport
 from shoal.broadcast.staging import StagedWeights, StagingArea, Trash, check_weights
-from shoal.broadcast.store import ShardStore, make_directory
+from shoal.broadcast.store import ShardStore, disk_error, make_directory
 from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import WEIGHTS_FILE, is_digest
 from shoal.metrics import EventLog
@@ -226,7 +226,10 @@ class WeightClient:
             ):
                 return None
             ready = self._versions / digest
-            self._prune(ready)
+            try:
+                self._prune(ready)
+            except OSError as error:  # a version that is here can be used on a disk that cannot be written
+                self._metrics.event("trouble", reason=str(disk_error(error, self._root)))
             return ready
         finally:
             self._busy.release()

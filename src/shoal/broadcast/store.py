@@ -64,7 +64,7 @@ class ShardStore:
             if self._matches(folder, digest):
                 self._keep(folder, digest)
             else:
-                self.remove(folder, [digest])
+                self._discard_found(folder, digest)
         return self.has(folder, digest)
 
     def may_have(self, folder: Folder, digest: str) -> bool:
@@ -80,6 +80,8 @@ class ShardStore:
         """Store bytes under their digest; a `digest` that is given has been checked by the caller."""
         digest = digest or digest_bytes(memoryview(data))
         if not self.has(folder, digest):
+            with self._lock:
+                self._found[folder].discard(digest)  # or a check of the old bytes could remove the new ones
             self._write(self.path(folder, digest), data, sync=False)
         self._keep(folder, digest)
         return digest
@@ -115,6 +117,13 @@ class ShardStore:
         for folder in FOLDERS:
             for leftover in (self.root / folder).glob(f"{TEMPORARY_PREFIX}*"):
                 leftover.unlink(missing_ok=True)
+
+    def _discard_found(self, folder: Folder, digest: str) -> None:
+        """Remove a damaged file, unless somebody has replaced it since it was looked at."""
+        with self._lock:
+            if digest in self._found[folder]:
+                self._found[folder].discard(digest)
+                self.path(folder, digest).unlink(missing_ok=True)
 
     def _keep(self, folder: Folder, digest: str) -> None:
         with self._lock:
