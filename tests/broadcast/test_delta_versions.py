@@ -44,9 +44,14 @@ def origin(tmp_path: Path) -> Origin:
     return new_origin(tmp_path / "origin")
 
 
-def new_origin(root: Path) -> Origin:
+def new_origin(root: Path, **options: int) -> Origin:
+    """One that reads the base of a delta from its shards, as for a large model."""
     settings = OriginSettings(
-        shard_bytes=1000, keyframe_every=4, delta_from_bytes=0, span_bytes=3000, keep_versions=3, grace_s=0
+        **{"remember_bytes": 0, "keyframe_every": 4, "keep_versions": 3, **options},
+        shard_bytes=1000,
+        delta_from_bytes=0,
+        span_bytes=3000,
+        grace_s=0,
     )
     return Origin(root, RUN_KEY, settings)
 
@@ -113,6 +118,34 @@ def test_a_version_whose_shards_were_damaged_before_a_restart_is_no_base(origin:
     shard.write_bytes(bytes(shard.stat().st_size))
     again = new_origin(origin.root)
     assert kinds(again, publish(again, 2)) == ["full"]
+
+
+def test_a_remembered_base_gives_the_same_deltas(tmp_path: Path) -> None:
+    from_shards, from_memory = new_origin(tmp_path / "shards"), new_origin(tmp_path / "memory", remember_bytes=20_000)
+    for version in range(7):
+        assert publish(from_shards, version) == publish(from_memory, version)
+        if version == 4:
+            from_memory = new_origin(tmp_path / "memory", remember_bytes=20_000)
+
+
+def test_a_stage_that_failed_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It overwrote a part of what was remembered: the next base is read from the shards."""
+    expected, origin = new_origin(tmp_path / "expected"), new_origin(tmp_path / "origin", remember_bytes=20_000)
+    for version in range(2):
+        assert publish(expected, version) == publish(origin, version)
+    with monkeypatch.context() as failing:
+        failing.setattr(origin, "_sign", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            origin.stage(2, version_tensors(6))
+    assert publish(expected, 2) == publish(origin, 2)
+
+
+def test_a_version_that_is_staged_again_with_other_weights_has_the_right_base(tmp_path: Path) -> None:
+    expected, origin = new_origin(tmp_path / "expected"), new_origin(tmp_path / "origin", remember_bytes=20_000)
+    publish(expected, 0)
+    publish(origin, 0)
+    origin.stage(1, version_tensors(6))
+    assert publish(expected, 1) == publish(origin, 1)
 
 
 def test_a_delta_writes_nothing_but_itself(origin: Origin) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.broadcast import Origin, OriginServer, OriginSettings, Relay, WeightClient
+from shoal.broadcast import Origin, OriginServer, OriginSettings, WeightClient
 from shoal.broadcast.manifest import open_manifest
 from shoal.metrics import EventLog
 
@@ -22,24 +22,33 @@ def origin(tmp_path: Path) -> Origin:
     return new_origin(tmp_path / "origin")
 
 
+class Plans(EventLog):
+    """Remembers what each fetch was planned to cost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[object, object]] = []
+
+    def event(self, name: str, /, **fields: object) -> None:
+        if name == "fetch_planned":
+            self.seen.append((fields["deltas"], fields["bytes"]))
+
+
 def test_a_client_whose_download_took_long_catches_up_with_deltas(
-    origin: Origin, origin_server: OriginServer, make_relay: Callable[..., Relay], make_client: MakeClient
+    origin: Origin, origin_server: OriginServer, make_client: MakeClient
 ) -> None:
     """Ten versions, two keyframes and the whole head later."""
-    relay = make_relay(origin_server.url)
-    metrics = EventLog()
-    client = make_client(relay.url, metrics=metrics)
-    first = publish(origin, 1)
-    client.head(newer_than=0, wait_s=20)
-    client.fetch_version(1, first)
+    plans = Plans()
+    client = make_client(origin_server.url, metrics=plans)
+    client.fetch_version(1, publish(origin, 1))
     for version in range(2, 12):
         newest = publish(origin, version)
     assert origin.head is not None
     assert origin.head.versions[0].version > 8
-    before = metrics.counters["bytes_received"]
-    client.head(newer_than=origin.head.counter - 1, wait_s=20)
     assert weights_of(client.fetch_version(11, newest)) == version_bytes(11)
-    assert metrics.counters["bytes_received"] - before < 20_000
+    (_, (deltas, size_bytes)) = plans.seen
+    assert deltas == 10
+    assert int(str(size_bytes)) < 20_000
 
 
 def test_old_deltas_take_no_more_than_half_of_the_model(origin: Origin) -> None:

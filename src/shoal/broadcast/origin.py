@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from shoal.broadcast.manifest import (
     MAX_CHAIN,
     MAX_SHARD_BYTES,
@@ -31,7 +33,7 @@ from shoal.broadcast.manifest import (
     seal_head,
     seal_manifest,
 )
-from shoal.broadcast.published import SPAN_BYTES, PublishedVersion, write_delta
+from shoal.broadcast.published import SPAN_BYTES, PublishedVersion, RememberedVersion, write_delta
 from shoal.broadcast.retention import needed_manifests, prune
 from shoal.broadcast.store import HEAD_FILE, ShardCutter, ShardStore
 from shoal.broadcast.wire import TensorDigests, WireBits, check_tensors
@@ -72,6 +74,8 @@ class OriginSettings:
     delta_from_bytes: int | None = 16 << 20
     """Smaller models are published in full only; None switches deltas off."""
     span_bytes: int = SPAN_BYTES
+    remember_bytes: int = 1 << 29
+    """Up to this size the newest version stays in memory too, which makes the next delta cheaper."""
 
     def __post_init__(self) -> None:
         if not 0 < self.shard_bytes <= MAX_SHARD_BYTES:
@@ -103,6 +107,7 @@ class Origin:
         self._lock = threading.RLock()
         self._staged: dict[int, Publication] = {}
         self._open_manifests: dict[str, Manifest] = {}
+        self._remembered = RememberedVersion(settings.remember_bytes if settings.delta_from_bytes is not None else 0)
         self._unneeded_since: dict[str, float] = {}
         self.files_collected = 0
         """Shards and manifests of old versions that were removed since the start."""
@@ -133,14 +138,19 @@ class Origin:
                 return _same_weights(known, digests.entries())
             self._staged = {number: staged for number, staged in self._staged.items() if number < version}
             base = self._base(checked, pool)
+            self._remembered.begin(sum(len(tensor.data) for tensor in checked))
             full = delta = None
             if base is None or self._keyframe_due(base.manifest):
                 full = self._write_full(checked, digests, pool)
             if base is not None:
                 delta = self._write_delta(checked, digests, base, pool)
+            else:
+                self._remember(checked)
             if full is None and delta is None:
                 full = self._write_full(checked, digests, pool)
-            return self._sign(version, digests.entries(), full, delta)
+            publication = self._sign(version, digests.entries(), full, delta)
+            self._remembered.end(publication.manifest_digest)
+            return publication
 
     def announce(self, *, ledger_head: str) -> Head:
         """Show all staged versions at once, then delete what nobody needs any more."""
@@ -167,12 +177,20 @@ class Origin:
             cutter.feed(memoryview(tensor.data))
         return Encoding(kind="full", shards=cutter.finish())
 
+    def _remember(self, tensors: list[WireTensor]) -> None:
+        start = 0
+        for tensor in tensors:
+            if len(tensor.data):
+                self._remembered.put(start, np.frombuffer(tensor.data, np.uint8))
+            start += len(tensor.data)
+
     def _write_delta(
         self, tensors: list[WireTensor], digests: TensorDigests, base: PublishedVersion, pool: ThreadPoolExecutor
     ) -> Encoding | None:
         """None if the delta is no better than the whole."""
         cutter = ShardCutter(self.store, self._settings.shard_bytes, pool)
-        delta = write_delta(base, WireBits(tensors), digests, cutter, pool, self._settings.span_bytes)
+        new, span_bytes = WireBits(tensors), self._settings.span_bytes
+        delta = write_delta(base, new, digests, cutter, pool, span_bytes, self._remembered)
         return delta if delta.size_bytes <= LARGEST_DELTA * base.manifest.size_bytes else None
 
     def _sign(
@@ -200,7 +218,7 @@ class Origin:
             return None
         # Newest first, back to one that is there in full.
         chain = list(needed_manifests([digest], self._manifest).items())
-        base = PublishedVersion(self.store, chain[::-1], self._settings.span_bytes)
+        base = PublishedVersion(self.store, chain[::-1], self._settings.span_bytes, self._remembered)
         return base if base.usable(tensors, pool) else None
 
     def _keyframe_due(self, manifest: Manifest) -> bool:

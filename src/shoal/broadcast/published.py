@@ -1,8 +1,8 @@
 """The bytes of a published version, put together block by block from the publisher's own shards: the base of the next delta.
 
-Nothing is kept for this besides what is served anyway: the last version in full and the deltas after it. So publishing a delta
-writes the delta and nothing else, and any version that can be served can be a base, also after a restart. Costs one read of the
-model and one pass over it per delta of the chain.
+Nothing is kept on disk for this besides what is served anyway: the last version in full and the deltas after it. So publishing a
+delta writes the delta and nothing else, and any version that can be served can be a base, also after a restart. That costs one
+read of the model and one pass over it per delta of the chain; a small model is remembered in memory instead.
 """
 
 import threading
@@ -41,11 +41,39 @@ class ShardReader:
             view, start, number = view[count:], start + count, number + 1
 
 
+class RememberedVersion:
+    """The bytes of the version that was published last, in memory that is overwritten by the next one; nothing of a large one."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._digest = ""
+        self._bytes = np.empty(0, np.uint8)
+
+    def of(self, digest: str) -> Bytes | None:
+        return self._bytes if digest == self._digest else None
+
+    def begin(self, size_bytes: int) -> None:
+        """Another version follows, part by part; until it has a name nothing is remembered."""
+        self._digest = ""
+        if size_bytes != len(self._bytes):
+            self._bytes = np.empty(size_bytes if size_bytes <= self._max_bytes else 0, np.uint8)
+
+    def put(self, start: int, data: Bytes) -> None:
+        if len(self._bytes):
+            self._bytes[start : start + len(data)] = data
+
+    def end(self, digest: str) -> None:
+        self._digest = digest if len(self._bytes) else ""
+
+
 class PublishedVersion:
     """A version by its manifests: one with a full encoding first, then those of the deltas that lead from it to the version."""
 
-    def __init__(self, store: ShardStore, chain: Sequence[tuple[str, Manifest]], span_bytes: int) -> None:
+    def __init__(
+        self, store: ShardStore, chain: Sequence[tuple[str, Manifest]], span_bytes: int, remembered: RememberedVersion
+    ) -> None:
         self.digest, self.manifest = chain[-1]
+        self._memory = remembered.of(self.digest)
         full, *deltas = [manifest for _, manifest in chain]
         self._store = store
         self._span_bytes = span_bytes
@@ -68,6 +96,8 @@ class PublishedVersion:
         """Whether every byte is here and these tensors are cut into the same blocks."""
         if not self._same_tensors or _outline(tensors) != _outline(self.manifest.tensors):
             return False
+        if self._memory is not None:
+            return True
         if any(delta.span_bytes != self._span_bytes for delta in self._deltas):
             return False
         shards = [shard.digest for encoding in (self._full, *self._deltas) for shard in encoding.shards]
@@ -79,6 +109,8 @@ class PublishedVersion:
         from shoal.broadcast.codec.blocks import apply_block  # compiled code, needed for deltas only
 
         size_bytes = block_bytes(block)
+        if self._memory is not None:
+            return BlockBits(block, self.manifest.tensors, self._memory[start : start + size_bytes])
         if getattr(self._own, "buffer", None) is None or len(self._own.buffer) < size_bytes:
             self._own.buffer = np.empty(size_bytes, np.uint8)
         buffer = self._own.buffer[:size_bytes]
@@ -119,15 +151,23 @@ def write_delta(
     cutter: ShardCutter,
     pool: ThreadPoolExecutor,
     span_bytes: int,
+    remembered: RememberedVersion,
 ) -> Encoding:
-    """Encode block after block on the pool, a few ahead, and cut the results into shards in order."""
+    """Encode block after block on the pool, a few ahead, and cut the results into shards in order.
+
+    Where the base is remembered, each block of it is overwritten by the new one as soon as it was compared.
+    """
     from shoal.broadcast.codec.blocks import encode_block  # compiled code, needed for deltas only
 
     sizes: list[int] = []
     pending: deque[Future[bytes]] = deque()
 
     def encode(number: int, start: int, block: Block) -> bytes:
-        return encode_block(block, base.block(number, start, block), new)
+        payload = encode_block(block, base.block(number, start, block), new)
+        for piece in block:
+            remembered.put(start, new.bits(piece).view(np.uint8))
+            start += piece.size_bytes
+        return payload
 
     def take_one() -> None:
         payload = pending.popleft().result()
