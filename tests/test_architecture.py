@@ -21,6 +21,7 @@ PACKAGES = (
     "owner",
     "inspection",
     "observe",
+    "reproduction",
     "curation",
     "training",
     "validation",
@@ -34,6 +35,7 @@ PACKAGES = (
     "proofs",
     "tasks",
     "broadcast",
+    "contributor",
     "rundir",
     "protocol",
     "metrics",
@@ -46,7 +48,10 @@ PACKAGES = (
     "tether",
 )
 """From the top down."""
-TORCH_PACKAGES = {"curation", "training", "validation", "worker", "evaluation", "joined", "policy", "frames", "proofs"}
+TORCH_PACKAGES = {
+    *("curation", "training", "validation", "worker", "evaluation", "joined", "policy", "frames", "proofs"),
+    "reproduction",
+}
 HEAVY = ("torch", "transformers", "numba", "vllm")
 
 

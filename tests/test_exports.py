@@ -18,6 +18,9 @@ PUBLIC = {
         RunConfig Setting ShoalConfig TasksConfig TrainingConfig TrustConfig ValidationConfig all_keys all_settings
         build_config changes load_config to_toml
     """,
+    "shoal.contributor": """
+        Conditions Control Hours LimitWatch Limits Rest Wish WorkerStatus reason_to_rest
+    """,
     "shoal.coordinator": """
         LedgerError Run Store balances check_secrets create_app run_coordinator verify_export
     """,
@@ -66,7 +69,11 @@ PUBLIC = {
         open_descriptor read_rollouts secret_commitment severity slot_seed step_commitment step_secret write_rollouts
     """,
     "shoal.simulation": """
-        Behaviour EventClock LocalCoordinator Outcome Scenario Work WorkerPlan attacks honest hostile simulate unequal
+        Behaviour EventClock LocalCoordinator MemoryCoordinator Outcome Scenario Work WorkerPlan attacks honest hostile
+        simulate unequal
+    """,
+    "shoal.reproduction": """
+        Evidence Reproduction ReproductionError StepOutcome headline read_evidence render_page reproduce
     """,
     "shoal.tasks": """
         CODEC_FILES THINK_CLOSE THINK_OPEN Info MalformedTaskError Outcome OwnVerifierError PromptStyle SandboxError

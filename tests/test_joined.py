@@ -99,13 +99,17 @@ def test_live_relays_come_before_those_of_the_descriptor(run: RunDescriptor) -> 
 
 
 def test_a_role_reports_how_relays_served_it_since_the_last_time() -> None:
-    served = RelayReport("http://good", bytes_received=10)
+    served = RelayReport("http://good", bytes_received=10, served=4)
     failed = RelayReport("http://bad", failures=1, success=0.7)
     lied = RelayReport("http://liar", bytes_received=99, lies=1)
     slow = RelayReport("http://flaky", bytes_received=5, failures=9, success=0.2)
     measured = [served, failed, lied, slow, RelayReport("http://idle")]
     reports = RelayReports(lambda: measured)
-    found = {one.url: one.is_good for one in reports.news()}
+    news = reports.news()
+    assert {one.url: (one.served, one.failed) for one in news} == {
+        "http://good": (4, 0), "http://bad": (0, 1), "http://liar": (0, 1), "http://flaky": (0, 9),
+    }  # fmt: skip
+    found = {one.url: one.is_good for one in news}
     assert found == {"http://good": True, "http://bad": False, "http://liar": False, "http://flaky": False}
     assert reports.news() == []
     lied.bytes_received += 1

@@ -53,19 +53,20 @@ class RelayReports:
 
     def __init__(self, measured: Callable[[], Sequence[RelayReport]]) -> None:
         self._measured = measured
-        self._reported: dict[str, tuple[int, int, int]] = {}
+        self._reported: dict[str, tuple[int, int, int, int]] = {}
 
     def news(self) -> list[api.RelayMeasurement]:
         """Of relays that served or failed since the last call, those that did most first."""
         found: list[tuple[int, api.RelayMeasurement]] = []
         for relay in self._measured():
-            totals = relay.bytes_received, relay.failures, relay.lies
-            before = self._reported.get(relay.url, (0, 0, 0))
+            totals = relay.bytes_received, relay.served, relay.failures, relay.lies
+            before = self._reported.get(relay.url, (0, 0, 0, 0))
             self._reported[relay.url] = totals
-            received, failures, lies = (now - then for now, then in zip(totals, before, strict=True))
+            received, served, failures, lies = (now - then for now, then in zip(totals, before, strict=True))
             if received or failures or lies:
                 is_good = received > 0 and not lies and relay.success >= RELIABLE_SUCCESS
-                found.append((received, api.RelayMeasurement(url=relay.url[:220], is_good=is_good)))
+                news = api.RelayMeasurement(url=relay.url[:220], is_good=is_good, served=served, failed=failures + lies)
+                found.append((received, news))
         found.sort(key=lambda one: -one[0])
         return [measurement for _, measurement in found[:MOST_REPORTED]]
 

@@ -6,6 +6,7 @@ where it is found: it may be used from any working directory, moved, and restore
 """
 
 import contextlib
+import json
 import secrets
 import shutil
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from shoal.errors import ConfigError, KeyFileError, ShoalError
 from shoal.files import write_atomic
 from shoal.identity import Keypair
 from shoal.protocol.descriptor import RunDescriptor, open_descriptor
-from shoal.protocol.steps import SECRET_BYTES, secret_commitment
+from shoal.protocol.steps import SECRET_BYTES, Rewind, is_void, secret_commitment
 
 DESCRIPTOR_NAME = "descriptor.json"
 ROLES = ("coordinator", "trainer", "validator", "evaluator")
@@ -148,6 +149,19 @@ def checkpoint_step(path: Path) -> int:
 def checkpoint_steps(checkpoints: Path) -> list[int]:
     """Steps that can be resumed, oldest first."""
     return sorted(checkpoint_step(path) for path in checkpoints.glob(f"{_CHECKPOINT}*"))
+
+
+def void_checkpoints(checkpoints: Path, rewinds: Sequence[Rewind]) -> list[int]:
+    """Steps whose checkpoint a rewind voided, oldest first."""
+    return [step for step in checkpoint_steps(checkpoints) if is_void(_epoch_of(checkpoints, step), step, rewinds)]
+
+
+def _epoch_of(checkpoints: Path, step: int) -> int:
+    """In which a checkpoint was made; one that cannot be read counts as of the first, and its load says what is wrong."""
+    try:
+        return int(json.loads((checkpoint_path(checkpoints, step) / "trainer.json").read_bytes())["epoch"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def located(config: ShoalConfig, root: Path) -> ShoalConfig:

@@ -176,3 +176,16 @@ def test_header_opens_as_safetensors(tmp_path) -> None:  # type: ignore[no-untyp
     with safe_open(path, "numpy") as file:
         assert file.get_tensor("a").shape == (2, 3)
         assert file.get_tensor("b").shape == ()
+
+
+def test_epochs_ascend_with_the_versions_of_a_head() -> None:
+    def head(epoch: int, *epochs: int) -> Head:
+        entries = tuple(
+            VersionEntry(version=number, manifest_digest=DIGEST, epoch=made) for number, made in enumerate(epochs)
+        )
+        return Head(run_id="r", counter=1, epoch=epoch, expires_at=1.0, ledger_head="", versions=entries)
+
+    assert head(2, 0, 0, 2).epoch == 2
+    for epoch, epochs in ((1, (0, 2)), (2, (1, 0))):
+        with pytest.raises(ValueError, match="epochs must ascend"):
+            head(epoch, *epochs)

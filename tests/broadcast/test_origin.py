@@ -1,4 +1,5 @@
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,11 @@ from shoal.broadcast.wire import TensorError
 from shoal.errors import IntegrityError
 
 from .conftest import RUN_KEY, make_tensors
+
+
+def after(version: int) -> Callable[[int, int], bool]:
+    """What a rewind to this version voids."""
+    return lambda epoch, number: epoch < 1 and number > version
 
 
 def published_bytes(origin: Origin, digest: str) -> bytes:
@@ -56,6 +62,42 @@ def test_older_version_cannot_follow(origin: Origin) -> None:
     origin.announce(ledger_head="")
     with pytest.raises(IntegrityError, match="cannot follow"):
         origin.stage(4, make_tensors(seed=1))
+
+
+def test_a_rewind_takes_voided_versions_out_of_the_head_in_one_step(origin: Origin) -> None:
+    for version in range(4):
+        origin.stage(version, make_tensors(seed=version))
+        before = origin.announce(ledger_head="ab")
+    assert origin.take_up(1, after(1), ledger_head="cd") == [2, 3]
+    head = open_head((origin.root / "head.json").read_bytes(), RUN_KEY.public)
+    assert [(entry.epoch, entry.version) for entry in head.versions] == [(0, 0), (0, 1)]
+    assert (head.epoch, head.counter, head.ledger_head) == (1, before.counter + 1, "cd")
+    assert origin.take_up(1, after(1), ledger_head="cd") == [], "a repeated call changes nothing"
+    assert origin.head == head
+    again = Origin(origin.root, RUN_KEY, OriginSettings(shard_bytes=1000))
+    publication = again.stage(2, make_tensors(seed=9))
+    later = again.announce(ledger_head="")
+    assert [(entry.epoch, entry.version) for entry in later.versions] == [(0, 0), (0, 1), (1, 2)]
+    assert open_manifest(again.store.read("manifests", publication.manifest_digest), RUN_KEY.public).epoch == 1
+
+
+def test_the_same_weights_in_another_epoch_are_another_version(origin: Origin) -> None:
+    origin.stage(0, make_tensors())
+    origin.announce(ledger_head="")
+    first = origin.stage(1, make_tensors(seed=1))
+    origin.announce(ledger_head="")
+    origin.take_up(1, after(0), ledger_head="")
+    again = origin.stage(1, make_tensors(seed=1))
+    assert again.weights_digest == first.weights_digest
+    assert again.manifest_digest != first.manifest_digest
+
+
+def test_a_version_that_was_staged_before_a_rewind_is_not_announced_after_it(origin: Origin) -> None:
+    origin.stage(0, make_tensors())
+    origin.announce(ledger_head="")
+    origin.stage(1, make_tensors(seed=1))
+    origin.take_up(1, after(0), ledger_head="")
+    assert [entry.version for entry in origin.announce(ledger_head="").versions] == [0]
 
 
 def test_restart_goes_on_from_the_head_it_finds(origin: Origin) -> None:

@@ -7,6 +7,7 @@ from queue import SimpleQueue
 import pytest
 
 from shoal.broadcast import Origin, OriginServer, Relay, RelaySettings, WeightClient
+from shoal.broadcast import relay as relay_module
 from shoal.broadcast.store import Folder, ShardStore, disk_error
 from shoal.errors import ConfigError, UnavailableError
 from shoal.identity import Envelope, Keypair
@@ -121,6 +122,19 @@ def test_announce_hook_is_called_when_the_relay_runs(origin_server: OriginServer
     called: SimpleQueue[str] = SimpleQueue()
     relay = make_relay(origin_server.url, announce=called.put)
     assert called.get(timeout=10) == relay.url
+
+
+def test_a_relay_announces_a_version_when_it_is_here(
+    origin: Origin, origin_server: OriginServer, make_relay: MakeRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "ANNOUNCE_EVERY_S", 600.0)
+    monkeypatch.setattr(relay_module, "ANNOUNCE_PAUSE_S", 0.0)
+    called: SimpleQueue[str] = SimpleQueue()
+    relay = make_relay(origin_server.url, announce=called.put)
+    assert called.get(timeout=20) == relay.url
+    publish(origin)
+    assert called.get(timeout=20) == relay.url
+    assert relay.complete
 
 
 def test_version_staged_under_two_heads_keeps_its_bytes(

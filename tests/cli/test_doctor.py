@@ -13,15 +13,23 @@ from support.tiny_run import Reports
 def test_this_machine_can_run_shoal() -> None:
     reports = Reports()
     assert doctor.examine(reports) == 0
-    assert reports.some("ok    torch ")
+    assert reports.some("ok    what generates, validates and evaluates: torch ")
     assert reports.some("cores")
 
 
-def test_a_missing_package_is_fatal_and_shown_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "NEEDED", ("torch", "no_such_package"))
+def test_a_missing_package_of_every_role_is_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "NEEDED", ("pyarrow", "no_such_package"))
     reports = Reports()
     assert doctor.examine(reports) == 1
-    assert "MISS  no_such_package is not installed: run `make setup` or `pip install shoal`" in reports
+    assert "MISS  no_such_package is not installed: install Shoal again" in reports
+
+
+def test_a_light_install_is_sound_and_hears_what_a_worker_would_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "missing_modules", lambda extra: ["torch", "numba"])
+    reports = Reports()
+    assert doctor.examine(reports) == 0
+    assert reports.some("note  what generates, validates and evaluates needs torch, numba: type pip install './shoal-")
+    assert reports.some("[worker]', or `make setup` in a clone; relays need none of it")
 
 
 def test_a_missing_program_is_only_noted(monkeypatch: pytest.MonkeyPatch) -> None:

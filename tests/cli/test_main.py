@@ -305,7 +305,7 @@ def ledger_file(tmp_path: Path) -> Path:
     store.write(partial(ledger.append, keypair=COORDINATOR, at=1.0, kind="ban", worker="w", reason=reason, by="owner"))
     count, head = store.read(ledger.head)
     lines = store.read(partial(ledger.page, start=0, stop=count))
-    lines.append(ledger.seal(COORDINATOR, "run-1", count, head, 2.0))
+    lines.append(ledger.seal(COORDINATOR, "run-1", ledger.Extent(count, head, count, head), 2.0))
     store.close()
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(b"".join(lines))

@@ -27,7 +27,7 @@ def ban_body(name: str, reason: str = "because") -> api.BanBody:
 
 
 def kinds(swarm: Swarm) -> list[str]:
-    entries, _ = verify_export(swarm.client("x").ledger_export().splitlines(), keypair("coordinator").public)
+    entries, _ = verify_export(swarm.whole_ledger().splitlines(), keypair("coordinator").public)
     return [entry.kind for entry in entries]
 
 
@@ -96,7 +96,7 @@ def test_a_finished_run_cannot_be_paused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["ann", "trainer", "validator", "coordinator", "stranger"])
 def test_only_the_run_key_commands(swarm: Swarm, name: str) -> None:
     swarm.join("ann", "bob")
-    before = swarm.client("x").ledger_export()
+    before = swarm.whole_ledger()
     client = swarm.client(name)
     calls: list[Callable[[], object]] = [
         lambda: client.set_run_state(api.RunStateBody(state="paused")),
@@ -108,7 +108,7 @@ def test_only_the_run_key_commands(swarm: Swarm, name: str) -> None:
             call()
         assert (refused.value.code, refused.value.status) == ("owner", 403)
     assert swarm.state_of("bob") == "registered"
-    assert swarm.client("x").ledger_export() == before
+    assert swarm.whole_ledger() == before
 
 
 def test_an_owners_ban_slashes_withdraws_and_is_recorded_with_its_reason(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_an_owners_ban_slashes_withdraws_and_is_recorded_with_its_reason(tmp_pat
         assert swarm.lease(ann).slot == leased.slot
         with pytest.raises(RefusedError, match="copied from a friend"):
             swarm.ask(eve, 0)
-        entries, _ = verify_export(ann.ledger_export().splitlines(), keypair("coordinator").public)
+        entries, _ = verify_export(swarm.whole_ledger().splitlines(), keypair("coordinator").public)
         assert any(entry.kind == "ban" and "copied from a friend" in entry.body for entry in entries)
         assert balances(entries)[keypair("eve").public]["slashed"] == 2 * TOKENS_PER_GROUP
         owner(swarm).ban(ban_body("eve", "again"))

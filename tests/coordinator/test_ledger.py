@@ -36,8 +36,8 @@ def filled(key: Keypair = COORDINATOR) -> Connection:
 
 
 def export(connection: Connection, key: Keypair = COORDINATOR) -> list[bytes]:
-    count, head = ledger.head(connection)
-    return [*ledger.page(connection, 0, count), ledger.seal(key, "run-1", count, head, 1005.0)]
+    extent = ledger.whole(connection)
+    return [*ledger.page(connection, 0, extent.entries), ledger.seal(key, "run-1", extent, 1005.0)]
 
 
 LINES = export(filled())

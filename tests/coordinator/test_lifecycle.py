@@ -44,7 +44,7 @@ def test_a_run_from_the_first_registration_to_its_end(swarm: Swarm) -> None:
     assert [view.version for view in history.evaluations] == [1, 2, 3]
     assert [batch["groups"] for batch in history.batches] == [2, 2, 2]
 
-    entries, run_id = verify_export(ann.ledger_export().splitlines(keepends=True), keypair("coordinator").public)
+    entries, run_id = verify_export(swarm.whole_ledger().splitlines(keepends=True), keypair("coordinator").public)
     assert run_id == "run-1"
     earned = {worker.key: worker.credit_held + worker.credit_released for worker in status.workers}
     assert {key: account["held"] + account["released"] for key, account in balances(entries).items()} == earned
@@ -59,7 +59,7 @@ def test_the_lease_reveals_its_slot_seed_and_nothing_else(swarm: Swarm) -> None:
     secret = step_secret(RUN_SECRET, StepId(step=0))
     assert first.slot_seed == slot_seed(secret, 0).hex()
     assert second.slot_seed == slot_seed(secret, 1).hex()
-    export = ann.ledger_export()
+    export = swarm.whole_ledger()
     assert secret.hex().encode() not in export
     assert RUN_SECRET.hex().encode() not in export
 
@@ -68,11 +68,11 @@ def test_the_step_secret_is_published_when_the_batch_is_recorded(swarm: Swarm) -
     swarm.publish(0)
     (ann,) = swarm.join("ann")
     swarm.produce(ann)
-    assert step_secret(RUN_SECRET, StepId(step=0)).hex().encode() not in ann.ledger_export(), (
+    assert step_secret(RUN_SECRET, StepId(step=0)).hex().encode() not in swarm.whole_ledger(), (
         "the proposal may still change"
     )
     swarm.record(0)
-    export = ann.ledger_export()
+    export = swarm.whole_ledger()
     assert step_secret(RUN_SECRET, StepId(step=0)).hex().encode() in export
     assert step_secret(RUN_SECRET, StepId(step=1)).hex().encode() not in export
 
@@ -170,7 +170,7 @@ def test_a_proof_of_cheating_bans_slashes_and_withdraws(tmp_path: Path, reason: 
         assert (view.state, view.credit_held, view.submissions_rejected) == ("banned", 0, 1)
         assert view.banned_at_s is not None
         assert str(reason) in view.reason
-        entries, _ = verify_export(ann.ledger_export().splitlines(), keypair("coordinator").public)
+        entries, _ = verify_export(swarm.whole_ledger().splitlines(), keypair("coordinator").public)
         account = balances(entries)[keypair("eve").public]
         assert account == {"held": 0, "released": 0, "slashed": 2 * TOKENS_PER_GROUP}
         assert swarm.all("SELECT state FROM groups WHERE useful=1") == [{"state": "withdrawn"}]
@@ -210,5 +210,5 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
         assert not cut_off.exists()
         swarm.client("bob").submit(leased.lease_id, b"made while the coordinator was away")
         assert swarm.claim().claim_id != claim.claim_id
-        entries, _ = verify_export(swarm.client("x").ledger_export().splitlines(), keypair("coordinator").public)
+        entries, _ = verify_export(swarm.whole_ledger().splitlines(), keypair("coordinator").public)
         assert [entry.kind for entry in entries].count("run") == 1

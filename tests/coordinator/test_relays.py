@@ -158,3 +158,31 @@ def test_relays_of_one_address_are_refused_beyond_a_few(swarm: Swarm) -> None:
     assert refusal(lambda: late.announce_relay(api.RelayBody(url="http://late"))) == "too_many_relays"
     swarm.run.presence.relays.owners = lambda: {keypair("late").public}
     assert late.announce_relay(api.RelayBody(url="http://late")).is_listed
+
+
+def test_the_success_of_a_relay_is_what_its_clients_report(relays: Relays) -> None:
+    announce(relays, "real")
+    known = relays.known["real"]
+    assert relays.success(known) is None
+    for served, failed in ((8, 2), (9, 1)):
+        body = api.RelayReportBody(
+            relays=[api.RelayMeasurement(url="http://real", is_good=True, served=served, failed=failed)]
+        )
+        relays.report("validator", body, is_owners=True)
+    found = relays.success(known)
+    assert found is not None
+    assert (round(found.share, 3), found.reporters) == (round((9 + 7.2) / 19, 3), 1)
+
+
+def test_the_list_and_the_events_tell_how_well_a_relay_serves(swarm: Swarm) -> None:
+    relay = swarm.client("relay")
+    seen: list[dict[str, object]] = []
+    swarm.run.metrics.listen(seen.append)
+    relay.announce_relay(REAL)
+    measured = api.RelayMeasurement(url=REAL.url, is_good=True, served=3, failed=1)
+    answer = swarm.client("validator").report_relays(api.RelayReportBody(relays=[measured]))
+    assert [(view.success, view.reporters) for view in answer.relays] == [(0.75, 1)]
+    assert f'shoal_relay_success{{relay="{REAL.url}"}} 0.75' in swarm.http.get("/metrics").text
+    relay.announce_relay(REAL.model_copy(update={"newest_version": 3}))
+    events = [record for record in seen if record["event"] == "relay"]
+    assert [record.get("success") for record in events] == [None, 0.75]

@@ -21,7 +21,7 @@ CODE = re.compile(r"`([^`\n]+)`")
 REPOSITORY = ("src/", "tests/", "docs/", "benchmarks/", "examples/", "configs/", "tools/", ".ci/")
 MADE = ("runs/", "build/", "docs/assets/")
 """Directories that commands make."""
-GROUPS = {"run", "ledger", "reward-model"}
+GROUPS = {"run", "ledger", "reward-model", "service", "key"}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 each_written_page = pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -82,6 +82,7 @@ def test_options_that_a_page_shows_exist(page: Path) -> None:
         name.removeprefix("shoal "): {spelled for one in command.params for spelled in (*one.opts, *one.secondary_opts)}
         for name, command in commands.commands()
     }
+    options["service install"] |= options["work"]  # which it passes on
     unknown = [
         f"{name} {option}"
         for line in prose_and_blocks(page)

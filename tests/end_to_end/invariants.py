@@ -53,9 +53,9 @@ class Remains:
         self.connection = sqlite3.connect(self.directory.store)
         self.connection.row_factory = sqlite3.Row
         keypair = self.directory.existing_key("coordinator")
-        count, head = ledger.head(self.connection)
-        lines = ledger.page(self.connection, 0, count)
-        self.entries, _ = ledger.verify_export([*lines, ledger.seal(keypair, "run", count, head, 0.0)], keypair.public)
+        extent = ledger.whole(self.connection)
+        lines = [*ledger.page(self.connection, 0, extent.entries), ledger.seal(keypair, "run", extent, 0.0)]
+        self.entries, _ = ledger.verify_export(lines, keypair.public)
 
     def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
         return self.connection.execute(sql, values).fetchall()

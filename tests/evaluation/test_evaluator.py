@@ -10,7 +10,7 @@ from shoal.evaluation import Evaluator
 from shoal.protocol import api
 from support.fake_coordinator import FakeCoordinator
 from support.samples import keypair
-from support.tiny_run import DiskWeights, Reports, TinyRun
+from support.tiny_run import DiskWeights, Reports, TinyRun, version_digest
 
 
 @pytest.fixture
@@ -89,6 +89,29 @@ def test_a_restart_measures_nothing_twice(tiny_run: TinyRun, coordinator: FakeCo
     evaluator(tiny_run, coordinator, weights).run()
     assert coordinator.evaluations == []
     assert weights.fetched == []
+
+
+def test_after_a_rewind_a_number_that_was_measured_is_measured_again(
+    tiny_run: TinyRun, coordinator: FakeCoordinator
+) -> None:
+    """The owner returned to version 0 when version 2 had been measured; its number names other weights now."""
+    voided = api.VersionView(version=2, manifest_digest="7" * 64, published_s=1, report={})
+    first = api.VersionView(version=0, manifest_digest=version_digest(0), published_s=1, report={})
+    history = {"evaluations": [seen(0), seen(2)], "versions": [first, voided]}
+    coordinator.history = coordinator.history.model_copy(update=history)
+    weights = DiskWeights(dict.fromkeys(range(4), tiny_run.policies[0]), [0, 1, 2])
+
+    class Grows(DiskWeights):
+        def head(self, **options: object) -> object:  # type: ignore[override]
+            head = super().head()
+            self.published = [0, 1, 2, 3] if 2 in self.fetched else self.published
+            return head
+
+    evaluator(tiny_run, coordinator, Grows(weights.versions, [0, 1, 2])).run()
+    assert [(body.version, body.manifest_digest) for body in coordinator.evaluations] == [
+        (2, version_digest(2)),
+        (3, version_digest(3)),
+    ]
 
 
 def test_relays_that_do_not_answer_are_asked_again(

@@ -24,6 +24,8 @@ def test_events_feed_counters_gauges_and_histograms() -> None:
     assert found["shoal_verdicts_total[rejected]"] == 1
     assert (found["shoal_rejections_total[sampling]"], found["shoal_rejections_total[reward]"]) == (1, 1)
     assert (found["shoal_verdict_seconds_count"], found["shoal_verdict_seconds_sum"]) == (1, 0.2)
+    events.event("verdict", outcome="accepted", reasons=[], seconds=9.0, tokens=30)
+    assert samples(exporter.text().decode())["shoal_verdict_seconds_count"] == 1, "held until the next version"
     assert found["shoal_verdict_tokens_total"] == 30
     assert (found["shoal_reward_mean"], found["shoal_leases_total"], found["shoal_step"]) == (0.25, 3, 7)
     assert found["shoal_workers[active]"] == 2

@@ -99,10 +99,10 @@ def entries(run: RunDirectory) -> list[dict[str, object]]:
 
 def verified(run: RunDirectory) -> Verification:
     store = Store(run.store)
-    count, head = store.read(ledger.head)
-    lines = store.read(lambda connection: ledger.page(connection, 0, count))
+    extent = store.read(ledger.whole)
+    lines = store.read(lambda connection: ledger.page(connection, 0, extent.entries))
     store.close()
-    seal = ledger.seal(run.existing_key("coordinator"), run.descriptor().run_id, count, head, NOW)
+    seal = ledger.seal(run.existing_key("coordinator"), run.descriptor().run_id, extent, NOW)
     return verify_ledger([*lines, seal], run.descriptor().coordinator_key, run_key=run.descriptor().run_key)
 
 

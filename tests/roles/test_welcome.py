@@ -1,18 +1,14 @@
 """What a contributor reads before anything is downloaded or run."""
 
 import json
-import os
-import ssl
 from pathlib import Path
 from types import SimpleNamespace
 
-import certifi
 import pytest
 
-from coordinator.http.test_tls import make_certificates
 from shoal.broadcast.client import Preview
 from shoal.config import RewardConfig
-from shoal.errors import ConfigError, UnavailableError
+from shoal.errors import UnavailableError
 from shoal.roles import welcome
 from shoal.tasks import Task, TaskSet
 from support.samples import descriptor
@@ -93,23 +89,3 @@ def test_a_contributor_reads_that_programs_of_the_model_will_run() -> None:
         words
         == "verifiable_code, verifiable_math; programs that the model writes are run here, in a sandbox without network"
     )
-
-
-def test_a_private_authority_is_trusted_besides_the_public_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle = tmp_path / "trusted.pem"
-    monkeypatch.setenv("SSL_CERT_FILE", "")
-    welcome.trust_authority(make_certificates(tmp_path), bundle)
-    assert os.environ["SSL_CERT_FILE"] == str(bundle)
-    public = len(ssl.create_default_context(cafile=certifi.where()).get_ca_certs())
-    assert len(ssl.create_default_context().get_ca_certs()) == public + 1
-
-
-@pytest.mark.parametrize(("content", "reason"), [(None, "no such file"), (b"hello", "no pem certificates")])
-def test_a_file_without_certificates_is_named(tmp_path: Path, content: bytes | None, reason: str) -> None:
-    if content is not None:
-        (tmp_path / "ca.pem").write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"ca\.pem cannot be trusted: {reason}.* PEM format"):
-        welcome.trust_authority(tmp_path / "ca.pem", tmp_path / "trusted.pem")
-    assert not (tmp_path / "trusted.pem").exists()

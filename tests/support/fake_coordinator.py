@@ -54,6 +54,8 @@ class FakeCoordinator:
         self.verdicts: list[api.VerdictBody] = []
         self.versions: list[api.VersionBody] = []
         self.evaluations: list[api.EvaluationBody] = []
+        self.line = api.LineAnswer()
+        """What the trainer hears of rewinds; calls of another epoch are refused as the coordinator does."""
         self.lock = threading.Lock()
 
     def client(self, keypair: Keypair = WORKER, **options: Any) -> CoordinatorClient:
@@ -83,7 +85,8 @@ class FakeCoordinator:
             with self.lock:
                 self.tries.append((request.url.path, request.content))
                 self._lose(request)
-                return self._route(request.method, request.url.path, request.content)
+                query = f"?{request.url.query.decode()}" if request.url.path.startswith("/v1/batches/") else ""
+                return self._route(request.method, request.url.path + query, request.content)
         except Refuse as refusal:
             return refusal.answer
 
@@ -118,10 +121,11 @@ class FakeCoordinator:
             "POST /v1/relays/reports": lambda rest, content: api.RelaysAnswer(relays=[], origin_url=""),
             "POST /v1/verdicts": self._verdict,
             "POST /v1/traces": lambda rest, content: b"",
-            "GET /v1/batches/": lambda step, content: self.batches[int(step)],
+            "GET /v1/batches/": self._batch,
             "POST /v1/batches/screening": self._screen,
             "POST /v1/batches/recall": self._recall,
             "POST /v1/versions": self._version,
+            "GET /v1/run/line": lambda rest, content: self.line,
             "GET /v1/history": lambda rest, content: self.history,
             "POST /v1/evaluations": self._evaluation,
         }
@@ -159,7 +163,9 @@ class FakeCoordinator:
         return api.VerdictAnswer(recorded=True)
 
     def _screen(self, rest: str, content: bytes) -> BaseModel:
-        self.screened.append(api.ScreeningBody.model_validate_json(content))
+        body = api.ScreeningBody.model_validate_json(content)
+        self._require_epoch(body.epoch)
+        self.screened.append(body)
         return self.screenings.pop(0)
 
     def _recall(self, rest: str, content: bytes) -> BaseModel:
@@ -171,8 +177,18 @@ class FakeCoordinator:
         self.batches[body.step] = api.BatchAnswer(batch=self.audited_batches.pop(0))
         return api.RecallAnswer(groups=1)
 
+    def _batch(self, rest: str, content: bytes) -> BaseModel:
+        self._require_epoch(int(rest.partition("epoch=")[2]))
+        return self.batches[int(rest.partition("?")[0])]
+
+    def _require_epoch(self, epoch: int) -> None:
+        if epoch != self.line.epoch:
+            raise Refuse("rewound", "The run was rewound.", status=409)
+
     def _version(self, rest: str, content: bytes) -> BaseModel:
-        self.versions.append(api.VersionBody.model_validate_json(content))
+        body = api.VersionBody.model_validate_json(content)
+        self._require_epoch(body.epoch)
+        self.versions.append(body)
         return api.VersionAnswer(ledger_head="ab" * 32)
 
     def _evaluation(self, rest: str, content: bytes) -> bytes:

@@ -12,7 +12,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from shoal.config import ShoalConfig, build_config
-from shoal.coordinator import housekeeping
+from shoal.coordinator import housekeeping, ledger
+from shoal.coordinator.batching import steps
 from shoal.coordinator.http.app import create_app
 from shoal.coordinator.presence import Presence
 from shoal.coordinator.run import Run
@@ -23,6 +24,7 @@ from shoal.errors import RefusedError
 from shoal.files import digest_bytes
 from shoal.protocol import api
 from shoal.protocol.client import ClientOptions, CoordinatorClient
+from shoal.protocol.signing import rewound_message
 from shoal.protocol.verdicts import Reason
 from support.samples import NUMERICS_CLASS, RUN_SECRET, descriptor, keypair
 
@@ -182,23 +184,55 @@ class Swarm:
     def all(self, sql: str, *values: object) -> list[dict[str, object]]:
         return self.read(lambda connection: [dict(row) for row in connection.execute(sql, values)])
 
+    def whole_ledger(self) -> bytes:
+        """An export with the entries of open steps, as the owner has it."""
+
+        def export(connection: Connection) -> bytes:
+            extent = ledger.whole(connection)
+            seal = ledger.seal(self.run.keypair, self.run.descriptor.run_id, extent, self.clock())
+            return b"".join([*ledger.page(connection, 0, extent.entries), seal])
+
+        return self.read(export)
+
     def sweep(self) -> bool:
         return self.write(lambda connection: housekeeping.maintain(connection, self.run))
 
     # What each role does in a healthy run
 
     def publish(self, version: int, digest: str = "") -> api.VersionAnswer:
-        digest = digest or f"{version:064x}"
+        epoch = self.epoch()
+        digest = digest or f"{(epoch << 32) + version:064x}"
         self.record(version - 1)
-        body = api.VersionBody(version=version, manifest_digest=digest, weights_digest=digest, bytes_total=100)
+        sizes = {"weights_digest": digest, "bytes_total": 100}
+        body = api.VersionBody.model_validate({"epoch": epoch, "version": version, "manifest_digest": digest, **sizes})
         return self.client("trainer").publish(body)
+
+    def epoch(self) -> int:
+        return self.read(steps.epoch)
+
+    def rewind_body(
+        self, version: int, *, epoch: int | None = None, audit: bool = False, key: str = "run"
+    ) -> api.RewindBody:
+        """As the owner would sign it now, or for another epoch, or with another key."""
+        epoch = self.epoch() + 1 if epoch is None else epoch
+        known = self.all("SELECT manifest_digest FROM versions WHERE version=?", version)
+        digest = str(known[0]["manifest_digest"]) if known else "0" * 64
+        signature = keypair(key).sign(rewound_message(self.run.descriptor.run_id, epoch, version, digest))
+        facts = {"epoch": epoch, "version": version, "manifest_digest": digest, "signature": signature}
+        return api.RewindBody.model_validate({**facts, "reason": "a bad step", "audit": audit})
+
+    def rewind(self, version: int, *, audit: bool = False) -> api.RewindView:
+        return self.client("run").rewind(self.rewind_body(version, audit=audit))
+
+    def batch(self, step: int) -> api.BatchRecord | None:
+        return self.client("trainer").batch(step, 0, self.epoch()).batch
 
     def record(self, step: int, statistics: Mapping[str, float] = NO_STATISTICS) -> api.BatchRecord | None:
         """As a trainer does that finds every group probable but those named."""
-        batch = self.client("trainer").batch(step, 0).batch if step >= 0 else None
+        batch = self.batch(step) if step >= 0 else None
         while batch is not None and batch.state == "proposed":
             values = {group.group_id: statistics.get(group.group_id, 0.0) for group in batch.groups}
-            body = api.ScreeningBody(step=step, attempt=batch.attempt, statistics=values)
+            body = api.ScreeningBody(epoch=batch.epoch, step=step, attempt=batch.attempt, statistics=values)
             batch = self.client("trainer").screen(body)
         return batch
 

@@ -16,7 +16,7 @@ from shoal.files import digest_bytes
 from shoal.metrics import EventLog
 from shoal.protocol import api
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
-from shoal.training import DivergedError, Group, Trackers, Trainer, World
+from shoal.training import DivergedError, Group, Trackers, Trainer
 from shoal.training.checkpoints import CheckpointError
 from shoal.training.publisher import RepeatedStepError
 from shoal.training.service import StepRecord, TrainerService
@@ -105,11 +105,6 @@ def config(tmp_path: Path) -> ShoalConfig:
 Start = Callable[..., TrainerService]
 
 
-class HeardByAnother(World):
-    def any(self, holds: bool) -> bool:
-        return True
-
-
 @pytest.fixture
 def start(coordinator: FakeCoordinator, config: ShoalConfig, model_dir: Path, tmp_path: Path) -> Iterator[Start]:
     trainers: list[Trainer] = []
@@ -154,7 +149,7 @@ def published(coordinator: FakeCoordinator) -> list[tuple[int, str]]:
 def test_a_trainer_that_fails_waits_for_its_writer(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(step: int, wait_s: float) -> api.BatchAnswer:
+    def interrupt(step: int, wait_s: float, epoch: int) -> api.BatchAnswer:
         raise KeyboardInterrupt
 
     writer, service = HeldWriter(monkeypatch), start()
@@ -326,7 +321,7 @@ def test_while_the_batch_is_not_formed_it_says_what_is_missing(start: Start, coo
     record_batch(coordinator, 0)
     formed, answers = coordinator.batches[0], iter([api.BatchAnswer(waiting_for="3 of 8 useful groups")])
 
-    def batch(step: int, wait_s: float = 20.0) -> api.BatchAnswer:
+    def batch(step: int, wait_s: float = 20.0, epoch: int = 0) -> api.BatchAnswer:
         return next(answers, formed)
 
     service.client.batch = batch  # type: ignore[method-assign]
@@ -349,16 +344,6 @@ def test_a_drained_run_ends_the_trainer_with_a_checkpoint(start: Start, coordina
     coordinator.batches[1] = api.BatchAnswer(run_state="drained")
     assert not service.run()
     assert service.trainer.checkpoint_steps()[-1] == 1
-
-
-def test_a_run_is_drained_only_if_every_rank_hears_so(start: Start, coordinator: FakeCoordinator) -> None:
-    """The owner resumed after this rank heard of it: another rank has a batch, so this one asks again."""
-    service = start()
-    record_batch(coordinator, 0)
-    answers = iter([api.BatchAnswer(run_state="drained"), coordinator.batches[0]])
-    service.client.batch = lambda step, wait_s=20.0: next(answers)  # type: ignore[method-assign]
-    service.trainer.world = HeardByAnother()
-    assert service.wait_for_batch(0).step == 0
 
 
 def test_a_killed_trainer_repeats_its_steps_bit_for_bit(start: Start, coordinator: FakeCoordinator) -> None:

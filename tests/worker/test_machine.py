@@ -1,6 +1,7 @@
 import pytest
 
-from shoal.worker.machine import Machine, is_worth_more_rows, machine_memory, memory_in_use
+from shoal.policy.memory import memory_in_use
+from shoal.worker.machine import Machine, is_worth_more_rows, machine_memory
 
 
 def test_memory_is_known_and_this_process_uses_some_of_it() -> None:

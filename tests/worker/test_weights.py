@@ -1,5 +1,6 @@
 """Weights are followed in the background, from relays that may fail."""
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,6 +45,11 @@ def follow() -> Iterator[Callable[..., WeightFollower]]:
     yield start
     for follower in followers:
         follower.stop()
+
+
+def after(version: int) -> Callable[[int, int], bool]:
+    """What a rewind to this version voids."""
+    return lambda epoch, number: epoch < 1 and number > version
 
 
 def publish(origin: Origin, version: int) -> str:
@@ -173,3 +179,45 @@ def test_versions_that_the_owner_withdrew_are_held_no_longer(tmp_path: Path) -> 
     follower._take(weights.head())
     assert follower.held() == [0]
     assert follower.newest_held() == (0, version_digest(0))
+
+
+def test_after_a_rewind_the_same_numbers_mean_other_weights(
+    origin: Origin, client: WeightClient, follow: Callable[..., WeightFollower]
+) -> None:
+    """A worker that was away during the rewind, and returns when the new epoch has passed its versions."""
+    old = [publish(origin, version) for version in range(4)]
+    follower = WeightFollower(client, keep_versions=4)
+    follower._take(client.head())
+    follower.path(2, old[2], deadline_s=DEADLINE_S)
+    follower.path(1, old[1], deadline_s=DEADLINE_S)
+    assert follower.held() == [1, 2, 3]
+    origin.take_up(1, after(1), ledger_head="")
+    new = {}
+    for version in range(2, 6):
+        new[version] = origin.stage(version, make_tensors(10 + version)).manifest_digest
+        origin.announce(ledger_head="0" * 64)
+    follower._take(client.head())
+    assert follower.held() == [1, 5]
+    assert follower.newest_held() == (5, new[5])
+    follower.path(2, new[2], deadline_s=DEADLINE_S)
+    assert follower.held() == [1, 2, 5]
+
+
+def test_a_relay_that_serves_the_old_head_after_a_rewind_is_overruled(
+    origin: Origin, client: WeightClient, tmp_path: Path
+) -> None:
+    for version in range(3):
+        publish(origin, version)
+    stale = tmp_path / "stale"
+    shutil.copytree(origin.root, stale)
+    origin.take_up(1, after(0), ledger_head="")
+    new = client.head()
+    assert (new.epoch, [entry.version for entry in new.versions]) == (1, [0])
+    server = OriginServer(Origin(stale, RUN_KEY, OriginSettings(shard_bytes=4000)).store, "127.0.0.1", 0)
+    server.start()
+    try:
+        only_stale = WeightClient(RUN_KEY.public, lambda: [server.url], tmp_path / "cache")
+        assert only_stale.head(newer_than=None).counter == new.counter, "what was seen is kept over a restart"
+        only_stale.close()
+    finally:
+        server.stop()

@@ -32,7 +32,7 @@ def _below(prefix: str, group: Group) -> Iterator[tuple[str, Command]]:
             yield from _below(f"{prefix} {name}", command)
         else:
             assert isinstance(command, Command)
-            yield f"{prefix} {name}", command
+            yield prefix if name == getattr(group, "default", "") else f"{prefix} {name}", command
 
 
 def page() -> str:

@@ -128,6 +128,8 @@ class Encoding(Record):
 class Manifest(Record):
     format: Literal[1] = 1
     run_id: Annotated[str, Field(max_length=128)]
+    epoch: Version = 0
+    """In which the version was made: after a rewind its number may name other weights."""
     version: Version
     tensors: Annotated[tuple[TensorEntry, ...], Field(max_length=MAX_TENSORS)]
     weights_digest: Digest
@@ -187,14 +189,17 @@ class Manifest(Record):
 class VersionEntry(Record):
     version: Version
     manifest_digest: Digest
+    epoch: Version = 0
 
 
 class Head(Record):
-    """The newest versions, newest last. The counter only grows, so an older head is never mistaken for a newer one."""
+    """The newest versions, newest last. The counter only grows, so an older head is never mistaken for a newer one, also where
+    the owner returned to an earlier version."""
 
     format: Literal[1] = 1
     run_id: Annotated[str, Field(max_length=128)]
     counter: Annotated[int, Field(gt=0, lt=1 << 53)]
+    epoch: Version = 0
     expires_at: float
     ledger_head: Annotated[str, Field(max_length=2048)]
     """The head of the ledger, as the coordinator signed it."""
@@ -213,6 +218,9 @@ class Head(Record):
         numbers = [entry.version for entry in self.versions]
         if numbers != sorted(set(numbers)):
             raise ValueError("versions must ascend")
+        epochs = [*(entry.epoch for entry in self.versions), self.epoch]
+        if epochs != sorted(epochs):
+            raise ValueError("epochs must ascend")
         return self
 
 

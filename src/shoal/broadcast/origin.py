@@ -2,8 +2,8 @@
 
 `stage` writes shards and manifest of a version, as a delta against the one before and in full every few versions; they are
 invisible until `announce` replaces head.json. A version number that was announced keeps its bytes for ever: staging it again
-with the same weights is free, with others it is refused. Any step may be killed and repeated; a restarted origin removes damaged
-files and continues from the head it finds.
+with the same weights is free, with others it is refused, unless a rewind voided it (`take_up`). Any step may be killed and
+repeated; a restarted origin removes damaged files and continues from the head it finds.
 """
 
 import os
@@ -113,6 +113,7 @@ class Origin:
         """Shards and manifests of old versions that were removed since the start."""
         self.store.remove_leftovers()
         self._head = self._read_head()
+        self._epoch = self._head.epoch if self._head else 0
         self._files = {file.digest: file for file in self._head.files} if self._head else {}
 
     @property
@@ -157,12 +158,30 @@ class Origin:
         with self._staging:
             entries = {entry.version: entry for entry in (self._head.versions if self._head else ())}
             for version, publication in self._staged.items():
-                entries[version] = VersionEntry(version=version, manifest_digest=publication.manifest_digest)
+                digest = publication.manifest_digest
+                entries[version] = VersionEntry(version=version, manifest_digest=digest, epoch=self._epoch)
             kept = sorted(entries.values(), key=lambda entry: entry.version)[-self._settings.keep_versions :]
             head = self._write_head(tuple(kept), ledger_head)
             self._staged.clear()
             self._prune()
             return head
+
+    def take_up(self, epoch: int, is_void: Callable[[int, int], bool], *, ledger_head: str) -> list[int]:
+        """Go on in this epoch: versions that a rewind voided leave the head, in one step; their numbers are returned.
+
+        `is_void` is given the epoch in which a version was made, and its number.
+        The head is newer than any before, so that nobody who has seen it takes an old one again.
+        """
+        with self._staging, self._lock:
+            self._epoch = epoch
+            if self._head is None or self._head.epoch == epoch:
+                return []
+            voided = [one.version for one in self._head.versions if is_void(one.epoch, one.version)]
+            kept = tuple(entry for entry in self._head.versions if entry.version not in voided)
+            self._staged.clear()
+            self._write_head(kept, ledger_head)
+            self._prune()
+            return voided
 
     def refresh(self) -> None:
         """Sign the head again when half of its life has passed, so that a slow step does not look like a frozen swarm."""
@@ -198,6 +217,7 @@ class Origin:
     ) -> Publication:
         manifest = Manifest(
             run_id=self._run_id,
+            epoch=self._epoch,
             version=version,
             tensors=tuple(entries),
             weights_digest=digest_weights(entries),
@@ -251,6 +271,7 @@ class Origin:
             head = Head(
                 run_id=self._run_id,
                 counter=self._head.counter + 1 if self._head else 1,
+                epoch=self._epoch,
                 expires_at=self._clock() + self._settings.head_ttl_s,
                 ledger_head=ledger_head,
                 versions=versions,

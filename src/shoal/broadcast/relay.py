@@ -36,6 +36,8 @@ AFTER_TROUBLE_S = 1.0
 DESCRIPTOR_WITHIN_S = 1.0
 SHARD_DEADLINE_S = 120.0
 ANNOUNCE_EVERY_S = 10.0
+ANNOUNCE_PAUSE_S = 1.0
+"""However often versions come."""
 NOT_YET = (404, 503)
 # Requests to peers that ended without the shard before it is fetched from the parents.
 PEER_FAILURES = 6
@@ -97,6 +99,8 @@ class Relay:
         self._queue = DownloadQueue(self._route)
         self._unneeded_since: dict[str, float] = {}
         self._stopping = threading.Event()
+        self._news = threading.Event()
+        """Set when the newest version is here, so that the coordinator learns of it at once."""
         self._threads: list[threading.Thread] = []
         self.sources = Sources(
             self._known,
@@ -141,6 +145,7 @@ class Relay:
 
     def stop(self) -> None:
         self._stopping.set()
+        self._news.set()
         self.sources.stop()
         self._queue.close()
         self._server.stop()
@@ -196,6 +201,7 @@ class Relay:
         wanted = wanted_in_order(head, needed)
         self._queue.replace(item for item in wanted if not self._store.has("shards", item.digest))
         self._store.put_head(head_bytes)
+        self._tell_if_complete()
         keep = {file.digest for file in head.files}
         now = self._monotonic()
         prune(self._store, needed, keep, self._unneeded_since, load, grace_s=self._settings.grace_s, now=now)
@@ -212,6 +218,7 @@ class Relay:
                 if not self._store.recover("shards", item.digest):
                     self._keep(item, self._from_parents(item) if route == "parents" else self._from_peer(item))
                 self._queue.done(item)
+                self._tell_if_complete()
             except ShoalError as error:
                 self._queue.put_back(item)
                 if route == "parents":
@@ -289,11 +296,17 @@ class Relay:
             self.metrics.event("trouble", reason=str(error))
             self._stopping.wait(AFTER_TROUBLE_S)
 
+    def _tell_if_complete(self) -> None:
+        if self.complete:
+            self._news.set()
+
     def _announce_often(self) -> None:
         assert self._announce is not None
         while not self._stopping.is_set():
+            self._news.clear()
             try:
                 self._announce(self.url)
             except ShoalError as error:
                 self._report_trouble(error)
-            self._stopping.wait(ANNOUNCE_EVERY_S)
+            self._stopping.wait(ANNOUNCE_PAUSE_S)
+            self._news.wait(ANNOUNCE_EVERY_S - ANNOUNCE_PAUSE_S)

@@ -34,6 +34,7 @@ class RelayReport:
     url: str
     success: float = 1.0
     bandwidth_bytes_s: float | None = None
+    served: int = 0
     failures: int = 0
     lies: int = 0
     bytes_received: int = 0
@@ -84,6 +85,7 @@ class PeerScores:
     def record_success(self, url: str, size_bytes: int, seconds: float) -> None:
         with self._lock:
             report = self._update(url, 1.0)
+            report.served += 1
             report.failures_in_a_row = 0
             report.resting_until = float("-inf")
             report.bytes_received += size_bytes

@@ -8,7 +8,7 @@ Heavy imports happen inside.
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,8 +17,9 @@ from shoal.cli.flags import report
 from shoal.config import TasksConfig
 from shoal.errors import ConfigError
 from shoal.files import write_atomic
-from shoal.tasks import Task, load_tasks, verifiable
-from shoal.tasks.sources import tasks_to_measure
+
+if TYPE_CHECKING:
+    from shoal.tasks import Task
 
 reward_model_app = typer.Typer(no_args_is_help=True, help="A reward model for the validator's side.")
 
@@ -106,6 +107,7 @@ def curate_tasks(
 ) -> None:
     """Keep the tasks that a model solves sometimes: drop duplicates, contamination, the too easy and the too hard."""
     from shoal.curation import Band, CurationSettings, curate
+    from shoal.tasks.sources import tasks_to_measure
 
     if low > high:
         raise ConfigError(f"The band {low:g} … {high:g} is empty.", hint="--low must not exceed --high.")
@@ -245,8 +247,12 @@ def train_reward(
     report(f'  [validation]  reward_models = {{"{out.name}" = "{out}"}}')
 
 
-def _tasks_to_measure(source: str | None, asking: Asking) -> tuple[str, list[Task]]:
+def _tasks_to_measure(source: str | None, asking: Asking) -> "tuple[str, list[Task]]":
     """The named tasks, or those that the run's own evaluator uses."""
+
+    from shoal.tasks import load_tasks
+    from shoal.tasks.sources import tasks_to_measure
+
     rules = asking.rules() if source is None else None
     if rules is None:
         config = TasksConfig(source=source or "builtin:chain-sums")
@@ -256,22 +262,29 @@ def _tasks_to_measure(source: str | None, asking: Asking) -> tuple[str, list[Tas
     return rules.tasks.source, list(load_tasks(rules.tasks).heldout)
 
 
-def _training_tasks(source: str) -> list[Task]:
+def _training_tasks(source: str) -> "list[Task]":
     """Of a generator what training draws, of a file or dataset all."""
+
+    from shoal.tasks import load_tasks
+    from shoal.tasks.sources import tasks_to_measure
+
     config = TasksConfig(source=source)
     generated = source.startswith(("builtin:", "reasoning-gym:"))
     return list(load_tasks(config).train) if generated else tasks_to_measure(config)
 
 
-def _measurable(tasks: list[Task]) -> list[Task]:
+def _measurable(tasks: "list[Task]") -> "list[Task]":
     """Reports how many tasks are left out because only a reward model could score them."""
+
+    from shoal.tasks import verifiable
+
     found = verifiable(tasks)
     if left_out := len(tasks) - len(found):
         report(f"{left_out} tasks are left to reward models, whose rankings measure no policy")
     return found
 
 
-def _limited(tasks: list[Task], limit: int | None) -> list[Task]:
+def _limited(tasks: "list[Task]", limit: int | None) -> "list[Task]":
     return tasks if limit is None else tasks[:limit]
 
 

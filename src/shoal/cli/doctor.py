@@ -11,10 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.cli import accelerator
+from shoal.cli.extras import MODULES, install_line, missing_modules
 from shoal.metrics import Report
 from shoal.tasks.sandbox.sandbox import HINT, sandbox_complaint
 
-NEEDED = ("torch", "transformers", "pyarrow", "aiohttp", "starlette", "numba")
+NEEDED = ("pyarrow", "aiohttp", "starlette", "tokenizers")
+"""By every role; what runs or trains a model needs an extra besides."""
+USES = {"worker": "generates, validates and evaluates", "train": "makes runs, trains and draws reports"}
 OPTIONAL_PROGRAMS = {
     "nginx": "can serve weights as a relay; optional",
 }
@@ -45,6 +49,8 @@ def diagnose() -> Iterator[Diagnosis]:
     yield Diagnosis(sys.version_info >= (3, 11), f"Python {version} (3.11 or newer is needed)", fatal=True)
     for name in NEEDED:
         yield _package(name)
+    for extra in MODULES:
+        yield _extra(extra)
     yield Diagnosis(True, f"{os.cpu_count()} cores")
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     yield Diagnosis(
@@ -54,7 +60,7 @@ def diagnose() -> Iterator[Diagnosis]:
     yield Diagnosis(
         disk_gb >= SMALLEST_DISK_GB, f"{disk_gb:.1f} GB of free disk here (the demo needs {SMALLEST_DISK_GB:g})"
     )
-    yield _accelerator()
+    yield Diagnosis(*accelerator.advise(accelerator.look()))
     yield _sandbox()
     for program, purpose in OPTIONAL_PROGRAMS.items():
         found = shutil.which(program) is not None
@@ -65,18 +71,18 @@ def diagnose() -> Iterator[Diagnosis]:
 
 def _package(name: str) -> Diagnosis:
     if importlib.util.find_spec(name) is None:
-        return Diagnosis(False, f"{name} is not installed: run `make setup` or `pip install shoal`", fatal=True)
+        return Diagnosis(False, f"{name} is not installed: install Shoal again", fatal=True)
     return Diagnosis(True, f"{name} {importlib.metadata.version(name)}")
 
 
-def _accelerator() -> Diagnosis:
-    if importlib.util.find_spec("torch") is None:
-        return Diagnosis(False, "no accelerator can be looked for without torch")
-    import torch
-
-    if torch.cuda.is_available():
-        return Diagnosis(True, f"{torch.cuda.device_count()} × {torch.cuda.get_device_name(0)}")
-    return Diagnosis(True, "no GPU: the embedded engine and the trainer will use the CPU")
+def _extra(extra: str) -> Diagnosis:
+    missing = missing_modules(extra)
+    if missing:
+        return Diagnosis(
+            False, f"what {USES[extra]} needs {', '.join(missing)}: type {install_line(extra)}; relays need none of it"
+        )
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in MODULES[extra])
+    return Diagnosis(True, f"what {USES[extra]}: {versions}")
 
 
 def _sandbox() -> Diagnosis:

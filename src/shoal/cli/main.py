@@ -18,9 +18,13 @@ from shoal import __version__
 from shoal.cli import data as data_commands
 from shoal.cli import records as record_commands
 from shoal.cli import roles as role_commands
+from shoal.cli.contributor import key_app, service_app
+from shoal.cli.extras import missing_extra, with_extra
 from shoal.cli.flags import report, split_settings, takes_settings
 from shoal.cli.logs import logs
 from shoal.cli.run import run_app
+from shoal.cli.simulate import simulate
+from shoal.cli.work import work_app
 from shoal.config import all_settings
 from shoal.errors import ConfigError, ShoalError
 
@@ -36,6 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(rest, prog_name="shoal", obj=given)
     except ShoalError as error:
         _fail(error)
+    except ModuleNotFoundError as error:
+        if (missing := missing_extra(error)) is None:
+            raise
+        _fail(missing)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             _fail(ShoalError("The disk is full.", hint="Make room; the same command goes on where it was."))
@@ -95,13 +103,14 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "coordinator": role_commands.coordinator,
     "train": role_commands.train,
     "export": record_commands.export,
+    "reproduce": record_commands.reproduce,
     "inspect": record_commands.inspect,
     "view": record_commands.view,
     "plan-memory": record_commands.plan_memory,
+    "simulate": simulate,
     "validate": role_commands.validate,
     "evaluator": role_commands.evaluator,
     "relay": role_commands.relay,
-    "work": role_commands.work,
     "up": role_commands.up,
     "demo": role_commands.demo,
     "logs": logs,
@@ -113,7 +122,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
 """In the order of `shoal --help`."""
 
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name)(with_extra(_name, _command))
+app.add_typer(work_app, name="work")
+app.add_typer(service_app, name="service")
+app.add_typer(key_app, name="key")
 app.add_typer(record_commands.ledger_app, name="ledger")
 app.add_typer(run_app, name="run")
 app.add_typer(data_commands.reward_model_app, name="reward-model")

@@ -1,4 +1,5 @@
-"""What a run leaves behind and what it needs, as commands: `export`, `inspect`, `plan-memory`, `calibrate`, `verify`, `ledger`.
+"""What a run leaves behind and what it needs, as commands: `export`, `reproduce`, `inspect`, `plan-memory`,
+`calibrate`, `verify`, `ledger`.
 
 Thin: each parses its flags and calls a package. Heavy imports happen inside.
 """
@@ -27,11 +28,15 @@ def export(
         int | None,
         typer.Option(help="An intermediate version that has a checkpoint; without it, the last one of a finished run."),
     ] = None,
+    policy_only: Annotated[
+        bool, typer.Option("--policy-only", help="Leave out the rollouts and what others repeat the run from.")
+    ] = False,
 ) -> None:
-    """Write the trained policy as a plain model directory with a card."""
+    """Write the trained policy as a plain model directory with a card, its rollouts as a dataset, and the run's evidence."""
     from shoal.owner.records import export_run
 
-    export_run(RunDirectory(run_config(context, where).run.dir), output, report, version=version)
+    directory = RunDirectory(run_config(context, where).run.dir)
+    export_run(directory, output, report, version=version, policy_only=policy_only)
 
 
 def inspect(
@@ -116,6 +121,27 @@ def plan_memory(
 
     shapes = Path(where).parent / "shapes" if where is not None else None
     show_memory_plan(run_config(context, where), ranks, report, shapes=shapes)
+
+
+def reproduce(
+    where: Annotated[str, typer.Argument(help="A run directory, its run file, or a directory of `shoal export`.")],
+    steps: Annotated[
+        str, typer.Option(help="Training steps to repeat, such as 3 or 0-4; `all` begins at the base model.")
+    ] = "all",
+    sample: Annotated[
+        int, typer.Option(min=0, help="Verdicts to repeat by a full audit, drawn by the ledger's head.")
+    ] = 8,
+    out: Annotated[Path | None, typer.Option(help="Page to write; default: reproduction.md in the directory.")] = None,
+    model: Annotated[Path | None, typer.Option(help="The base model, if it is not where the run had it.")] = None,
+    run_key: Annotated[str | None, typer.Option(help="Key of the run, from a source that you trust.")] = None,
+    threads: Annotated[int, typer.Option(min=0, help="Compute threads; 0 takes as many as the run's trainer.")] = 0,
+) -> None:
+    """Repeat a run from what it left behind: training bit for bit, verdicts from their files. Exit code 1 if anything differs."""
+    from shoal.owner.reproduce import parse_steps, reproduce_run
+
+    chosen = parse_steps(steps)
+    done = reproduce_run(where, out, report, steps=chosen, sample=sample, model=model, run_key=run_key, threads=threads)
+    raise SystemExit(0 if done else 1)
 
 
 def calibrate(

@@ -1,4 +1,4 @@
-"""The commands of the roles: `init`, `coordinator`, `train`, `validate`, `evaluator`, `relay`, `work`, `up`, `demo`.
+"""The commands of the roles: `init`, `coordinator`, `train`, `validate`, `evaluator`, `relay`, `up`, `demo`.
 
 Thin: each parses its flags and calls one function. Heavy imports happen inside.
 """
@@ -11,8 +11,6 @@ import typer
 from shoal.cli.flags import (
     Authority,
     DryRun,
-    EngineName,
-    Joinable,
     Threads,
     Where,
     print_dry_run,
@@ -23,6 +21,14 @@ from shoal.cli.flags import (
     run_directory,
 )
 from shoal.config.schema import EngineKind
+
+AutoRewind = Annotated[
+    bool,
+    typer.Option(
+        "--auto-rewind",
+        help="If a repeated step gives other weights than those published, return to the last checkpoint (see `run rewind`).",
+    ),
+]
 
 
 def init(context: typer.Context, where: Where = None, dry_run: DryRun = False) -> None:
@@ -47,13 +53,14 @@ def train(
     replay: Annotated[
         Path | None, typer.Option(help="Train from the rollout files of this directory, without a swarm.")
     ] = None,
+    auto_rewind: AutoRewind = False,
 ) -> None:
     """Train on accepted rollouts and publish every version; works under torchrun too."""
     from shoal.roles import trainer
     from shoal.roles.process import use_threads
 
     if replay is None:
-        trainer.train(run_directory(context, where, dry_run), report, threads=threads)
+        trainer.train(run_directory(context, where, dry_run), report, threads=threads, auto_rewind=auto_rewind)
         return
     config = run_config(context, where, dry_run)
     from shoal.owner.records import replay_rollouts
@@ -133,50 +140,6 @@ def relay(
     role.relay(settings, report, coordinator=url, authority=ca)
 
 
-def work(
-    where: Joinable,
-    key: Annotated[Path | None, typer.Option(help="Your key file; made at first use.")] = None,
-    run_key: Annotated[str | None, typer.Option(help="Public key of the run; pinned at first use without it.")] = None,
-    dir: Annotated[Path, typer.Option(help="Where your key, the weights and logs are kept.")] = Path("~/.shoal"),
-    name: Annotated[str, typer.Option(help="How you appear in the run's view.")] = "",
-    threads: Threads = 0,
-    engine: EngineName = "torch",
-    verifier: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Code of the run's owner that may be imported here, as module:function; `all` trusts the owner."
-        ),
-    ] = None,
-    ca: Authority = None,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=65535, help="Serve this worker's own metrics to Prometheus, on loopback; 0 picks a port."
-        ),
-    ] = None,
-    cheat: Annotated[str | None, typer.Option(hidden=True)] = None,
-) -> None:
-    """Contribute: join a run with one command, on any machine."""
-    from shoal.owner.control import find_address
-    from shoal.roles import worker as role
-
-    url, known_key = find_address(where)
-    role.work(
-        url,
-        report,
-        root=dir.expanduser(),
-        key_file=key.expanduser() if key else None,
-        run_key=run_key or known_key,
-        name=name,
-        threads=threads,
-        engine=engine,
-        own_verifiers=None if verifier == ["all"] else verifier or (),
-        authority=ca,
-        cheat=cheat,
-        metrics_port=metrics_port,
-    )
-
-
 def up(
     context: typer.Context,
     where: Where = None,
@@ -189,6 +152,7 @@ def up(
             " Default: `run.threads`, or what the machine has."
         ),
     ] = None,
+    auto_rewind: AutoRewind = False,
     dry_run: DryRun = False,
 ) -> None:
     """Start and supervise the owner's roles of a run on this host, with workers of its own if you like."""
@@ -201,7 +165,7 @@ def up(
     directory = run_directory(context, where)
     report_join_command(directory)
     report_page_links(directory)
-    run_swarm(directory, report, workers=workers, relays=relays, threads=chosen)
+    run_swarm(directory, report, workers=workers, relays=relays, threads=chosen, auto_rewind=auto_rewind)
 
 
 def demo(

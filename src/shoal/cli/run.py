@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from shoal.protocol import api
 
 run_app = typer.Typer(
-    no_args_is_help=True, help="Look at a run and steer it: pause, resume, drain, ban, unban, link, backup, restore."
+    no_args_is_help=True,
+    help="Look at a run and steer it: pause, resume, drain, rewind, ban, unban, link, backup, restore.",
 )
 
 Key = Annotated[
@@ -33,7 +34,11 @@ def status(where: Where = None) -> None:
     console = Console()
     seen, history = _find(where, None).status()
     console.print(render(seen, history))
-    for line in [*([seen.advice] if seen.advice else []), *alert_lines(seen)]:
+    rewinds = [
+        f"epoch {one.epoch}: returned to version {one.version}, {one.lost_steps} steps lost ({one.reason})"
+        for one in history.rewinds
+    ]
+    for line in [*rewinds, *([seen.advice] if seen.advice else []), *alert_lines(seen)]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -87,6 +92,26 @@ def recall(
     """Take back the batch that is being trained: all of it is audited, then proposed again without what fails."""
     answer = _find(where, key).recall(step, reason)
     typer.echo(f"the batch of step {step} is recalled; {answer.groups} of its groups are audited now")
+
+
+@run_app.command("rewind")
+def rewind(
+    where: Where = None,
+    to: Annotated[
+        int | None, typer.Option("--to", min=0, help="Version with a checkpoint; default: the newest checkpoint.")
+    ] = None,
+    reason: Reason = "by the owner",
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Audit everything that the voided steps were trained on.")
+    ] = False,
+    key: Key = None,
+) -> None:
+    """Return a run to a checkpointed version: what came after it is void, and is trained again. Credit stays."""
+    from shoal.owner.rewinding import rewind as rewind_run
+    from shoal.owner.rewinding import rewound_sentence
+
+    typer.echo(rewound_sentence(rewind_run(_find(where, key), version=to, reason=reason, audit=audit)))
+    typer.echo("a trainer that runs begins again there by itself; start one that does not run")
 
 
 @run_app.command("link")

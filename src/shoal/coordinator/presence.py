@@ -21,6 +21,8 @@ EXCHANGES_PER_SILENCE = 6
 """How often presence is exchanged in the time after which a silent worker is marked as gone."""
 KEPT_SILENCES = 10
 POLLERS_S = 10.0
+RECENT = 0.1
+"""Weight of the newest heartbeat among those before it."""
 
 
 @dataclass
@@ -30,10 +32,20 @@ class WorkerPresence:
     tokens_generated: int = 0
     bytes_received: int = 0
     newest: Stamp = (0.0, "")
+    waiting: float = 0.0
+    """Share of its last heartbeats at which it waited for work; `fetching`: for weights. One moment says little: all workers fetch
+    when a version is published."""
+    fetching: float = 0.0
 
     def note(self, body: api.HeartbeatBody, stamp: Stamp) -> None:
-        self.activity, self.newest = body.activity, stamp
+        self.newest = stamp
+        self.observe(body.activity)
         self.tokens_generated, self.bytes_received = body.tokens_generated, body.bytes_received
+
+    def observe(self, activity: str) -> None:
+        self.activity = activity
+        self.waiting += RECENT * (activity.startswith("waiting") - self.waiting)
+        self.fetching += RECENT * (activity.startswith("fetching") - self.fetching)
 
 
 class Pollers:
@@ -201,9 +213,11 @@ def _pull_workers(presence: Presence, heard: Iterable[_SeenWorker]) -> None:
     for row in heard:
         known = presence.workers.get(row.key)
         if known is None or known.seen_at < row.seen_at:
-            presence.workers[row.key] = WorkerPresence(
-                row.seen_at, row.activity, row.tokens_generated, row.bytes_received
-            )
+            seen = WorkerPresence(row.seen_at, "", row.tokens_generated, row.bytes_received)
+            if known is not None:
+                seen.waiting, seen.fetching = known.waiting, known.fetching
+            seen.observe(row.activity)
+            presence.workers[row.key] = seen
 
 
 def _pull_relays(presence: Presence, heard: Iterable[_SeenRelay]) -> None:

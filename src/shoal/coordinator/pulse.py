@@ -10,7 +10,7 @@ from shoal.coordinator.batching.steps import RunNow
 from shoal.coordinator.rules.alerts import HeldoutReading, Raised, Readings, StepReading, check
 from shoal.coordinator.rules.provisioning import Provision, Rates, provision
 from shoal.coordinator.run import Run
-from shoal.coordinator.states import UNDECIDED, LeaseState, one_of
+from shoal.coordinator.states import UNDECIDED, LeaseState, SubmissionState, one_of
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import find, number, query, select
 from shoal.coordinator.store.tables import BatchRow, EvaluationRow, VersionRow
@@ -20,6 +20,7 @@ RECENT_STEPS = 24
 FIRST_STEPS = 8
 RATE_STEPS = 8
 """Steps over which rates are averaged."""
+CHECKED_FILES = 64
 VALIDATOR_SILENCE_S = 60.0
 LEAST_GRACE_S = 20.0
 
@@ -28,11 +29,19 @@ LEAST_GRACE_S = 20.0
 class Pulse:
     alerts: list[Raised]
     provision: Provision
+    rates: Rates
 
 
 @dataclass(frozen=True)
 class _Moment:
     at: float | None
+
+
+@dataclass(frozen=True)
+class _Checked:
+    files: int
+    validators: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -48,10 +57,8 @@ def read_pulse(connection: Connection, run: Run, now: RunNow) -> Pulse:
         "WHERE version BETWEEN 1 AND ? OR version > ? ORDER BY version",
         (FIRST_STEPS, now.newest_version - RECENT_STEPS),
     )
-    return Pulse(
-        check(_readings(connection, run, now, versions)),
-        provision(_rates(connection, run, now, versions[-RATE_STEPS:])),
-    )
+    rates = _rates(connection, run, now, versions[-RATE_STEPS:])
+    return Pulse(check(_readings(connection, run, now, versions)), provision(rates), rates)
 
 
 def _readings(connection: Connection, run: Run, now: RunNow, versions: list[VersionRow]) -> Readings:
@@ -108,20 +115,44 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 def _rates(connection: Connection, run: Run, now: RunNow, versions: list[VersionRow]) -> Rates:
     reports = [json.loads(row.report) for row in versions]
+    per_slot = run.descriptor.rollouts.tasks_per_slot
     waits = [wait for report in reports if (wait := finite(report, "time_wait_batch_s")) is not None]
     times = [row.published_at for row in versions]
     batches = select(connection, BatchRow, "ORDER BY step DESC LIMIT ?", (RATE_STEPS,))
-    activities = [worker.activity for key, worker in list(run.presence.workers.items()) if run.presence.is_present(key)]
+    checked = _checked(connection, run)
+    present = [worker for key, worker in list(run.presence.workers.items()) if run.presence.is_present(key)]
     return Rates(
         groups_per_step=fmean(row.generated for row in batches) if batches else 0.0,
         step_s=(times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0,
         trainer_wait_s=median(waits) if waits else 0.0,  # the first one waits for the run to start
         groups_per_worker_s=_groups_per_worker_s(connection, run),
-        workers=len(activities),
-        workers_waiting=sum(activity.startswith("waiting") for activity in activities),
-        workers_fetching=sum(activity.startswith("fetching") for activity in activities),
+        workers=len(present),
+        workers_waiting=sum(worker.waiting for worker in present),
+        workers_fetching=sum(worker.fetching for worker in present),
         validators_lag_s=oldest_pending_s(connection, run),
+        files_per_step=fmean(row.generated for row in batches) / per_slot if batches else 0.0,
+        file_s=checked.seconds / checked.files if checked.files else 0.0,
+        validators=checked.validators,
+        version_bytes=median(row.bytes_total for row in versions) if versions else 0.0,
+        relays=len(run.presence.relays.listed()),
     )
+
+
+def _checked(connection: Connection, run: Run) -> _Checked:
+    """The last files that validators decided, and what these took from the claim on."""
+    last = (
+        "SELECT claimed_by, decided_at, claim_expires FROM submissions"
+        f" WHERE state='{SubmissionState.DECIDED}' AND claim_expires IS NOT NULL"
+        f" ORDER BY decided_at DESC LIMIT {CHECKED_FILES}"
+    )
+    found = query(
+        connection,
+        _Checked,
+        "SELECT COUNT(*) AS files, COUNT(DISTINCT claimed_by) AS validators,"
+        f" COALESCE(SUM(decided_at - claim_expires + ?), 0) AS seconds FROM ({last}) AS last",
+        (float(run.config.validation.claim_s),),
+    )[0]
+    return _Checked(found.files, found.validators, max(0.0, found.seconds))
 
 
 def _groups_per_worker_s(connection: Connection, run: Run) -> float:

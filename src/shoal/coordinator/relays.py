@@ -29,6 +29,8 @@ class KnownRelay:
     newest: Stamp = (0.0, "")
     announced_at: float = 0.0
     turn_at: float | None = None
+    past_success: rules.Success | None = None
+    """What was known of a run that is looked at afterwards."""
 
 
 @dataclass
@@ -66,11 +68,16 @@ class Relays:
         for one in body.relays:
             if one.url in urls:
                 votes = self._votes.setdefault(one.url, {})
-                votes.pop(reporter, None)
-                votes[reporter] = rules.Vote(now, one.is_good, is_owners)
+                vote = rules.Vote(now, one.is_good, is_owners, one.served, one.failed)
+                votes[reporter] = vote.after(votes.pop(reporter, None))
                 if len(votes) > MAX_VOTES:
                     del votes[next(iter(votes))]
         self._placed_at = float("-inf")
+
+    def success(self, relay: KnownRelay) -> rules.Success | None:
+        """How well it serves, as far as its clients say."""
+        votes = self._votes.get(relay.body.url, {})
+        return rules.success(list(votes.values()), self.clock()) or relay.past_success
 
     def listed(self) -> list[tuple[str, KnownRelay]]:
         """The relays that have a place."""

@@ -119,7 +119,7 @@ LEASE = Machine(
         (LeaseState.LEASED, LeaseState.RETURNED): "the worker gives it back",
         (LeaseState.LEASED, LeaseState.EXPIRED): "the deadline passes",
         (LeaseState.LEASED, LeaseState.ABANDONED): "the worker is marked as gone",
-        (LeaseState.LEASED, LeaseState.VOID): "its key is banned",
+        (LeaseState.LEASED, LeaseState.VOID): "its key is banned, or a rewind voids its step",
         (LeaseState.SUBMITTED, LeaseState.VOID): "its key is banned",
         (LeaseState.SUBMITTED, LeaseState.QUARANTINED): "the file is quarantined",
     },
@@ -142,19 +142,21 @@ GROUP = Machine(
     {
         GroupState.ACCEPTED: "accepted, rewards differ",
         GroupState.NO_SIGNAL: "accepted, rewards are equal",
+        GroupState.WITHDRAWN: "accepted after a rewind voided its step",
     },
     {
         (GroupState.ACCEPTED, GroupState.PROPOSED): "a batch is proposed with it",
         (GroupState.ACCEPTED, GroupState.EXPIRED): "too old for the batch",
-        (GroupState.ACCEPTED, GroupState.WITHDRAWN): "its key is banned, or its file rejected",
+        (GroupState.ACCEPTED, GroupState.WITHDRAWN): "its key is banned, its file rejected, or its step voided",
         (GroupState.PROPOSED, GroupState.CONSUMED): "the batch is recorded",
         (GroupState.PROPOSED, GroupState.WITHHELD): "the trainer finds it improbable, an audit follows",
-        (GroupState.PROPOSED, GroupState.WITHDRAWN): "its key is banned, or its file rejected",
+        (GroupState.PROPOSED, GroupState.WITHDRAWN): "its key is banned, its file rejected, or its step voided",
         (GroupState.CONSUMED, GroupState.WITHHELD): "its batch is recalled, an audit follows",
         (GroupState.CONSUMED, GroupState.PROPOSED): "its batch is recalled, it was audited before",
         (GroupState.WITHHELD, GroupState.ACCEPTED): "the audit was clean",
         (GroupState.WITHHELD, GroupState.PROPOSED): "its batch was recalled, the audit was clean",
-        (GroupState.WITHHELD, GroupState.WITHDRAWN): "its key is banned, or its file rejected",
+        (GroupState.WITHHELD, GroupState.WITHDRAWN): "its key is banned, its file rejected, or its step voided",
+        (GroupState.CONSUMED, GroupState.WITHDRAWN): "a rewind voids its batch",
     },
 )
 BATCH = Machine(

@@ -5,10 +5,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from shoal.coordinator import ledger
-from shoal.coordinator.batching import retention
-from shoal.coordinator.batching.steps import read_run, step_counts
+from shoal.coordinator.batching import retention, rewinds
+from shoal.coordinator.batching.steps import read_run, run_state, step_counts
 from shoal.coordinator.batching.timing import timing_view
+from shoal.coordinator.ledger.held_back import public_extent
 from shoal.coordinator.pulse import free_bytes, read_pulse
+from shoal.coordinator.relays import KnownRelay
 from shoal.coordinator.rules import batches
 from shoal.coordinator.rules.alerts import Raised
 from shoal.coordinator.rules.runs import RunClock
@@ -74,18 +76,22 @@ def worker_view(connection: Connection, run: Run, row: WorkerRow) -> api.WorkerV
 
 
 def relay_views(run: Run) -> list[api.RelayView]:
-    return [
-        api.RelayView(
-            key=key,
-            url=relay.body.url,
-            exchanges=relay.body.exchanges,
-            newest_version=relay.body.newest_version,
-            bytes_sent=relay.body.bytes_sent,
-            bytes_received=relay.body.bytes_received,
-            last_seen_s=round(run.clock() - relay.seen_at, 1),
-        )
-        for key, relay in run.presence.relays.listed()
-    ]
+    return [relay_view(run, key, relay) for key, relay in run.presence.relays.listed()]
+
+
+def relay_view(run: Run, key: str, relay: KnownRelay) -> api.RelayView:
+    success = run.presence.relays.success(relay)
+    return api.RelayView(
+        key=key,
+        url=relay.body.url,
+        exchanges=relay.body.exchanges,
+        newest_version=relay.body.newest_version,
+        bytes_sent=relay.body.bytes_sent,
+        bytes_received=relay.body.bytes_received,
+        last_seen_s=round(run.clock() - relay.seen_at, 1),
+        success=round(success.share, 4) if success else None,
+        reporters=success.reporters if success else 0,
+    )
 
 
 def relays(run: Run, key: str = "") -> api.RelaysAnswer:
@@ -115,6 +121,7 @@ def status(connection: Connection, run: Run) -> api.StatusView:
     return api.StatusView(
         run_id=run.descriptor.run_id,
         run_state=now.state,
+        epoch=now.epoch,
         uptime_s=round(clock.at_s(_ended_at(connection) if now.state == "finished" else run.clock()), 1),
         step=now.step,
         steps=run.config.run.steps,
@@ -142,16 +149,29 @@ def status(connection: Connection, run: Run) -> api.StatusView:
         takes_work=run.has_space(),
         starving=pulse.provision.side,
         advice=pulse.provision.sentence,
-        workers_needed=pulse.provision.workers_needed,
-        workers_present=pulse.provision.workers_present,
+        workers_needed=pulse.provision.needs.workers,
+        workers_present=pulse.rates.workers,
+        validators_needed=pulse.provision.needs.validators,
+        validators_present=pulse.rates.validators,
+        relays_needed=pulse.provision.needs.relays,
+        relays_mbit_s=pulse.provision.needs.relays_mbit_s,
         alerts=[alert_view(raised) for raised in pulse.alerts],
         lease_timing=timing_view(run.timing) if run.timing is not None else None,
     )
 
 
+def ledger_extent(connection: Connection, run: Run, *, is_owner: bool) -> ledger.Extent:
+    """Entries of the ledger that the caller may read."""
+    if is_owner:
+        return ledger.whole(connection)
+    return public_extent(connection, is_over=run_state(connection, run) == "finished")
+
+
 def alert_view(raised: Raised) -> api.AlertView:
     alert = raised.alert
-    return api.AlertView(name=alert.name, seen=raised.seen, means=alert.means, advice=alert.advice)
+    return api.AlertView(
+        name=alert.name, seen=raised.seen, means=alert.means, threshold=alert.threshold, advice=alert.advice
+    )
 
 
 def _submissions_by_state(connection: Connection) -> dict[SubmissionState, int]:
@@ -223,6 +243,7 @@ def history(connection: Connection, run: Run) -> api.HistoryView:
         ],
         batches=_batches(connection, clock),
         bans=[worker_view(connection, run, row) for row in reversed(banned)],
+        rewinds=rewinds.views(connection),
         tasks=task_stats.statistics(connection),
     )
 
@@ -230,6 +251,7 @@ def history(connection: Connection, run: Run) -> api.HistoryView:
 def _versions(connection: Connection, clock: RunClock) -> list[api.VersionView]:
     return [
         api.VersionView(
+            epoch=row.epoch,
             version=row.version,
             manifest_digest=row.manifest_digest,
             published_s=clock.at_s(row.published_at),

@@ -8,6 +8,7 @@ all others are compared, is measured first unless it cannot be fetched.
 import threading
 import time
 
+from shoal.broadcast import VersionEntry
 from shoal.errors import RefusedError, ShoalError
 from shoal.evaluation.generator import AnswerGenerator, Question, SamplingSettings
 from shoal.evaluation.metrics import AnswerMetrics, answer_metrics
@@ -47,14 +48,14 @@ class Evaluator:
         if not self.tasks:
             self.report("nothing to measure: only reward models could score the held-out tasks")
             return
-        done = {view.version for view in self.client.history().evaluations}
+        done = self._measured()
         counter: int | None = None
         baseline_failed = False
-        while not self._stopping.is_set() and self.steps not in done:
+        while not self._stopping.is_set() and self.steps not in {version for version, _ in done}:
             chosen = None
             try:
                 head = self.joined.weights.head(newer_than=counter, wait_s=LONG_POLL_S if counter else 0.0)
-                due = [entry for entry in head.versions if self._is_due(entry.version) and entry.version not in done]
+                due = [entry for entry in head.versions if self._is_due(entry.version) and _identity(entry) not in done]
                 if due:
                     chosen = due[0] if due[0].version == 0 and not baseline_failed else due[-1]
                 if chosen is not None:
@@ -67,9 +68,15 @@ class Evaluator:
                 self._stopping.wait(RETRY_S)
                 continue
             if chosen is not None:
-                done |= {entry.version for entry in due if entry.version <= chosen.version}
+                done |= {_identity(entry) for entry in due if entry.version <= chosen.version}
             # After an evaluation look again at once: the next version may have come meanwhile.
             counter = None if due else head.counter
+
+    def _measured(self) -> set[tuple[int, str]]:
+        """Versions that were measured; after a rewind the same number is another version."""
+        history = self.client.history()
+        digests = {view.version: view.manifest_digest for view in history.versions}
+        return {(view.version, digests.get(view.version, "")) for view in history.evaluations}
 
     def _is_due(self, version: int) -> bool:
         return version % self.every == 0 or version == self.steps
@@ -85,6 +92,7 @@ class Evaluator:
             samples=self.samples,
             mean_tokens=metrics.mean_tokens,
             seconds=time.monotonic() - started,
+            manifest_digest=manifest_digest,
         )
         self.client.report_evaluation(body)
         self.report(f"version {version}: held-out accuracy {metrics.avg} on {body.problems} problems")
@@ -105,3 +113,7 @@ class Evaluator:
             target = targets[index % len(targets)]
             questions.append(Question(task, target, workload.prompt_tokens(task, target)))
         return answer_metrics(AnswerGenerator(self.engine, workload.codec, settings).answer_questions(questions))
+
+
+def _identity(entry: VersionEntry) -> tuple[int, str]:
+    return entry.version, entry.manifest_digest

@@ -36,12 +36,15 @@ class Swarm:
     relays: int = RELAYS
     threads: Threads = field(default_factory=Threads)
     cores: int = field(default_factory=usable_cores)
+    auto_rewind: bool = False
+    """Whether the trainer may return the run to its last checkpoint."""
 
     def owner_roles(self) -> Iterator[Role]:
         """Coordinator, trainer with origin, relays, validator and evaluator, in the order in which they should start."""
         run_file = str(self.directory.run_file)
         yield self.role("coordinator", "coordinator", run_file)
-        yield self.role("trainer", "train", run_file, *self._threads("trainer"))
+        rewinds = ("--auto-rewind",) if self.auto_rewind else ()
+        yield self.role("trainer", "train", run_file, *self._threads("trainer"), *rewinds)
         yield from self.relay_roles()
         yield self.role("validator", "validate", run_file, *self._threads("validator"))
         yield self.role("evaluator", "evaluator", run_file, *self._threads("evaluator"))
@@ -99,12 +102,18 @@ class Swarm:
 
 
 def run_swarm(
-    directory: RunDirectory, report: Report, *, workers: int = 0, relays: int = RELAYS, threads: Threads | None = None
+    directory: RunDirectory,
+    report: Report,
+    *,
+    workers: int = 0,
+    relays: int = RELAYS,
+    threads: Threads | None = None,
+    auto_rewind: bool = False,
 ) -> None:
     """Supervises the owner's roles, and workers of its own, until the run is finished or Ctrl-C."""
     config, descriptor = directory.config(), directory.descriptor()
     own = [f"local-{number}" for number in range(1, workers + 1)]
-    swarm = Swarm(directory, config, own, relays, threads or Threads(config.run.threads))
+    swarm = Swarm(directory, config, own, relays, threads or Threads(config.run.threads), auto_rewind=auto_rewind)
     with only_supervisor(config), interrupt_on_termination():
         swarm.check_ports()
         client = CoordinatorClient(config.coordinator.url_here, None, deadline_s=STATUS_DEADLINE_S)

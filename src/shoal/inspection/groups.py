@@ -1,21 +1,21 @@
 """The completions of one group for the owner's page: texts, tokens with their log-probabilities, and why a reward was given.
 
-Tokenizer and tasks of the run are loaded at the first use. What is missing (a file that was removed, tasks that this release does
-not have) is said in words; nothing here may stop the process that serves the page.
+Tokenizer and tasks of the run are loaded at the first use. What is missing (a file that was removed or is no rollout file, tasks
+that this release does not have) is said in words; nothing here may stop the process that serves the page.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import zip_longest
 
 from shoal.coordinator.page.rollouts import GroupText
-from shoal.errors import RefusedError, ShoalError
+from shoal.errors import IntegrityError, RefusedError, ShoalError
 from shoal.inspection.records import why_rewarded
 from shoal.inspection.sources import Recording, codec_of_run
+from shoal.inspection.turns import Segment, TokenValues, conversation, segments
 from shoal.protocol.descriptor import RunDescriptor
-from shoal.protocol.page_views import AuditTrace, OwnerCompletion, OwnerToken, OwnerTurn, TraceRow
+from shoal.protocol.page_views import AuditTrace, OwnerCompletion, TraceRow
 from shoal.protocol.rollouts import Rollout, RolloutLimits, read_rollouts
 from shoal.rundir import RunDirectory
 from shoal.tasks import TextCodec
@@ -23,12 +23,9 @@ from shoal.tasks.workload import Workload
 
 log = logging.getLogger(__name__)
 
-INCOMPLETE = "\ufffd"
 CLAIMED = "Log-probabilities are the worker's claims."
 AUDITED = "Margins are those of the audit; entropies are recorded for the first audited group."
 UNAUDITED = "This group was not audited, so margins and entropies are not known."
-MOST_TOKENS = 20_000
-"""Of one completion; a browser shows no more."""
 
 
 class GroupReader:
@@ -62,37 +59,37 @@ class GroupReader:
         return {row.sample: row for row in trace.rows if row.group == number}
 
     def _rollouts(self, data: bytes) -> list[Rollout]:
-        return read_rollouts(data, RolloutLimits.of(self._descriptor))[1]
+        try:
+            return read_rollouts(data, RolloutLimits.of(self._descriptor))[1]
+        except IntegrityError as error:  # a worker may upload anything
+            raise RefusedError(
+                "unknown_group", f"The file holds no rollouts of this run: {error}", status=404
+            ) from None
 
     def _completion(self, row: Rollout, seen: TraceRow | None) -> OwnerCompletion:
+        parts = segments_of(row)
+        values = (
+            TokenValues(row.output_logprobs, seen.margins, seen.entropies) if seen else TokenValues(row.output_logprobs)
+        )
         return OwnerCompletion(
             sample=row.sample,
             reward=row.reward,
             task_reward=row.task_reward,
             reward_from="worker",
             why=self._why(row),
-            length=len(row.output_tokens),
+            length=sum(len(part.tokens) for part in parts if part.role == "sampled"),
             target_length=row.target_length,
             finish_reason=row.finish_reason,
-            turns=[
-                OwnerTurn(speaker="prompt", text=self._codec.decode(row.input_tokens), tokens=[]),
-                OwnerTurn(speaker="policy", text=self._codec.decode(row.output_tokens), tokens=self._tokens(row, seen)),
-            ],
+            turns=conversation(self._decode, row.input_tokens, parts, values),
         )
 
-    def _tokens(self, row: Rollout, seen: TraceRow | None) -> list[OwnerToken]:
-        pieces = token_pieces(self._codec.decode, row.output_tokens[:MOST_TOKENS])
-        margins, entropies = (seen.margins, seen.entropies) if seen is not None else ([], [])
-        return [
-            OwnerToken(text=piece, logprob=logprob, margin=margin, entropy=entropy)
-            for piece, logprob, margin, entropy in zip_longest(pieces, row.output_logprobs, margins, entropies)
-            if piece is not None
-        ]
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return self._codec.decode([token for token in tokens if token >= 0])
 
     def _why(self, row: Rollout) -> str:
         try:
             return self._reason(row)
-        except (ShoalError, OSError, ValueError) as error:
+        except (ShoalError, OSError, ValueError, OverflowError) as error:
             log.info("no reason for %s: %s", row.task_id, error)
             return ""
 
@@ -112,15 +109,6 @@ class GroupReader:
         return Recording([], self._codec, self._descriptor, self._directory, self._directory.root).workload()
 
 
-def token_pieces(decode: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> list[str]:
-    """The text that each token adds. A character of several tokens appears with the last of them."""
-    pieces, context, shown = list[str](), 0, 0
-    for end in range(1, len(tokens) + 1):
-        before, text = decode(tokens[context:shown]), decode(tokens[context:end])
-        is_whole = not text.endswith(INCOMPLETE) or end == len(tokens)
-        if len(text) > len(before) and is_whole:
-            pieces.append(text[len(before) :])
-            context, shown = shown, end
-        else:
-            pieces.append("")
-    return pieces
+def segments_of(row: Rollout) -> list[Segment]:
+    """By the lengths that the row names; a row that names none is one sampled segment."""
+    return segments(row.output_tokens, getattr(row, "segment_lengths", None) or [len(row.output_tokens)])

@@ -10,6 +10,8 @@ from typing import Any
 from shoal.errors import ShoalError
 from shoal.protocol import api
 from shoal.protocol.rollouts import Rollout, RolloutHeader
+from shoal.protocol.steps import group_name
+from shoal.tasks import Task
 from shoal.tasks.workload import Workload
 
 
@@ -45,7 +47,7 @@ class Record:
 
     @property
     def group_id(self) -> str:
-        return f"{self.header.step}/{self.header.slot}/{self.rollout.group}"
+        return group_name(self.header.step_id, self.header.slot, self.rollout.group)
 
     @property
     def age(self) -> int:
@@ -86,13 +88,17 @@ def explain(record: Record, workload: Workload) -> Record:
     return replace(record, why=why_rewarded(record.rollout, workload))
 
 
-def why_rewarded(rollout: Rollout, workload: Workload) -> str:
+def task_of(rollout: Rollout, workload: Workload) -> Task | None:
     import pyarrow.compute as pc
 
     index = pc.index(workload.tasks.train.table.column("problem_id"), rollout.task_id).as_py()
-    if index < 0:
+    return None if index < 0 else workload.tasks.train[index]
+
+
+def why_rewarded(rollout: Rollout, workload: Workload) -> str:
+    task = task_of(rollout, workload)
+    if task is None:
         return "its task is not in the task set of the run"
-    task = workload.tasks.train[index]
     return workload.reward(task, rollout.target_length, rollout.output_tokens).why
 
 

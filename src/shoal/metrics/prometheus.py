@@ -4,6 +4,7 @@ Which metrics there are is decided by the table alone. What an event lacks, or w
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from shoal.metrics.events import EventLog, Record
 from shoal.metrics.table import METRICS, Metric, Role
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST_HELD = 10_000
+"""Values of one metric that wait for an event; then the oldest go."""
 Status = Mapping[str, Any]
 """Values by the `field` of a gauge without an event: a number, or numbers by the value of its label."""
 
@@ -25,10 +28,13 @@ class Exporter:
     def __init__(self, events: EventLog, role: Role, status: Callable[[], Status] = dict) -> None:
         self.registry = CollectorRegistry()
         self._by_event: dict[str, list[_Fed]] = {}
+        self._released_by: dict[str, list[_Fed]] = {}
         chosen = [metric for metric in METRICS if metric.role == role]
         for metric in chosen:
             if metric.event and not _is_plain_count(metric):
-                self._by_event.setdefault(metric.event, []).append(_Fed(metric, self.registry))
+                fed = _Fed(metric, self.registry)
+                self._by_event.setdefault(metric.event, []).append(fed)
+                self._released_by.setdefault(metric.held_until, []).append(fed)
         self.registry.register(_AtScrape(events, [metric for metric in chosen if _is_plain_count(metric)]))
         self._status = _StatusCollector([metric for metric in chosen if not metric.event], status)
         self.registry.register(self._status)
@@ -37,6 +43,8 @@ class Exporter:
     def take(self, record: Record) -> None:
         for fed in self._by_event.get(record["event"], ()):
             fed.take(record)
+        for fed in self._released_by.get(record["event"], ()):
+            fed.release()
 
     def observe(self, event: str, **fields: object) -> None:
         """Counts something that is too frequent to be written as an event."""
@@ -76,8 +84,20 @@ class _Fed:
                 name, metric.help, labels, registry=registry
             )
         self._children: dict[tuple[str, ...], Counter | Gauge | Histogram] = {}
+        self._held: deque[Record] = deque(maxlen=MOST_HELD)
 
     def take(self, record: Record) -> None:
+        if self.metric.held_until:
+            self._held.append(record)
+        else:
+            self._count(record)
+
+    def release(self) -> None:
+        """Counts what was held."""
+        while self._held:
+            self._count(self._held.popleft())
+
+    def _count(self, record: Record) -> None:
         value = _number(record.get(self.metric.field)) if self.metric.field else 1.0
         if value is None:
             return

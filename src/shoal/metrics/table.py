@@ -27,12 +27,14 @@ class Metric:
     field: str = ""
     """The field of the event, or of the status, that holds the value; empty counts events."""
     labels: tuple[str, ...] = ()
+    held_until: str = ""
+    """The event with which values appear, several at once: each by itself would tell what only the owner may know."""
     buckets: tuple[float, ...] = SECONDS
 
 
 METRICS: tuple[Metric, ...] = (
     Metric("shoal_http_request_seconds", "histogram", "Time to answer a request, by route.", "coordinator",
-           "coordinator", "request", "seconds", ("route",), FAST_SECONDS),
+           "coordinator", "request", "seconds", ("route",), buckets=FAST_SECONDS),
     Metric("shoal_refusals_total", "counter", "Refused requests, by code.", "coordinator",
            "coordinator", "refusal", labels=("code",)),
     Metric("shoal_leases_total", "counter", "Leases granted.", "coordinator", "coordinator", "leases_granted"),
@@ -61,7 +63,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("shoal_rejections_total", "counter", "Reasons of rejections.", "coordinator", "validator", "verdict",
            labels=("reasons",)),
     Metric("shoal_verdict_seconds", "histogram", "Time that a validator took for one submission.", "coordinator",
-           "validator", "verdict", "seconds"),
+           "validator", "verdict", "seconds", held_until="version"),
     Metric("shoal_verdict_tokens_total", "counter", "Tokens of accepted submissions.", "coordinator",
            "validator", "verdict", "tokens"),
     Metric("shoal_heldout_accuracy", "gauge", "Accuracy on held-out tasks.", "coordinator",
@@ -88,6 +90,8 @@ METRICS: tuple[Metric, ...] = (
            "relay", field="relay_bytes_sent", labels=("relay",)),
     Metric("shoal_relay_bytes_received", "gauge", "Bytes that a relay has received, as it says.", "coordinator",
            "relay", field="relay_bytes_received", labels=("relay",)),
+    Metric("shoal_relay_success", "gauge", "Share of a relay's answers that were right and complete, as clients say.",
+           "coordinator", "relay", field="relay_success", labels=("relay",)),
     Metric("shoal_relay_version", "gauge", "Newest version that a relay holds.", "coordinator",
            "relay", field="relay_version", labels=("relay",)),
     Metric("shoal_worker_submissions_total", "counter", "Slots submitted by this worker.", "worker", "worker", "submitted"),

@@ -128,6 +128,8 @@ def _take(run: RunDirectory, copy: RunDirectory, references_only: bool) -> None:
 
 def _check(copy: RunDirectory, head: Head | None, checkpoint: int | None) -> None:
     with records.open_copy(copy.store) as connection:
+        if head is not None and head.epoch != steps.epoch(connection):
+            raise BackupError("The run was rewound.", hint="Start its trainer once; then it can be backed up.")
         newest = steps.newest_version(connection)
         announced = head.newest.version if head is not None and head.newest is not None else -1
         if newest != announced or (checkpoint or 0) > max(newest, 0):

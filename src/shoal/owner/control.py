@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from shoal.config import ShoalConfig
 from shoal.coordinator import Run, control, ledger, views
-from shoal.coordinator.batching import recalls
+from shoal.coordinator.batching import recalls, rewinds
 from shoal.coordinator.page import session
 from shoal.coordinator.server import begin, build_run
 from shoal.coordinator.store import records
@@ -62,6 +62,24 @@ class OwnedRun:
             lambda connection, run: api.RecallAnswer(groups=recalls.recall(connection, run, body)),
         )
 
+    def line(self) -> api.LineAnswer:
+        """Which versions count."""
+        return self._apply(lambda client: client.line(), lambda connection, run: rewinds.line(connection), signed=False)
+
+    def rewind(self, body: api.RewindBody) -> api.RewindView:
+        return self._apply(
+            lambda client: client.rewind(body),
+            lambda connection, run: rewinds.rewind(connection, run, body),
+        )
+
+    def run_key(self) -> Keypair:
+        if self.key_file is None:
+            raise ConfigError("The owner's commands are signed.", hint="Name the run key with --key, or the run file.")
+        return Keypair.load(self.key_file)
+
+    def run_id(self) -> str:
+        return self.directory.descriptor().run_id if self.directory else self.status()[0].run_id
+
     def status(self) -> tuple[api.StatusView, api.HistoryView]:
         return self._apply(
             lambda client: (client.status(), client.history()),
@@ -82,7 +100,7 @@ class OwnedRun:
         return owner_link(self.url, secret)
 
     def ledger(self) -> bytes:
-        """The whole ledger with its signed seal."""
+        """The ledger with its signed seal; from a coordinator that runs, without the entries of open steps."""
         return self._apply(lambda client: client.ledger_export(), _export, signed=False)
 
     def _ban_body(self, worker: str, reason: str) -> api.BanBody:
@@ -121,17 +139,15 @@ class OwnedRun:
     def _client(self, signed: bool) -> CoordinatorClient:
         if not signed:
             return CoordinatorClient(self.url, None, deadline_s=self.deadline_s)
-        if self.key_file is None:
-            raise ConfigError("The owner's commands are signed.", hint="Name the run key with --key, or the run file.")
-        keypair = Keypair.load(self.key_file)
+        keypair = self.run_key()
         _, descriptor = fetch_descriptor(self.url, None, deadline_s=self.deadline_s)
         return CoordinatorClient.for_run(descriptor, keypair, self.url, deadline_s=self.deadline_s)
 
 
 def _export(connection: Transaction, run: Run) -> bytes:
-    count, head = ledger.head(connection)
-    seal = ledger.seal(run.keypair, run.descriptor.run_id, count, head, run.clock())
-    return b"".join([*ledger.page(connection, 0, count), seal])
+    extent = ledger.whole(connection)
+    seal = ledger.seal(run.keypair, run.descriptor.run_id, extent, run.clock())
+    return b"".join([*ledger.page(connection, 0, extent.entries), seal])
 
 
 def _rotated_secret(connection: Transaction, run: Run) -> str:

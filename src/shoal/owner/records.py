@@ -4,12 +4,15 @@ memory.
 Each function works offline on a run directory or a run file; heavy imports stay inside.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.config import ShoalConfig, to_toml
+from shoal.identity import Envelope
 from shoal.metrics import Report
+from shoal.owner.dataset import EVIDENCE, ROLLOUTS, public_settings, write_dataset, write_evidence
 from shoal.protocol.api import HistoryView
 from shoal.protocol.rollouts import RolloutLimits
 from shoal.rundir import RunDirectory, is_address, load_run
@@ -18,8 +21,16 @@ if TYPE_CHECKING:
     from shoal.inspection.filters import Filter, Order
 
 
-def export_run(directory: RunDirectory, output: Path, report: Report, *, version: int | None = None) -> None:
-    """A plain model directory with a card made from the run: recipe, data digest, curves, ledger head.
+def export_run(
+    directory: RunDirectory,
+    output: Path,
+    report: Report,
+    *,
+    version: int | None = None,
+    policy_only: bool = False,
+) -> None:
+    """A plain model directory with a card made from the run: recipe, data digest, curves, ledger head; beside it the rollouts
+    as a dataset and the evidence that others repeat the run from, unless only the policy is wanted.
 
     Without `version` the last one; a run that has not reached it has no result to export. The card says nothing that was
     measured on later versions than its own.
@@ -30,6 +41,7 @@ def export_run(directory: RunDirectory, output: Path, report: Report, *, version
 
     config, descriptor = directory.config(), directory.descriptor()
     history, ledger_head = _recorded(directory)
+    ledger = b"" if policy_only else _ledger(directory)
     newest = max((view.version for view in history.versions), default=0)
     chosen = version_to_export(version, newest=newest, steps=config.run.steps)
     source = latest_checkpoint(directory.trainer, chosen)
@@ -38,9 +50,11 @@ def export_run(directory: RunDirectory, output: Path, report: Report, *, version
         base_model=config.model.path,
         version=chosen,
         last_version=max(newest, config.run.steps),
-        recipe_toml=to_toml(config),
+        recipe_toml=to_toml(public_settings(config)),
         task_digest=descriptor.task_set_digest,
-        ledger_head=ledger_head,
+        ledger_head=_sealed_head(ledger) or ledger_head,
+        run_key=descriptor.run_key,
+        has_evidence=bool(ledger),
         reward_curve=[
             (view.version, float(reward))
             for view in history.versions
@@ -48,11 +62,36 @@ def export_run(directory: RunDirectory, output: Path, report: Report, *, version
         ],
         heldout_curve=[(view.version, view.accuracy) for view in history.evaluations if view.version <= chosen],
     )
-    export_policy(source, resolve_model(config.model.path), output, facts)
+
+    def add(folder: Path) -> None:
+        if ledger:
+            rows = write_dataset(directory, folder / ROLLOUTS, report)
+            files = write_evidence(directory, folder / EVIDENCE, ledger)
+            report(f"{rows} completions as a dataset, {files} rollout files as evidence")
+
+    export_policy(source, resolve_model(config.model.path), output, facts, add=add)
     which = (
         f"an intermediate one: the run ends with version {facts.last_version}" if facts.intermediate else "the last one"
     )
     report(f"wrote version {chosen}, {which}, to {output}")
+
+
+def _ledger(directory: RunDirectory) -> bytes:
+    """The sealed ledger; empty where there is no coordinator's store."""
+    from shoal.coordinator.store.records import has_store
+    from shoal.owner.control import find_run
+
+    if directory.ledger_file.is_file():
+        return directory.ledger_file.read_bytes()
+    return find_run(str(directory.root)).ledger() if has_store(directory) else b""
+
+
+def _sealed_head(ledger: bytes) -> str:
+    """The head that the seal of an export names."""
+    if not ledger:
+        return ""
+    seal = json.loads(Envelope.from_bytes(ledger.splitlines()[-1]).payload)
+    return str(seal["head"])
 
 
 def replay_rollouts(config: ShoalConfig, recording: Path, work_dir: Path, report: Report) -> None:
@@ -103,8 +142,6 @@ def inspect_rollouts(
     max_characters: int,
 ) -> None:
     """Prints the recorded rollouts that match, for people or as JSON lines."""
-    import json
-
     from rich.console import Console
 
     from shoal import inspection

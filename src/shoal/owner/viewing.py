@@ -20,6 +20,7 @@ from shoal.coordinator.http.service import Service
 from shoal.coordinator.page.session import link_secret, rotation_of
 from shoal.coordinator.presence import Presence
 from shoal.coordinator.relays import KnownRelay
+from shoal.coordinator.rules.relays import Success
 from shoal.coordinator.run import Run
 from shoal.coordinator.server import bind
 from shoal.coordinator.store import meta, records
@@ -130,17 +131,25 @@ def _run_at_rest(directory: RunDirectory, store: Store) -> Run:
         submissions=directory.submissions,
         presence=presence,
         clock=lambda: last,
-        free_bytes=lambda path: 1 << 50,  # the disk of today is not the disk of the run
+        free_bytes=_unknown_space,
         metrics=EventLog(events),
         is_live=False,
     )
 
 
+def _unknown_space(path: Path) -> int:
+    """The disk of today is not the disk of the run."""
+    raise OSError("not measured")
+
+
 def _recall_relay(presence: Presence, record: Record) -> None:
     fields = {name: record.get(name) for name in api.RelayBody.model_fields if name in record}
-    with contextlib.suppress(ValueError):  # a broken line of the events file
+    with contextlib.suppress(ValueError, TypeError):  # a broken line of the events file
         key, at = str(record.get("key")), float(record["at"])
-        presence.relays.known[key] = KnownRelay(at, api.RelayBody.model_validate(fields), address=key)
+        known = KnownRelay(at, api.RelayBody.model_validate(fields), address=key)
+        if "success" in record:
+            known.past_success = Success(float(record["success"]), int(record.get("reporters", 0)))
+        presence.relays.known[key] = known
 
 
 def _secret_of(directory: RunDirectory) -> bytes:

@@ -5,6 +5,8 @@ of the largest tensor that a weight swap reads beside the live weights.
 """
 
 import os
+import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,9 @@ from shoal.errors import ShoalError
 
 # Activations, logits and the rest of the process live in what the cache leaves over.
 _CACHE_SHARE = 0.7
+
+
+_limit_bytes = 0
 
 
 class NotEnoughMemoryError(ShoalError):
@@ -60,9 +65,26 @@ def check_weights(
         )
 
 
+def limit_memory(size_bytes: int) -> None:
+    """Most host memory that engines of this process plan with; 0 is no limit."""
+    global _limit_bytes
+    _limit_bytes = size_bytes
+
+
 def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    free = _free_bytes()
+    return min(free, max(0, _limit_bytes - memory_in_use())) if _limit_bytes else free
+
+
+def memory_in_use() -> int:
+    """Most bytes that this process ever held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _free_bytes() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:  # not Linux

@@ -85,6 +85,8 @@ class HeartbeatAnswer(Answer):
     """When the next heartbeat is expected."""
     ledger_head: str = ""
     """The head of the ledger, signed, for the worker to keep."""
+    epoch: int = 0
+    """Leases of earlier epochs are void."""
     kept_head: Literal["known", "restored", "unknown"] = "known"
     """Whether the ledger has the head that the worker reported, lost it by a restore, or does not know it."""
 
@@ -228,6 +230,7 @@ class BatchGroup(Answer):
 
 
 class BatchRecord(Answer):
+    epoch: int = 0
     step: int
     state: Literal["proposed", "recorded"] = "recorded"
     """A proposed batch may still lose groups; a recorded one is what every resume trains on."""
@@ -241,6 +244,8 @@ class BatchRecord(Answer):
 
 class BatchAddress(Body):
     step: Count
+    epoch: Count = 0
+    """In which the trainer trains; another one is refused."""
     wait_s: Annotated[float, Field(ge=0, le=30)] = 0.0
     """How long to wait for the batch."""
 
@@ -252,6 +257,7 @@ class BatchAnswer(Answer):
 
 
 class ScreeningBody(Body):
+    epoch: Count = 0
     step: Count
     attempt: Count
     statistics: dict[ShortText, float]
@@ -259,6 +265,8 @@ class ScreeningBody(Body):
 
 
 class RecallBody(Body):
+    epoch: Count | None = None
+    """In which the trainer trains; none for the current one."""
     step: Count
     attempt: Count | None = None
     """The list that was trained on; none for whichever there is."""
@@ -272,14 +280,15 @@ class RecallAnswer(Answer):
 
 
 class VersionBody(Body):
+    epoch: Count = 0
     version: Count
     manifest_digest: Digest
     weights_digest: Digest
     bytes_total: Count
     report: dict[str, Metric] = {}
     """Metrics of the training step that made this version."""
-    oldest_checkpoint: Count | None = None
-    """Batches from this step on may be asked for again."""
+    checkpoints: Annotated[list[Count], Field(max_length=1024)] | None = None
+    """Steps that the trainer can resume: batches from the first one on may be asked for again."""
 
 
 class VersionAnswer(Answer):
@@ -305,6 +314,52 @@ class BanBody(Body):
     """Recorded in the ledger, for everybody to read."""
 
 
+class RewindBody(Body):
+    """What the owner asks for: everything after a version becomes void."""
+
+    epoch: Annotated[int, Field(gt=0, le=1 << 53)]
+    """The one that begins; a repeated request has the same."""
+    version: Count
+    manifest_digest: Digest
+    """Of that version."""
+    reason: Annotated[ShortText, Field(min_length=1)]
+    """Recorded in the ledger, for everybody to read."""
+    audit: bool = False
+    """Whether everything that the voided steps were trained on is audited in full."""
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+    """By the run key; the ledger keeps it."""
+
+
+class RewindView(Answer):
+    epoch: int
+    version: int
+    """That the run returned to."""
+    newest_before: int
+    """Versions up to this one became void."""
+    groups: int
+    """That were withdrawn; their credit stays."""
+    audits: int
+    """Files that were sent to a full audit."""
+    at: float
+    reason: str
+
+    @property
+    def lost_steps(self) -> int:
+        return self.newest_before - self.version
+
+
+class LineAnswer(Answer):
+    """Which versions and checkpoints count."""
+
+    epoch: int = 0
+    newest_version: int = -1
+    checkpoints: list[int] = []
+    """As the trainer reported with the newest version."""
+    rewinds: list[RewindView] = []
+    ledger_head: str = ""
+    """Signed by the coordinator."""
+
+
 class EvaluationBody(Body):
     version: Count
     accuracy: Annotated[float, Field(ge=0, le=1)]
@@ -312,6 +367,8 @@ class EvaluationBody(Body):
     samples: Count
     mean_tokens: float
     seconds: float
+    manifest_digest: Digest | Literal[""] = ""
+    """Of the version that was measured."""
 
 
 class RelayBody(Body):
@@ -331,6 +388,10 @@ class RelayView(Answer):
     bytes_sent: int
     bytes_received: int
     last_seen_s: float
+    success: float | None = None
+    """Share of its answers that were right and complete, as its clients report; none before enough of them did."""
+    reporters: int = 0
+    """Clients that this share is the mean of."""
 
 
 class RelaysAnswer(Answer):
@@ -346,6 +407,10 @@ class RelayMeasurement(Body):
     url: Annotated[str, Field(max_length=220)]
     is_good: bool
     """Bytes came, they were the right ones, and more requests succeeded than failed."""
+    served: Count = 0
+    """Requests that were answered with the right bytes."""
+    failed: Count = 0
+    """Requests that were not answered, or with other bytes."""
 
 
 class RelayReportBody(Body):
@@ -353,6 +418,7 @@ class RelayReportBody(Body):
 
 
 class VersionView(Answer):
+    epoch: int = 0
     version: int
     manifest_digest: str
     published_s: float
@@ -378,6 +444,7 @@ class AlertView(Answer):
     name: str
     seen: str
     means: str
+    threshold: float
     advice: str
 
 
@@ -403,6 +470,8 @@ class StatusView(Answer):
     run_id: str
     run_state: str
     uptime_s: float
+    epoch: int = 0
+    """How often the run was rewound."""
     step: int
     steps: int
     async_level: int
@@ -434,6 +503,14 @@ class StatusView(Answer):
     workers_needed: int | None = None
     """Workers of the observed speed that keep the trainer busy."""
     workers_present: int = 0
+    validators_needed: int | None = None
+    """At what they take for a file."""
+    validators_present: int = 0
+    """That decided something lately."""
+    relays_needed: int | None = None
+    """Of 1,000 Mbit/s each, so that all workers get every version in the time of a step, ..."""
+    relays_mbit_s: float | None = None
+    """... and what they send together."""
     alerts: list[AlertView] = []
     lease_timing: LeaseTimingView | None = None
     """None where leases never wait, and before the first request for work."""
@@ -457,4 +534,5 @@ class HistoryView(Answer):
     evaluations: list[EvaluationView]
     batches: list[dict[str, float | int]]
     bans: list[WorkerView]
+    rewinds: list[RewindView] = []
     tasks: TaskStatistics = TaskStatistics()

@@ -177,8 +177,8 @@ class CoordinatorClient:
             raise IntegrityError(f"The stored bytes of submission {submission_id} are not those that were signed.")
         return data
 
-    def batch(self, step: int, wait_s: float = 20.0) -> api.BatchAnswer:
-        return self._get(f"/v1/batches/{step}?wait_s={wait_s:g}", api.BatchAnswer)
+    def batch(self, step: int, wait_s: float = 20.0, epoch: int = 0) -> api.BatchAnswer:
+        return self._get(f"/v1/batches/{step}?wait_s={wait_s:g}&epoch={epoch}", api.BatchAnswer)
 
     def screen(self, body: api.ScreeningBody) -> api.BatchRecord:
         return self._post("/v1/batches/screening", body, api.BatchRecord)
@@ -197,6 +197,12 @@ class CoordinatorClient:
 
     def set_run_state(self, body: api.RunStateBody) -> api.RunStateAnswer:
         return self._post("/v1/run/state", body, api.RunStateAnswer)
+
+    def line(self) -> api.LineAnswer:
+        return self._get("/v1/run/line", api.LineAnswer)
+
+    def rewind(self, body: api.RewindBody) -> api.RewindView:
+        return self._post("/v1/run/rewind", body, api.RewindView)
 
     def ban(self, body: api.BanBody) -> api.WorkerView:
         return self._post("/v1/bans", body, api.WorkerView)

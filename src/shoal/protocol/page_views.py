@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from shoal.protocol.api import Answer, Body, ClientId, Count, PublicKey, WorkerView
+from shoal.protocol.steps import STEP_PATTERN
 
 Value = float | None
 Secret = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -131,6 +132,8 @@ class LedgerPage(Answer):
     entries: list[LedgerEntryView]
     """Newest first."""
     total: int
+    shown: int
+    """Entries that the caller may read; the others are of steps that are still open."""
     head: str
     coordinator_key: str
     verified_entries: int
@@ -144,7 +147,8 @@ class StepAddress(Body):
 
 
 class GroupAddress(Body):
-    step: Count
+    step: Annotated[str, Field(pattern=STEP_PATTERN)]
+    """As in the name of the group: with epoch and attempt where a step was begun again."""
     slot: Count
     number: Count
 
@@ -185,6 +189,8 @@ class OwnerSubmission(Answer):
     audited: bool
     audit_rate: float
     reasons: list[str]
+    words: str
+    """The verdict for people."""
     detail: str
     seconds: float
     metrics: dict[str, float]

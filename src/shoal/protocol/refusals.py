@@ -57,7 +57,7 @@ REFUSALS: dict[str, RefusalCode] = {
     "too_slow": RefusalCode((422,), "the machine is too slow for the run's slots"),
     "unknown_batch": RefusalCode((404,), "the step has no batch yet"),
     "unknown_lease": RefusalCode((404,), "this key holds no such lease"),
-    "unknown_group": RefusalCode((404,), "no file of this group has arrived"),
+    "unknown_group": RefusalCode((404,), "no file of this group has arrived, or the file does not hold it"),
     "unknown_submission": RefusalCode((404,), "no such submission"),
     "unknown_worker": RefusalCode((403, 404), "the key has not registered"),
     "version_conflict": RefusalCode((409,), "the version was published before with other weights"),

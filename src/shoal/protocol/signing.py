@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from shoal.errors import RefusedError, SignatureError
 from shoal.files import is_digest
 from shoal.identity import Keypair, verify_signature
-from shoal.protocol.steps import StepId
 
 KEY_HEADER = "x-shoal-key"
 TIME_HEADER = "x-shoal-time"
@@ -96,9 +95,9 @@ def restored_message(run_id: str, facts: Mapping[str, object]) -> bytes:
     return "\n".join(("shoal-restored/1", run_id, *(repr(facts.get(name)) for name in names))).encode()
 
 
-def rewound_message(run_id: str, step: StepId, version: int) -> bytes:
-    """What the run key signs about a rewind: the first step of the new epoch, and the version that the run returned to."""
-    return f"shoal-rewound/1\n{run_id}\n{tuple(step)}\n{version}".encode()
+def rewound_message(run_id: str, epoch: int | str, version: int | str, manifest_digest: str) -> bytes:
+    """What the run key signs about a rewind: the epoch that begins, and the version that the run returned to."""
+    return f"shoal-rewound/1\n{run_id}\n{epoch}\n{version}\n{manifest_digest}".encode()
 
 
 def submission_message(run_id: str, lease_id: str, file_digest: str) -> bytes:

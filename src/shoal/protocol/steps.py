@@ -6,13 +6,14 @@ in the ledger before the step begins and published when its batch can no longer 
 predict future work, and the coordinator cannot choose a secret afterwards.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from blake3 import blake3
 
 SECRET_BYTES = 32
 NUMBER_BYTES = 8
+STEP_PATTERN = r"^[0-9]{1,15}(\.[0-9]{1,15}\.[0-9]{1,15})?$"
 
 
 class StepId(NamedTuple):
@@ -47,6 +48,18 @@ class VersionId(NamedTuple):
     """Of its manifest."""
 
 
+class Rewind(NamedTuple):
+    """An epoch began with this version: later ones of earlier epochs are void."""
+
+    epoch: int
+    version: int
+
+
+def is_void(epoch: int, number: int, rewinds: Iterable[Rewind]) -> bool:
+    """Whether a version, or a checkpoint of its number, that was made in `epoch` is on the line no longer."""
+    return any(rewind.epoch > epoch and number > rewind.version for rewind in rewinds)
+
+
 def step_of(fields: Mapping[str, Any]) -> StepId:
     """The step that a ledger entry names."""
     return StepId(*(int(fields[name]) for name in StepId._fields))
@@ -56,6 +69,12 @@ def group_name(step: StepId, slot: int, number: int) -> str:
     """The name of a group in batches; a repeated step has names of its own."""
     place = f"{step.step}" if not (step.epoch or step.attempt) else f"{step.epoch}.{step.step}.{step.attempt}"
     return f"{place}/{slot}/{number}"
+
+
+def step_named(place: str) -> StepId:
+    """The step in the name of a group; the text fits STEP_PATTERN."""
+    numbers = [int(part) for part in place.split(".")]
+    return StepId(*numbers) if len(numbers) > 1 else StepId(0, numbers[0], 0)
 
 
 def secret_commitment(run_secret: bytes) -> str:

@@ -17,8 +17,8 @@ from shoal.owner.addresses import likely_host
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.evidence_store import KeptHeads
+from shoal.roles.authority import trust_authority
 from shoal.roles.joining import check_address, joined_descriptor
-from shoal.roles.welcome import trust_authority
 
 if TYPE_CHECKING:
     from shoal.broadcast import RelaySettings

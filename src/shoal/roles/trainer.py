@@ -3,12 +3,13 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.broadcast import Origin, OriginServer, OriginSettings
 from shoal.config import ShoalConfig
+from shoal.errors import RefusedError, ShoalError, UnavailableError
 from shoal.identity import Keypair
 from shoal.locks import hold
 from shoal.metrics import EventLog, Report, silent
@@ -23,23 +24,58 @@ if TYPE_CHECKING:
 
 TRAINER_OUTAGE_S = 1500.0
 """Loading a large policy again costs more than waiting for a coordinator; less than the ranks wait for each other."""
+LOOK_EVERY_S, LOOK_WITHIN_S = 10.0, 5.0
+"""A finished run may still be rewound."""
 TAKE_OVER_S = 5.0
 """A trainer whose predecessor was killed waits this long for the kernel to release its lock."""
 
 
-def train(directory: RunDirectory, report: Report, *, threads: int) -> None:
-    """Trains, publishes, and goes on serving the last versions until it is stopped."""
+def train(directory: RunDirectory, report: Report, *, threads: int, auto_rewind: bool = False) -> None:
+    """Trains, publishes, and goes on serving the last versions until it is stopped.
+
+    After a rewind training begins again at the version that the run returned to. With `auto_rewind` a step whose repetition gives
+    other weights leads to one.
+    """
     use_threads(threads)
     from shoal.training.model.distributed import World
 
     world = World.join(directory.config().training.device)
     busy = f"Another trainer uses {directory.trainer}."
     with hold(directory.trainer / "lock", busy, wait_s=TAKE_OVER_S) if world.rank == 0 else nullcontext():
+        while news := _train_epoch(directory, world, report, auto_rewind=auto_rewind):
+            report(news)
+
+
+def _train_epoch(directory: RunDirectory, world: "World", report: Report, *, auto_rewind: bool) -> str:
+    """Trains until the run ends or is rewound; why training begins again, empty if it does not."""
+    from shoal.training.publisher import RepeatedStepError
+
+    try:
         _train(directory, world, report)
+    except RepeatedStepError as error:
+        if not auto_rewind:
+            raise
+        return _rewind(directory, error)
+    except RefusedError as error:
+        if error.code == RepeatedStepError.code and auto_rewind:  # the main rank sees to it
+            return error.message
+        if error.code != "rewound":
+            raise
+        return error.message
+    return ""
+
+
+def _rewind(directory: RunDirectory, error: ShoalError) -> str:
+    """Returns the run to its last checkpoint, as its owner allowed."""
+    from shoal.owner.rewinding import rewind_run, rewound_sentence
+
+    done = rewind_run(directory, reason=f"by the trainer: {error.message}"[:200])
+    return f"{error.message}; {rewound_sentence(done)}"
 
 
 def _train(directory: RunDirectory, world: "World", report: Report) -> None:
     from shoal.training import Trackers
+    from shoal.training.machine import TrainingMachine
     from shoal.training.service import TrainerService
 
     config, descriptor = directory.config(), directory.descriptor()
@@ -52,6 +88,7 @@ def _train(directory: RunDirectory, world: "World", report: Report) -> None:
     if world.rank != 0:
         TrainerService(config, descriptor, _build_trainer(directory, world), client, None).run()
         return
+    TrainingMachine.here(config.training.device, world.size).save(directory.trainer)
     settings = config.model_dump(mode="json")
     trackers = Trackers(directory.trainer, config.training.trackers, run_name=descriptor.run_id, settings=settings)
     with closing(trackers), _serving(directory, client, metrics) as origin:
@@ -64,7 +101,19 @@ def _train(directory: RunDirectory, world: "World", report: Report) -> None:
             report(f"the run is drained at version {trainer.step}; `shoal run resume` lets it go on")
             return
         report("training is finished; still serving weights, stop with Ctrl-C")
-        threading.Event().wait()
+        _wait_for_rewind(directory, trainer.epoch)
+
+
+def _wait_for_rewind(directory: RunDirectory, epoch: int) -> None:
+    """A finished run may be returned to an earlier version, too."""
+    config, descriptor = directory.config(), directory.descriptor()
+    key = directory.existing_key("trainer")
+    with CoordinatorClient.for_run(descriptor, key, config.coordinator_url, deadline_s=LOOK_WITHIN_S) as client:
+        while True:
+            threading.Event().wait(LOOK_EVERY_S)
+            with suppress(UnavailableError):
+                if (now := client.line().epoch) != epoch:
+                    raise RefusedError("rewound", f"The run was rewound: epoch {now} goes on.")
 
 
 def _build_trainer(directory: RunDirectory, world: "World") -> "Trainer":

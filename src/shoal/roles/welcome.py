@@ -1,20 +1,15 @@
-"""What a contributor reads before it costs anything: what will be fetched, kept, run and scored here, and whom TLS trusts.
+"""What a contributor reads before it costs anything: what will be fetched, kept, run and scored here.
 
 Everything comes from the signed descriptor, the signed head and this machine's own disk; nothing is downloaded to say it.
 """
 
 import json
-import os
 import shutil
-import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import certifi
-
 from shoal.config import RewardConfig
-from shoal.errors import ConfigError, UnavailableError
-from shoal.files import write_atomic
+from shoal.errors import UnavailableError
 from shoal.metrics import Report
 from shoal.observe.words import plural, size
 from shoal.protocol.descriptor import RunDescriptor
@@ -24,9 +19,6 @@ from shoal.tasks.verifiers.requirements import verifier_names
 
 if TYPE_CHECKING:
     from shoal.broadcast import WeightClient
-
-ROOTS_VARIABLE = "SSL_CERT_FILE"
-"""Read by every TLS connection that is opened later in this process."""
 
 
 def explain_run(descriptor: RunDescriptor, report: Report) -> None:
@@ -80,18 +72,3 @@ def describe_scoring(tasks: TaskSet, reward: RewardConfig) -> str:
     if own := list(filter(is_own, types)):
         text += f"; {', '.join(own)} is code of the run's owner that you allowed"
     return text
-
-
-def trust_authority(authority: Path, bundle: Path) -> None:
-    """From here on TLS also trusts the certificates of this file, besides those it trusted before."""
-    try:
-        ssl.create_default_context(cafile=authority)
-        added = authority.read_bytes()
-    except OSError as error:  # an SSLError is one
-        reason = error.strerror if not isinstance(error, ssl.SSLError) and error.strerror else "no PEM certificates"
-        raise ConfigError(
-            f"{authority} cannot be trusted: {reason.lower()}.", hint="It holds certificates in PEM format."
-        ) from None
-    before = Path(os.environ.get(ROOTS_VARIABLE) or certifi.where()).read_bytes()
-    write_atomic(bundle, before + b"\n" + added)
-    os.environ[ROOTS_VARIABLE] = str(bundle)

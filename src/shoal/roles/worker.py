@@ -4,9 +4,14 @@ import os
 import platform
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.contributor import Control, Limits, LimitWatch
+from shoal.contributor.conditions import Machine
+from shoal.contributor.priority import be_nice, take_cpus
 from shoal.errors import ConfigError, RefusedError, UnavailableError
 from shoal.files import CONFIG_FILE, remove_all_leftovers
 from shoal.identity import Keypair
@@ -14,15 +19,36 @@ from shoal.locks import hold
 from shoal.metrics import Report, ReportingEventLog, serve_metrics
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
+from shoal.roles.authority import trust_authority
 from shoal.roles.joining import joined_descriptor
 from shoal.roles.process import COORDINATOR_OUTAGE_S, check_engine, use_threads
-from shoal.roles.welcome import describe_model, describe_scoring, explain_run, explain_weights, trust_authority
+from shoal.roles.welcome import describe_model, describe_scoring, explain_run, explain_weights
 
 if TYPE_CHECKING:
     from shoal.worker import Worker
 
 FIRST_BAN_PAUSE_S = 15.0
 LAST_BAN_PAUSE_S = 300.0
+LOCK_WAIT_S = 1.0
+"""`shoal work status` touches the lock for a moment."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """How much of a machine its contributor gives, and when."""
+
+    limits: Limits = field(default_factory=Limits)
+    cpus: int = 0
+    """0: all of them."""
+    is_nice: bool = False
+
+    def take(self) -> None:
+        """Before anything is loaded; what this machine cannot keep is refused."""
+        Machine().check(self.limits)
+        if self.cpus:
+            take_cpus(self.cpus)
+        if self.is_nice:
+            be_nice()
 
 
 def work(
@@ -39,6 +65,7 @@ def work(
     authority: Path | None = None,
     cheat: str | None = None,
     metrics_port: int | None = None,
+    share: Share | None = None,
 ) -> None:
     """Refuses what cannot work before anybody is asked; then joins, and works until the run ends."""
     key_path = key_file or root / "worker.key"
@@ -47,8 +74,16 @@ def work(
     check_engine(engine)
     check_name(name)
     kind = _worker_kind(cheat) if cheat else None
-    with hold(root / "lock", f"Another worker uses {root}.", hint="Give this one its own directory with --dir."):
+    share, busy = share or Share(), f"Another worker uses {root}."
+    share.take()
+    with hold(root / "lock", busy, hint="Give this one its own directory with --dir.", wait_s=LOCK_WAIT_S):
         remove_all_leftovers(root)
+        control = Control(root)
+        control.begin()
+        watch = LimitWatch(share.limits, control, Machine().look, report)
+        if not watch.wait("waiting to join"):
+            control.end()
+            return
         if authority is not None:
             trust_authority(authority, root / "trusted.pem")
         descriptor = joined_descriptor(url, run_key, root, report)
@@ -58,9 +93,12 @@ def work(
         report(f"your key is {key_path}{made}")
         explain_run(descriptor, report)
         report(f"your page: {url.rstrip('/')}/worker/{keypair.public}")
-        use_threads(threads)
+        use_threads(threads or share.cpus)
         from shoal.joined import join_run
         from shoal.policy.engines import choose_numerics, devices_here
+        from shoal.policy.memory import limit_memory
+
+        limit_memory(share.limits.memory_bytes)
 
         numerics = choose_numerics(engine, descriptor.numerics_classes, devices_here())
         metrics = ReportingEventLog(root / "events.jsonl", report, reported=("relay_lied",))
@@ -86,8 +124,10 @@ def work(
         name = name or platform.node()[:60] or "worker"
         kind, ready_engine = kind or _worker_kind(None), run.make_engine(engine, numerics)
         kept = {"outbox": root / "outbox", "evidence": root}
-        while _is_banned(kind(run, connect(), ready_engine, name=name, **kept, metrics=metrics, report=report)):
-            wait_for_unban(connect(), report)
+        observers = {"metrics": metrics, "report": report, "limits": watch}
+        while _is_banned(kind(run, connect(), ready_engine, name=name, **kept, **observers)):
+            wait_for_unban(connect(), report, sleep=partial(watch.sleep, activity="waiting until the ban is lifted"))
+        control.end()
 
 
 def _is_banned(worker: "Worker") -> bool:

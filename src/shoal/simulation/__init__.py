@@ -4,6 +4,7 @@ from shoal.simulation.actors import Work
 from shoal.simulation.attacks import attacks, honest, hostile, unequal
 from shoal.simulation.clock import EventClock
 from shoal.simulation.coordinator import LocalCoordinator
+from shoal.simulation.memory.coordinator import MemoryCoordinator
 from shoal.simulation.scenario import Outcome, Scenario, WorkerPlan, simulate
 from shoal.simulation.workers import Behaviour
 
@@ -11,6 +12,7 @@ __all__ = [
     "Behaviour",
     "EventClock",
     "LocalCoordinator",
+    "MemoryCoordinator",
     "Outcome",
     "Scenario",
     "Work",

@@ -9,7 +9,7 @@ from shoal.coordinator.rules.trust import groups_to_audit
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
 from shoal.simulation.clock import EventClock
-from shoal.simulation.coordinator import LocalCoordinator
+from shoal.simulation.operations import Operations
 
 POLL_S = 0.1
 
@@ -53,7 +53,7 @@ class Work:
 class Trainer:
     """Trains on each batch in turn and publishes the version that follows."""
 
-    def __init__(self, coordinator: LocalCoordinator, clock: EventClock, train_s: float) -> None:
+    def __init__(self, coordinator: Operations, clock: EventClock, train_s: float) -> None:
         self.coordinator, self.clock, self.train_s = coordinator, clock, train_s
         self.version = 0
         self.published_at = [clock()]
@@ -81,7 +81,7 @@ class Validator:
     """Verifies one file after the other; rejects junk."""
 
     def __init__(
-        self, coordinator: LocalCoordinator, clock: EventClock, work: Work, junk: Set[str], name: str, seconds: float
+        self, coordinator: Operations, clock: EventClock, work: Work, junk: Set[str], name: str, seconds: float
     ) -> None:
         self.coordinator, self.clock, self.work, self.name, self.seconds = coordinator, clock, work, name, seconds
         self.junk = junk
@@ -104,7 +104,7 @@ class Validator:
 
     def _verdict(self, claim: api.Claim) -> api.VerdictBody:
         is_junk = claim.lease.lease_id in self.junk
-        per_slot = self.coordinator.run.descriptor.rollouts.tasks_per_slot
+        per_slot = self.coordinator.config.rollouts.tasks_per_slot
         groups = [] if is_junk else self.work.groups(claim.lease.slot_seed, per_slot)
         useful = {group.group for group in groups if group.useful}
         return api.VerdictBody(

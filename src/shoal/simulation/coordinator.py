@@ -3,7 +3,7 @@
 Every decision is made by the code that a run uses. Requests are not signed, because nobody but the scenario can send one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,9 +16,9 @@ from shoal.coordinator.rules.deliveries import Pace
 from shoal.coordinator.run import Run
 from shoal.coordinator.server import begin
 from shoal.coordinator.store.database import SQLite, Transaction
-from shoal.coordinator.store.rows import find
+from shoal.coordinator.store.rows import find, select
 from shoal.coordinator.store.schema import migrate
-from shoal.coordinator.store.tables import GroupRow
+from shoal.coordinator.store.tables import GroupRow, WorkerRow
 from shoal.coordinator.store.writer import Savepoint
 from shoal.coordinator.work import deliveries, leasing, submissions, verdicts
 from shoal.files import digest_bytes
@@ -27,6 +27,7 @@ from shoal.protocol import api
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.protocol.signing import PROTOCOL_VERSION
 from shoal.protocol.steps import secret_commitment
+from shoal.simulation.operations import TrainedGroup
 
 Result = TypeVar("Result")
 NUMERICS_CLASS = "torch/float32/cpu"
@@ -57,6 +58,7 @@ def _descriptor(config: ShoalConfig, key: str, secret: bytes) -> RunDescriptor:
 
 class LocalCoordinator:
     def __init__(self, config: ShoalConfig, clock: Callable[[], float], secret: bytes) -> None:
+        self.config = config
         keypair = Keypair.from_seed(secret)
         self.run = Run(
             config=config,
@@ -93,8 +95,8 @@ class LocalCoordinator:
         body = api.RegisterBody(name=key[:8], numerics_class=NUMERICS_CLASS, tokens_per_s=tokens_per_s)
         self._write(lambda connection: workers.register(connection, self.run, key, body))
 
-    def lease(self, key: str, request_id: str, held_versions: list[int]) -> api.LeaseAnswer:
-        body = api.LeaseBody(request_id=request_id, held_versions=held_versions)
+    def lease(self, key: str, request_id: str, held_versions: Sequence[int]) -> api.LeaseAnswer:
+        body = api.LeaseBody(request_id=request_id, held_versions=list(held_versions))
         return self._write(lambda connection: leasing.lease(connection, self.run, key, body))
 
     def give_back(self, key: str, lease_id: str) -> None:
@@ -104,6 +106,19 @@ class LocalCoordinator:
         name, digest = digest_bytes(lease_id.encode())[:32], digest_bytes(content)
         file = submissions.ReceivedFile(key, lease_id, name, digest, len(content), "")
         self._write(lambda connection: submissions.accept_upload(connection, self.run, file))
+
+    def beat(self, keys: Iterable[str]) -> None:
+        """The keys send a heartbeat; that of a banned one is refused."""
+        banned = {row.key for row in select(self.connection, WorkerRow, "WHERE state='banned'")}
+        for key in keys:
+            if key not in banned:
+                self.run.presence.seen(key)
+
+    def leave(self, key: str) -> None:
+        """The store learns of it by silence."""
+
+    def rejoin(self, key: str) -> None:
+        self._write(lambda connection: workers.mark_seen(connection, self.run, key))
 
     def claim(self, validator: str, request_id: str) -> api.Claim | None:
         body = api.ClaimBody(request_id=request_id, wait_s=0)
@@ -122,9 +137,15 @@ class LocalCoordinator:
             batch = self._write(lambda connection: screening.screen(connection, self.run, body))  # noqa: B023
         return batch
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, stage_s: float = 0.0, waited_s: float = 0.0) -> None:
         digest = f"{version:064x}"
-        body = api.VersionBody(version=version, manifest_digest=digest, weights_digest=digest, bytes_total=1)
+        body = api.VersionBody(
+            version=version,
+            manifest_digest=digest,
+            weights_digest=digest,
+            bytes_total=1,
+            report={"time_stage_s": stage_s, "time_wait_batch_s": waited_s},
+        )
         self._write(lambda connection: steps.publish(connection, self.run, body))
 
     def maintain(self) -> None:
@@ -145,10 +166,14 @@ class LocalCoordinator:
     def pace(self) -> Pace:
         return deliveries.observe(self.connection, self.run).pace
 
-    def tokens_of(self, group_id: str) -> int:
-        group = find(self.connection, GroupRow, "WHERE group_id=?", (group_id,))
-        assert group is not None, "a batch holds groups of the store"
-        return group.tokens
+    def trained(self, step: int) -> list[TrainedGroup]:
+        batch = self.batch(step)
+        return [self._trained_group(group) for group in batch.groups] if batch is not None else []
+
+    def _trained_group(self, group: api.BatchGroup) -> TrainedGroup:
+        row = find(self.connection, GroupRow, "WHERE group_id=?", (group.group_id,))
+        assert row is not None, "a batch holds groups of the store"
+        return TrainedGroup(group.submission_id, row.worker, group.policy_version, row.tokens, group.task_rewards[0])
 
     def close(self) -> None:
         self.connection.close()

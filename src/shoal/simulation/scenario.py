@@ -8,6 +8,7 @@ from shoal.files import digest_bytes
 from shoal.simulation.actors import Trainer, Validator, Work
 from shoal.simulation.clock import EventClock
 from shoal.simulation.coordinator import LocalCoordinator
+from shoal.simulation.operations import MakeCoordinator, Operations
 from shoal.simulation.workers import Behaviour, Worker, World
 
 SWEEP_S = 1.0
@@ -59,9 +60,9 @@ class Outcome:
         return 60 * len(self.formed_at) / self.seconds
 
 
-def simulate(scenario: Scenario) -> Outcome:
+def simulate(scenario: Scenario, make: MakeCoordinator = LocalCoordinator) -> Outcome:
     clock = EventClock()
-    coordinator = LocalCoordinator(scenario.config, clock, digest_secret(scenario.seed))
+    coordinator = make(scenario.config, clock, digest_secret(scenario.seed))
     world = World(coordinator, clock, Trainer(coordinator, clock, scenario.train_s), scenario.work)
     for number in range(scenario.validators):
         Validator(coordinator, clock, scenario.work, world.junk, f"validator-{number}", scenario.validate_s)
@@ -87,22 +88,20 @@ def _keep_house(world: World) -> None:
         world.clock.after(SWEEP_S, sweep)
 
     def beat() -> None:
-        for key in world.keys:
-            world.coordinator.run.presence.seen(key)
+        world.coordinator.beat(world.keys)
         world.clock.after(HEARTBEAT_S, beat)
 
     sweep()
     beat()
 
 
-def _outcome(coordinator: LocalCoordinator, formed_at: Sequence[float], seconds: float) -> Outcome:
-    records = [record for step in range(len(formed_at)) if (record := coordinator.batch(step)) is not None]
-    groups = [group for record in records for group in record.groups]
-    slots = {group.submission_id: group.group_id for group in groups}
+def _outcome(coordinator: Operations, formed_at: Sequence[float], seconds: float) -> Outcome:
+    batches = [(step, coordinator.trained(step)) for step in range(len(formed_at))]
+    groups = [group for _, batch in batches for group in batch]
     return Outcome(
         seconds=formed_at[-1] if formed_at else seconds,
         formed_at=formed_at,
-        lengths=[coordinator.tokens_of(group_id) for group_id in slots.values()],
-        rewards=[group.task_rewards[0] for group in groups],
-        ages=[record.step - group.policy_version for record in records for group in record.groups],
+        lengths=list({group.submission_id: group.tokens for group in groups}.values()),
+        rewards=[group.reward for group in groups],
+        ages=[step - group.version for step, batch in batches for group in batch],
     )

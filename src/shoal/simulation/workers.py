@@ -14,7 +14,7 @@ from shoal.files import digest_bytes
 from shoal.protocol import api
 from shoal.simulation.actors import Trainer, Work
 from shoal.simulation.clock import EventClock
-from shoal.simulation.coordinator import LocalCoordinator
+from shoal.simulation.operations import Operations
 
 Attack = Literal[
     "stall",
@@ -67,7 +67,7 @@ class Behaviour:
 class World:
     """What all workers of a scenario share."""
 
-    coordinator: LocalCoordinator
+    coordinator: Operations
     clock: EventClock
     trainer: Trainer
     work: Work

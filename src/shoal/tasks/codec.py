@@ -79,14 +79,19 @@ class TextCodec:
 
     def prompt_tokens(self, task: Task, target_length: int, style: PromptStyle) -> list[int]:
         """The chat up to where the completion begins; a target length of 0 leaves the instruction out."""
-        request = task.prompt
-        if target_length:
-            request = f"{request} {style.length_instruction.replace('{target}', str(target_length))}"
-        messages = [{"role": "system", "content": style.system_prompt}] if style.system_prompt else []
-        text = self._render([*messages, {"role": "user", "content": request}])
+        text = self._render(self.messages(task, target_length, style))
         if style.thinking and not text.rstrip().endswith(THINK_OPEN):
             text += THINK_OPEN
         return self.encode(text)
+
+    @staticmethod
+    def messages(task: Task, target_length: int, style: PromptStyle) -> list[dict[str, str]]:
+        """What the policy is asked, before the template makes one text of it."""
+        request = task.prompt
+        if target_length:
+            request = f"{request} {style.length_instruction.replace('{target}', str(target_length))}"
+        system = [{"role": "system", "content": style.system_prompt}] if style.system_prompt else []
+        return [*system, {"role": "user", "content": request}]
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text that already holds its special tokens."""

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from pickle import UnpicklingError
@@ -28,7 +28,8 @@ from torch.optim import Optimizer
 
 from shoal.errors import ShoalError, first_line
 from shoal.files import TEMPORARY_PREFIX, write_atomic
-from shoal.rundir import checkpoint_path, checkpoint_steps
+from shoal.protocol.steps import Rewind
+from shoal.rundir import checkpoint_path, checkpoint_steps, void_checkpoints
 from shoal.training.model.distributed import World
 
 
@@ -119,6 +120,14 @@ class Checkpoints:
         self._pending = _then(staged, lambda: self._complete(temporary, final, confirm))
         return final
 
+    def drop_void(self, rewinds: Sequence[Rewind]) -> list[int]:
+        """Remove the checkpoints of versions that a rewind voided, newest first: a kill leaves none behind a removed one."""
+        self._remove_leftovers()
+        void = void_checkpoints(self.directory, rewinds)
+        for step in reversed(void):
+            self._remove(step)
+        return void
+
     def finish(self) -> None:
         """Wait until the last save is whole on disk; raises what went wrong with it."""
         if self._wait():
@@ -177,11 +186,14 @@ class Checkpoints:
 
     def _prune(self) -> None:
         for step in self.steps()[: -self._keep]:
-            path = self.path(step)
-            # Renamed first: a checkpoint that is half removed must not look whole.
-            doomed = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
-            os.replace(path, doomed)
-            shutil.rmtree(doomed)
+            self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        path = self.path(step)
+        # Renamed first: a checkpoint that is half removed must not look whole.
+        doomed = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
+        os.replace(path, doomed)
+        shutil.rmtree(doomed)
 
 
 def _state(model: nn.Module, optimiser: Optimizer) -> tuple[dict[str, Any], Any]:

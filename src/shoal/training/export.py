@@ -7,7 +7,7 @@ Weights come from a checkpoint (fp32 master weights, rounded once to bf16, so th
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,9 @@ class RunFacts:
     heldout_curve: Sequence[tuple[int, float]] = field(default_factory=tuple)
     loss_curve: Sequence[tuple[int, float]] = field(default_factory=tuple)
     method: str = "reinforcement learning"
+    run_key: str = ""
+    has_evidence: bool = False
+    """Whether rollouts and the files that repeat the run lie beside the card."""
 
     @property
     def intermediate(self) -> bool:
@@ -74,17 +77,19 @@ def version_to_export(wanted: int | None, *, newest: int, steps: int) -> int:
     return newest if wanted is None else wanted
 
 
-def export_policy(source: Path, model_dir: Path, output: Path, facts: RunFacts) -> Path:
+def export_policy(
+    source: Path, model_dir: Path, output: Path, facts: RunFacts, *, add: Callable[[Path], None] = lambda folder: None
+) -> Path:
     """Write `output` from `source`: a checkpoint directory `…/checkpoints/step-N`, or one that holds safetensors.
 
-    `model_dir` is the base model: its config and tokenizer go along.
+    `model_dir` is the base model: its config and tokenizer go along. `add` writes what else belongs into the directory.
     """
     from transformers.utils.logging import disable_progress_bar
 
     if output.exists() and any(output.iterdir()):
         raise ExportError(f"{output} exists and is not empty.", hint="Name another directory, or remove it first.")
     disable_progress_bar()
-    model = _load_model(source, model_dir)
+    model = load_model(source, model_dir)
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.parent / f"{TEMPORARY_PREFIX}{output.name}"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -92,6 +97,7 @@ def export_policy(source: Path, model_dir: Path, output: Path, facts: RunFacts) 
     _copy_companions(model_dir, temporary)
     figure = _plot(facts, temporary)
     write_atomic(temporary / "README.md", model_card(facts, figure).encode())
+    add(temporary)
     if output.exists():
         output.rmdir()
     os.replace(temporary, output)
@@ -113,7 +119,8 @@ def latest_checkpoint(work_dir: Path, step: int | None = None) -> Path:
     return checkpoint_path(checkpoints, steps[-1] if step is None else step)
 
 
-def _load_model(source: Path, model_dir: Path) -> Any:
+def load_model(source: Path, model_dir: Path) -> Any:
+    """The weights of a checkpoint or of a directory with safetensors, in float32."""
     model: Any = build_empty_model(model_dir, "float32")
     if any(source.glob("*.safetensors")):
         load_weights(model, source)
@@ -181,8 +188,33 @@ def model_card(facts: RunFacts, figure: str = "") -> str:
     }
     lines += ["| | |", "|---|---|", *(f"| {name} | `{value}` |" for name, value in table.items() if value), ""]
     lines += [f"![Curves of the run]({figure})", ""] if figure else []
+    lines += _how_to_reproduce(facts)
     lines += ["## Recipe", "", "```toml", facts.recipe_toml.strip(), "```", ""] if facts.recipe_toml else []
     return "\n".join(lines)
+
+
+def _how_to_reproduce(facts: RunFacts) -> list[str]:
+    if not facts.has_evidence:
+        return []
+    key = f" --run-key {facts.run_key}" if facts.run_key else ""
+    return [
+        "## Reproduce",
+        "",
+        "`evidence/` holds the signed descriptor, the settings, the ledger and the rollout files as their workers signed",
+        f"them. The ledger's head is `{facts.ledger_head}`. This repeats the training bit for bit and a sample of the",
+        "verdicts, and writes one page about it:",
+        "",
+        "```",
+        f"shoal reproduce .{key}",
+        "```",
+        "",
+        "`rollouts/` holds the same rollouts as a dataset:",
+        "",
+        "```python",
+        'datasets.load_dataset("parquet", data_files="rollouts/*.parquet")',
+        "```",
+        "",
+    ]
 
 
 def _first_to_last(curve: Sequence[tuple[int, float]]) -> str:

@@ -38,7 +38,8 @@ def _other_weights(version: int, error: ShoalError) -> RepeatedStepError:
         f"Version {version} is already published, and repeating its step gave other weights ({error.message})",
         hint="A trainer that resumes repeats the steps since its last checkpoint, bit for bit. Undo what has changed "
         "since (settings in [training], torch, threads, device) until it has passed the newest published version, "
-        "and change it then.",
+        "and change it then. Where steps do not repeat, `shoal run rewind` returns the run to its last checkpoint and "
+        "voids the versions after it; `shoal train --auto-rewind` does so by itself.",
     )
 
 
@@ -107,13 +108,15 @@ class Publisher:
         origin: Origin,
         client: CoordinatorClient,
         *,
-        oldest_checkpoint: Callable[[], int] = lambda: 0,
+        checkpoints: Callable[[], Sequence[int]] = tuple,
         on_published: Callable[[Published], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_published` is called by the publisher's thread."""
         self.origin, self._client = origin, client
-        self._oldest_checkpoint, self._on_published = oldest_checkpoint, on_published
+        self._checkpoints, self._on_published = checkpoints, on_published
+        self.epoch = 0
+        """Of the run; the coordinator takes no version of another one."""
         self._clock = clock
         self._current: Publishing | None = None
 
@@ -192,12 +195,13 @@ class Publisher:
     def _record(self, publication: Publication, metrics: Mapping[str, Any]) -> str:
         """Returns the head of the ledger."""
         body = api.VersionBody(
+            epoch=self.epoch,
             version=publication.version,
             manifest_digest=publication.manifest_digest,
             weights_digest=publication.weights_digest,
             bytes_total=publication.follow_bytes,
             report={name: value for name, value in metrics.items() if isinstance(value, (int, float, str))},
-            oldest_checkpoint=self._oldest_checkpoint(),
+            checkpoints=list(self._checkpoints()),
         )
         try:
             return self._client.publish(body).ledger_head

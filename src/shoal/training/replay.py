@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shoal.errors import ShoalError
 from shoal.protocol.rollouts import Rollout, RolloutHeader, RolloutLimits, read_rollouts
+from shoal.protocol.steps import group_name
 from shoal.protocol.verdicts import is_useful
 from shoal.training.packing.samples import Group, Sample
 from shoal.training.reports import StepReport
@@ -38,7 +39,7 @@ def recorded_groups(directory: Path, limits: RolloutLimits, *, score: Score = re
     if not files:
         raise ReplayError(f"{directory} holds no rollout files.", hint="Name a directory with *.parquet of a run.")
     headers = {file: read_rollouts(file.read_bytes(), limits)[0] for file in files}
-    for file in sorted(files, key=lambda file: (headers[file].step, headers[file].slot, file)):
+    for file in sorted(files, key=lambda file: (headers[file].step_id, headers[file].slot, file)):
         header, rollouts = read_rollouts(file.read_bytes(), limits)
         yield from _groups(header, rollouts, score)
 
@@ -83,7 +84,7 @@ def _groups(header: RolloutHeader, rollouts: Iterable[Rollout], score: Score) ->
     for row in rollouts:
         by_group.setdefault(row.group, []).append(_sample(header, row, score))
     for number, samples in sorted(by_group.items()):
-        yield Group(f"{header.step}/{header.slot}/{number}", samples)
+        yield Group(group_name(header.step_id, header.slot, number), samples)
 
 
 def _sample(header: RolloutHeader, row: Rollout, score: Score) -> Sample:

@@ -5,7 +5,6 @@ policy at the run's temperature. A group that this policy sampled has mean 0 and
 holds back and audits groups whose statistic no honest group has, and records the rest; the statistics themselves are not kept.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
+from shoal.training.asking import ask_as_one
 from shoal.training.model.distributed import World
 from shoal.training.objective.losses import k3_divergence
 from shoal.training.packing.batch import MicroBatch
@@ -87,25 +87,21 @@ class Screening:
 
     def _report(self, statistics: Sequence[float]) -> api.BatchRecord:
         """The main rank reports; all ranks go on with its answer."""
-        answer = ""
-        if self.world.is_main:
-            values = dict(zip(_names(self.batch), statistics, strict=True))
-            body = api.ScreeningBody(step=self.batch.step, attempt=self.batch.attempt, statistics=values)
-            answer = self.client.screen(body).model_dump_json()
-        return api.BatchRecord.model_validate(json.loads(self.world.share(answer)))
+        batch, values = self.batch, dict(zip(_names(self.batch), statistics, strict=True))
+        body = api.ScreeningBody(epoch=batch.epoch, step=batch.step, attempt=batch.attempt, statistics=values)
+        return ask_as_one(self.world, api.BatchRecord, lambda: self.client.screen(body))
 
 
 def recall(client: CoordinatorClient, world: World, batch: api.BatchRecord, reason: str) -> bool:
     """Whether the coordinator audits the batch; false if it did so before, or if the batch is trained."""
-    answer = ""
-    if world.is_main:
-        try:
-            client.recall(api.RecallBody(step=batch.step, attempt=batch.attempt, reason=reason[:200]))
-        except RefusedError as error:
-            if error.code not in ("all_audited", "batch_trained"):
-                raise
-            answer = error.code
-    return not world.share(answer)
+    body = api.RecallBody(epoch=batch.epoch, step=batch.step, attempt=batch.attempt, reason=reason[:200])
+    try:
+        ask_as_one(world, api.RecallAnswer, lambda: client.recall(body))
+    except RefusedError as error:
+        if error.code not in ("all_audited", "batch_trained"):
+            raise
+        return False
+    return True
 
 
 def _names(batch: api.BatchRecord) -> list[str]:

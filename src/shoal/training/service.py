@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from shoal.broadcast import Origin, Publication
@@ -20,6 +21,8 @@ from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.rollouts import Rollout, RolloutLimits, read_rollouts
+from shoal.protocol.steps import Rewind, is_void
+from shoal.training.asking import act_as_one, ask_as_one
 from shoal.training.checkpoints import always
 from shoal.training.packing.samples import Group, Sample
 from shoal.training.publisher import Published, Publisher, Publishing, Version
@@ -82,7 +85,7 @@ class TrainerService:
             self.publisher = Publisher(
                 origin,
                 client,
-                oldest_checkpoint=lambda: min(trainer.checkpoint_steps(), default=0),
+                checkpoints=trainer.checkpoint_steps,
                 on_published=self._log,
                 clock=clock,
             )
@@ -105,7 +108,32 @@ class TrainerService:
             self.metrics.event("diverged", step=self.trainer.step, reason=error.message)
             raise
 
+    def take_up(self) -> None:
+        """Goes on where the run is: what a rewind voided leaves the disk and the head before anything is resumed.
+
+        Each part may be killed and done again; the coordinator's record of rewinds alone decides.
+        """
+        line = ask_as_one(self.trainer.world, api.LineAnswer, self._take_up)
+        self.trainer.epoch = line.epoch
+
+    def _take_up(self) -> api.LineAnswer:
+        line = self.client.line()
+        rewinds = [Rewind(one.epoch, one.version) for one in line.rewinds]
+        lost = self.trainer.drop_void(rewinds)
+        if self.publisher is not None:
+            self.publisher.epoch = line.epoch
+            is_off = partial(is_void, rewinds=rewinds)
+            lost += self.publisher.origin.take_up(line.epoch, is_off, ledger_head=line.ledger_head)
+        if lost:
+            last = line.rewinds[-1]
+            self.report(
+                f"the run was returned to version {last.version}: versions up to {last.newest_before} are void,"
+                f" {last.lost_steps} steps are trained again ({last.reason})"
+            )
+        return line
+
     def _train(self) -> bool:
+        self.take_up()
         resumed = self.trainer.resume()
         self.report(f"resumed at step {self.trainer.step}" if resumed else "found no checkpoint, starting at step 0")
         record: StepRecord | None = None
@@ -148,8 +176,7 @@ class TrainerService:
         self.trainer.close()
         if publishing is not None:
             publishing.release()
-        if self.publisher is not None:
-            self.publisher.wait()
+        act_as_one(self.trainer.world, self._wait_for_publisher)
 
     def step(self) -> StepRecord:
         """One training step, not yet published."""
@@ -174,26 +201,19 @@ class TrainerService:
         return self.trainer.skip_step()
 
     def wait_for_batch(self, step: int) -> api.BatchRecord:
-        """The durable batch of a step. Waits as long as the run lives; says every few seconds what is missing.
-
-        Every rank asks for itself, and the state may change between two answers: the run is drained if it is so for all ranks.
-        """
-        batch = self._ask_for_batch(step)
-        if not self.trainer.world.any(batch is not None):
-            raise DrainedError(f"The run is drained; step {step} gets no batch.")
-        while batch is None:
-            batch = self._ask_for_batch(step)
-        return batch
-
-    def _ask_for_batch(self, step: int) -> api.BatchRecord | None:
-        """The batch, or None if the run is drained."""
+        """The durable batch of a step. Waits as long as the run lives; says every few seconds what is missing."""
         while True:
-            if self.publisher is not None:
-                self.publisher.check()  # without the last version there may never be a batch
-            answer = self.client.batch(step, BATCH_WAIT_S)
-            if answer.batch is not None or answer.run_state == "drained":
+            answer = ask_as_one(self.trainer.world, api.BatchAnswer, lambda: self._ask_for_batch(step))
+            if answer.batch is not None:
                 return answer.batch
+            if answer.run_state == "drained":
+                raise DrainedError(f"The run is drained; step {step} gets no batch.")
             self.report(f"step {step} waits for {answer.waiting_for}")
+
+    def _ask_for_batch(self, step: int) -> api.BatchAnswer:
+        if self.publisher is not None:
+            self.publisher.check()  # without the last version there may never be a batch
+        return self.client.batch(step, BATCH_WAIT_S, self.trainer.epoch)
 
     def fetch_groups(self, batch: api.BatchRecord) -> Iterator[Group]:
         """The groups of a batch, from files whose bytes are hashed again, with the validator's rewards."""
@@ -216,8 +236,7 @@ class TrainerService:
         `record` is of the step that made the version. None where this rank publishes nothing.
         """
         started, version = self._clock(), self.trainer.step
-        if self.publisher is not None:
-            self.publisher.wait()
+        act_as_one(self.trainer.world, self._wait_for_publisher)
         is_wanted = self.publisher is not None and not self.publisher.has_passed(version)
         if not self.trainer.world.any(is_wanted):
             return None
@@ -227,6 +246,11 @@ class TrainerService:
         metrics = record.metrics() if record else {}
         handed_over = Version(version, snapshot, metrics, self._clock() - started)
         return self.publisher.start(handed_over, held=self.finished)
+
+    def _wait_for_publisher(self) -> str:
+        if self.publisher is not None:
+            self.publisher.wait()
+        return ""
 
     @property
     def finished(self) -> bool:

@@ -23,6 +23,7 @@ from shoal.broadcast import WireTensor
 from shoal.config import TrainingConfig
 from shoal.errors import ConfigError, ShoalError
 from shoal.policy.weights import WireCopy, unique_tensors
+from shoal.protocol.steps import Rewind
 from shoal.rundir import checkpoints_of
 from shoal.training.checkpoints import Checkpoints, always
 from shoal.training.model.distributed import World, clip_gradients
@@ -92,6 +93,8 @@ class Trainer:
         self.world = world or World.join(config.device)
         self.step = 0
         """Next step to train, and the version of the current weights."""
+        self.epoch = 0
+        """Of the run; a checkpoint says in which one it was made."""
         self.updates = 0
         """Optimiser steps taken."""
         self._norms: list[float] = []
@@ -152,12 +155,16 @@ class Trainer:
 
     def save(self, confirm: Callable[[], bool] = always) -> Path:
         """Start writing a checkpoint of the current step; the directory appears when it is whole and `confirm` says yes."""
-        facts = {"updates": self.updates, "norms": self._norms}
+        facts = {"epoch": self.epoch, "updates": self.updates, "norms": self._norms}
         return self._checkpoints.save(self.step, self.policy.model, self._optimiser, facts, confirm)
 
     def checkpoint_steps(self) -> list[int]:
         """Steps that can be resumed, oldest first."""
         return self._checkpoints.steps()
+
+    def drop_void(self, rewinds: Sequence[Rewind]) -> list[int]:
+        """Remove checkpoints that a rewind voided; the main rank calls it before the others resume."""
+        return self._checkpoints.drop_void(rewinds)
 
     def resume(self) -> bool:
         """Continue from the newest checkpoint; False if there is none, and training starts at step 0."""

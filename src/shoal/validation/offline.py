@@ -17,7 +17,7 @@ from shoal.policy.embedded.engine import TorchEngine
 from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed
 from shoal.protocol.descriptor import RunDescriptor, open_descriptor
-from shoal.protocol.rollouts import RolloutFileError, RolloutHeader, read_rollouts
+from shoal.protocol.rollouts import RolloutFileError, RolloutHeader, RolloutLimits, read_rollouts
 from shoal.protocol.steps import SECRET_BYTES, step_of
 from shoal.protocol.verdicts import Reason
 from shoal.tasks import TaskSet, TaskSets, TextCodec, load_tasks
@@ -80,6 +80,7 @@ def verify_file(
     *,
     calibration: str = "bundled",
     tasks: Path | None = None,
+    task_sets: TaskSets | None = None,
 ) -> OfflineVerdict:
     """The verdict of a full audit of these bytes with the policy in this directory."""
     if len(step_secret) != SECRET_BYTES:
@@ -87,7 +88,7 @@ def verify_file(
             f"A step's secret has {SECRET_BYTES} bytes.", hint="It is in the ledger's entry about the step's batch."
         )
     run = open_descriptor(descriptor)
-    workload = Workload(run, TextCodec.from_directory(policy), _tasks(run, tasks))
+    workload = Workload(run, TextCodec.from_directory(policy), task_sets or _tasks(run, tasks))
     digest = digest_bytes(data)
     try:
         header, _ = read_rollouts(data, workload.limits)
@@ -115,6 +116,11 @@ def _tasks(run: RunDescriptor, path: Path | None) -> TaskSets:
             "The owner of the run serves its tasks.", hint="Give the file that a worker keeps in its cache."
         )
     return load_tasks(run.tasks)
+
+
+def claim_of(data: bytes, digest: str, step_secret: bytes, limits: RolloutLimits) -> api.Claim:
+    """The claim that a file makes by its header, with the lease that follows from it."""
+    return _claim(read_rollouts(data, limits)[0], digest, step_secret)
 
 
 def _claim(header: RolloutHeader, digest: str, step_secret: bytes) -> api.Claim:

@@ -14,6 +14,7 @@ from shoal.protocol.rollouts import Rollout
 MOST_TOKENS = 100_000
 """Of one trace; about a megabyte."""
 DIGITS = 4
+LARGEST = 1e9
 
 
 def trace_of(
@@ -39,4 +40,5 @@ def _entropies(engine: Engine, row: Scored, temperature: float) -> list[float]:
 
 
 def _rounded(values: Any) -> list[float]:
-    return [round(float(value), DIGITS) for value in values.tolist()]
+    """Numbers that JSON has: a token whose logits are broken loses by an infinite margin."""
+    return [round(max(-LARGEST, min(LARGEST, float(value))), DIGITS) for value in values.nan_to_num(LARGEST).tolist()]

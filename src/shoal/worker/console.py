@@ -42,7 +42,7 @@ class WorkerConsole:
             f"step {lease.step} slot {lease.slot}: {samples} samples, {tokens:,} tokens "
             f"at {tokens_per_s:,.0f}/s, submitted"
         )
-        self._report(f"{line}; {self._credit(self.account)}" if self.account else line)
+        self._report(f"{line}; {self.credit(self.account)}" if self.account else line)
 
     def working(self, activity: str) -> None:
         self.activity = activity
@@ -70,13 +70,13 @@ class WorkerConsole:
             )
 
     def summary(self, submissions: int, tokens: int) -> None:
-        credit = f"; {self._credit(self.account)}" if self.account else ""
+        credit = f"; {self.credit(self.account)}" if self.account else ""
         self._report(
             f"{submissions} submission{'s' if submissions != 1 else ''} with {tokens:,} tokens this time{credit}"
         )
 
     @staticmethod
-    def _credit(account: api.WorkerView) -> str:
+    def credit(account: api.WorkerView) -> str:
         return (
             f"{account.submissions_accepted} accepted so far, "
             f"credit {account.credit_held:,} held, {account.credit_released:,} released"

@@ -30,6 +30,8 @@ class Heartbeat:
         self._heads, self._warned = heads, ""
         self._metrics, self._console, self._report = metrics, console, report
         self._interval_s = FIRST_INTERVAL_S
+        self.epoch = 0
+        """Of the run, as last heard; leases of earlier ones are void."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._beat_forever, name="heartbeat", daemon=True)
 
@@ -57,7 +59,7 @@ class Heartbeat:
         if news := self._reports.news():
             self._client.report_relays(api.RelayReportBody(relays=news))
         self._console.update_account(answer.worker)
-        self._interval_s = answer.interval_s
+        self._interval_s, self.epoch = answer.interval_s, answer.epoch
 
     def _keep_head(self, answer: api.HeartbeatAnswer) -> None:
         """Keeps the head of the ledger, and warns its operator once of one that does not extend what was seen before."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from shoal.contributor import LimitWatch, WorkerStatus
 from shoal.errors import RefusedError
 from shoal.joined import JoinedRun, RelayReports
 from shoal.metrics import EventLog, Report, silent
@@ -78,8 +79,10 @@ class Worker:
         metrics: EventLog | None = None,
         report: Report = silent,
         evidence: Path | None = None,
+        limits: LimitWatch | None = None,
     ) -> None:
-        """`outbox` keeps finished files until they are submitted, `evidence` receipts and heads of the ledger."""
+        """`outbox` keeps finished files until they are submitted, `evidence` receipts and heads of the ledger;
+        `limits` says when to rest and when to leave."""
         self.joined, self.client, self.engine, self.name = run, client, engine, name
         self.metrics = metrics or EventLog()
         self.report = report
@@ -117,6 +120,7 @@ class Worker:
         self._measured = (0, 0.0)
         self._busy_s, self._stepped_at = 0.0, 0.0
         self._no_work = ""
+        self._limits = limits
         self._is_finished, self._is_refused = False, False
         self._stopping = threading.Event()
 
@@ -149,8 +153,10 @@ class Worker:
 
     def _work(self, stream: Stream) -> None:
         while not self._is_over():
+            self._obey(stream)
             self._hear_all()
             self._drop_expired(stream)
+            self._drop_voided(stream)
             self._ask(stream)
             if not stream.unfinished:
                 self._swap()
@@ -164,6 +170,43 @@ class Worker:
         if self._stopping.is_set():
             return not any(slot.is_begun for slot in self._slots)
         return self._is_finished and not self._slots
+
+    @property
+    def _is_resting(self) -> bool:
+        return self._limits is not None and self._limits.is_resting
+
+    def _obey(self, stream: Stream) -> None:
+        """The contributor's limits: a resting worker begins nothing, and what has not ended within the grace goes back."""
+        if self._limits is None:
+            return
+        self._limits.look()
+        self.weights.hold(self._limits.is_resting)
+        if self._limits.is_finishing and not self._stopping.is_set():
+            self.report("leaving, as you asked: what was begun is finished and submitted")
+            self.stop()
+        if self._limits.is_resting:
+            self._no_work = "resting"
+            self._return_slots(stream, all_of_them=self._limits.is_grace_over)
+            self.console.working(f"resting: {self._limits.rest.reason}" if self._limits.rest else "resting")
+        self._limits.tell(self._status())
+
+    def _return_slots(self, stream: Stream, *, all_of_them: bool) -> None:
+        for slot in [slot for slot in self._slots if all_of_them or not slot.is_begun]:
+            done = f", {len(slot.completions)} of {len(slot.items)} samples were done" if slot.is_begun else ""
+            self.report(f"{slot} goes to another worker{done}")
+            self._forget(slot, stream)
+            self._deliveries.give_back(slot.lease)
+
+    def _status(self) -> WorkerStatus:
+        account = self.console.account
+        return WorkerStatus(
+            state="working",
+            activity=self.console.activity,
+            run_id=self.joined.descriptor.run_id,
+            submissions=self.totals.submissions,
+            tokens=self.totals.tokens,
+            account=f"{account.state}, {self.console.credit(account)}" if account else "",
+        )
 
     def prepare(self, lease: api.Lease) -> Slot:
         """The slot of a lease, ready to begin: its weights are on disk."""
@@ -196,7 +239,7 @@ class Worker:
                 self.console.waiting(what)
 
     def _ask(self, stream: Stream) -> None:
-        if self._leases.is_asking or self._is_finished or self._stopping.is_set():
+        if self._leases.is_asking or self._is_finished or self._stopping.is_set() or self._is_resting:
             return
         rollouts = self.joined.descriptor.rollouts
         view = EngineView(
@@ -226,6 +269,11 @@ class Worker:
             done = f"{len(slot.completions)} of {len(slot.items)} samples were done"
             self.report(f"{slot} took longer than its lease lasts; {done}")
 
+    def _drop_voided(self, stream: Stream) -> None:
+        for slot in [slot for slot in self._slots if slot.lease.epoch < self.heartbeat.epoch]:
+            self._forget(slot, stream)
+            self.report(f"{slot} is void: the owner returned the run to an earlier version")
+
     def _forget(self, slot: Slot, stream: Stream) -> None:
         stream.cancel(list(slot.running))
         for number in slot.running:
@@ -239,7 +287,7 @@ class Worker:
 
     def _swap(self) -> None:
         """With nothing in the engine: the version of the next slot, or the newest one if no slot is there."""
-        if any(slot.version == self._loaded for slot in self._slots):
+        if self._is_resting or any(slot.version == self._loaded for slot in self._slots):
             return
         if self._slots:
             self._load(self._slots[0].version, self._slots[0].weights)
@@ -282,7 +330,7 @@ class Worker:
         ready = [slot for slot in self._slots if slot.waiting and slot.version == self._loaded]
         return [
             *(slot for slot in ready if slot.is_begun),
-            *(slot for slot in ready if not slot.is_begun and not self._stopping.is_set()),
+            *(slot for slot in ready if not (slot.is_begun or self._stopping.is_set() or self._is_resting)),
         ]
 
     def _can_end(self, slot: Slot) -> bool:

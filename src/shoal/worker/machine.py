@@ -1,10 +1,9 @@
 """What this machine can do, measured with the engine and the link that will do the work."""
 
 import os
-import resource
-import sys
 from dataclasses import dataclass
 
+from shoal.policy.memory import memory_in_use
 from shoal.protocol import api
 
 DRIFT = 2.0
@@ -28,12 +27,6 @@ def machine_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return 0
-
-
-def memory_in_use() -> int:
-    """Most bytes that this process ever held."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 @dataclass

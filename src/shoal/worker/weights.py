@@ -46,6 +46,7 @@ class WeightFollower:
         self._progress_at = 0.0
         self._changed = threading.Condition()
         self._stopping = threading.Event()
+        self._is_held = False
         self.link_bytes_per_s = 0.0
         """As fast as bytes came in lately; 0 before anything had to be fetched."""
         self._thread = threading.Thread(target=self._follow, name="weight-follower", daemon=True)
@@ -60,6 +61,10 @@ class WeightFollower:
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(STOP_DEADLINE_S)  # else the interpreter may end under a fetch
+
+    def hold(self, is_held: bool) -> None:
+        """Fetches nothing further while the worker rests: neither its link nor its cores are free."""
+        self._is_held = is_held
 
     def held(self) -> list[int]:
         with self._changed:
@@ -115,6 +120,9 @@ class WeightFollower:
     def _follow(self) -> None:
         counter: int | None = None
         while not self._stopping.is_set():
+            if self._is_held:
+                self._stopping.wait(RETRY_S)
+                continue
             try:
                 head = self._weights.head(newer_than=counter, wait_s=LONG_POLL_S if counter else 0.0)
                 self._take(head)
@@ -128,17 +136,19 @@ class WeightFollower:
         """Fetch the newest version, or a newer one that appears meanwhile and costs less than the rest of this one."""
         if head.newest is None:
             return
-        self._drop_withdrawn(head.newest.version, head.newest.manifest_digest)
+        self._drop_withdrawn(head)
         if head.newest.version not in self._versions:
             started = time.monotonic()
             newest, path = self._weights.fetch_newest(deadline_s=FETCH_DEADLINE_S, on_progress=self._measured())
             self._fetched(newest.version, newest.manifest_digest, path, started)
 
-    def _drop_withdrawn(self, newest: int, manifest_digest: str) -> None:
-        """The owner went back to an earlier version: what is newer does not count any more, even if it is on disk."""
+    def _drop_withdrawn(self, head: Head) -> None:
+        """The owner went back to an earlier version: what the head does not name is void, even if it is on disk. Versions that
+        are older than the head may stay."""
+        named = {entry.version: entry.manifest_digest for entry in head.versions}
         with self._changed:
             for version, held in list(self._versions.items()):
-                if version > newest or (version == newest and held.manifest_digest != manifest_digest):
+                if version >= min(named, default=0) and named.get(version) != held.manifest_digest:
                     del self._versions[version]
 
     def _measured(self) -> OnProgress:

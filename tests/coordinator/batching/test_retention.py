@@ -73,7 +73,7 @@ def publish(swarm: Swarm, version: int, oldest_checkpoint: int) -> None:
             manifest_digest=digest,
             weights_digest=digest,
             bytes_total=1,
-            oldest_checkpoint=oldest_checkpoint,
+            checkpoints=[oldest_checkpoint],
         )
     )
 

@@ -37,7 +37,7 @@ def signed_again(facts: list[Facts], at: float = 2_000_000.0) -> list[bytes]:
         signature = COORDINATOR.sign(bytes.fromhex(digest))
         lines.append(line_of(Entry(seq, fact["at"], fact["kind"], body, previous, digest, signature)))
         previous = digest
-    return [*lines, ledger.seal(COORDINATOR, "run-1", len(facts), previous, at)]
+    return [*lines, ledger.seal(COORDINATOR, "run-1", ledger.Extent(len(facts), previous, len(facts), previous), at)]
 
 
 def check(lines: list[bytes], kept: KeptEvidence | None = None) -> Verification:

@@ -57,7 +57,7 @@ def test_a_commitment_made_after_the_step_began_is_located() -> None:
 
 def test_a_rewound_step_has_a_commitment_of_its_own_before_the_rewind() -> None:
     begun = [commitment(ZERO), commitment(ONE), recorded(ZERO), commitment(TWO), recorded(ONE)]
-    rewound = ("rewound", AGAIN.fields())
+    rewound = ("rewound", AGAIN.fields() | {"step_secrets": [[*TWO, recorded(TWO)[1]["step_secret"]]]})
     assert not findings(*begun, commitment(AGAIN), rewound, verdict(AGAIN), recorded(AGAIN))
     late = findings(*begun, rewound, commitment(AGAIN), recorded(AGAIN))
     assert late == [Finding(7, "the secret of step 1 (epoch 1) was committed to in entry 6, after the step began")]

@@ -33,10 +33,10 @@ results: list[tuple[Verification, Counter[str]]] = []
 
 
 def verify_at_the_end(self: LocalCoordinator) -> None:
-    entries, head = ledger.head(self.connection)
-    lines = ledger.page(self.connection, 0, entries)
+    extent = ledger.whole(self.connection)
+    lines = ledger.page(self.connection, 0, extent.entries)
     bodies = [json.loads(json.loads(line)["body"]) for line in lines if json.loads(line)["kind"] == "verdict"]
-    seal = ledger.seal(self.run.keypair, "simulation", entries, head, self.run.clock())
+    seal = ledger.seal(self.run.keypair, "simulation", extent, self.run.clock())
     result = verify_ledger([*lines, seal], self.run.keypair.public, run_key=self.run.keypair.public)
     results.append((result, Counter(body["use"] for body in bodies)))
     self.connection.close()

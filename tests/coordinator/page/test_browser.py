@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from coordinator.page.test_private import SECRET, TEXT, FakeReader
+from coordinator.page.test_private import OBSERVATION, SECRET, TEXT, FakeReader
 from shoal.coordinator.http.listener import server_config
 from shoal.coordinator.server import bind
 from shoal.protocol import api
@@ -55,6 +55,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         swarm.reject(Reason.SAMPLING)
         swarm.sweep()
         swarm.publish(1)
+        swarm.produce(ann)
         ann.heartbeat(api.HeartbeatBody(activity=ACTIVITY))
     with Served(swarm) as served:
         yield served
@@ -119,6 +120,68 @@ def test_live_updates_arrive_without_a_reload(served: Served, watched: Watched) 
     watched.wait_for("held-out accuracy 0.625")
     served.swarm.run.metrics.event("alert", name="disk_low", seen=f"{NAME} free", advice="Make room.")
     watched.wait_for(f"alert disk low: {NAME} free")
+
+
+def test_an_episode_is_a_conversation_and_its_tokens_are_read_by_keyboard(served: Served, watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{served.url}/#owner={SECRET}")
+    watched.wait_for("Running for")
+    page.goto(f"{served.url}/#/group/0/0/0")
+    watched.wait_for("policy, turn 2 of 2")
+    turns = page.locator("article").nth(1).locator(".turn")
+    titles = turns.locator("h3").all_inner_texts()
+    assert titles == ["prompt", "policy, turn 1 of 2", "environment", "policy, turn 2 of 2"]
+    assert turns.nth(2).locator(".text").inner_text() == OBSERVATION
+    page.get_by_label("Tokens; arrow keys move").first.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    watched.wait_for('Sample 1, token 3 of 3, "<b>2</b>": log-probability -1')
+
+
+def test_who_uses_the_keyboard_stays_where_they_are_while_the_page_is_drawn_again(
+    served: Served, watched: Watched
+) -> None:
+    page = watched.page
+    page.goto(f"{served.url}/#/workers")
+    watched.wait_for(NAME)
+    watched.wait_for("live")
+    page.get_by_role("link", name="eve").focus()
+    served.swarm.client("eve-2").register(
+        api.RegisterBody(name="zoe", numerics_class=NUMERICS_CLASS, tokens_per_s=99.0)
+    )
+    watched.wait_for("zoe")
+    assert page.evaluate("document.activeElement.textContent") == "eve"
+
+
+def test_relays_show_how_well_they_serve(served: Served, watched: Watched) -> None:
+    body = api.RelayBody(url="http://relay.example", newest_version=1, bytes_sent=5_000_000)
+    served.swarm.client("relay").announce_relay(body)
+    measured = api.RelayMeasurement(url=body.url, is_good=True, served=3, failed=1)
+    served.swarm.client("validator").report_relays(api.RelayReportBody(relays=[measured]))
+    watched.page.goto(f"{served.url}/#/relays")
+    watched.wait_for("75.0 %")
+    assert "5.0 MB" in watched.text()
+
+
+def test_the_ledger_shows_entries_of_open_steps_to_the_owner_alone(served: Served, watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{served.url}/#/ledger")
+    watched.wait_for("of steps that are still open")
+    page.goto(f"{served.url}/#owner={SECRET}")
+    watched.wait_for("Running for")
+    page.goto(f"{served.url}/#/ledger")
+    watched.wait_for("verified")
+    assert "still open" not in watched.text()
+
+
+def test_a_ban_appears_while_the_page_is_open(served: Served, watched: Watched) -> None:
+    page = watched.page
+    page.goto(served.url)
+    watched.wait_for("live")
+    served.swarm.client("run").ban(api.BanBody(worker=keypair("ann").public, reason=f"{NAME}"))
+    watched.wait_for(f"banned: by the owner: {NAME}")
+    served.swarm.client("run").set_run_state(api.RunStateBody(state="paused"))
+    watched.wait_for("the run is paused")
 
 
 def test_the_page_is_usable_on_a_phone_and_by_keyboard(served: Served) -> None:

@@ -11,23 +11,36 @@ from shoal.coordinator.page.rollouts import GroupText
 from shoal.coordinator.page.session import cookie_value, link_secret
 from shoal.coordinator.page.timeline import LeaseSpan, backups, late_spans
 from shoal.coordinator.states import LeaseState
-from shoal.protocol.page_views import OwnerCompletion, OwnerTurn
+from shoal.metrics import EventLog
+from shoal.protocol.page_views import AuditTrace, OwnerCompletion, OwnerToken, OwnerTurn, TraceRow
 from support.samples import RUN_SECRET, keypair
 from support.swarm import Swarm
 
 SECRET = link_secret(RUN_SECRET, "run-1", 0)
 PRIVATE = [route.path for route in ROUTES if isinstance(route.access, OwnerCookie)]
 TEXT = "<img src=x onerror=alert(1)> rollout text"
+OBSERVATION = "<script>alert('environment')</script> a wall"
 
 
 class FakeReader:
     def read(self, submission_id: str, number: int) -> GroupText:
-        turns = [OwnerTurn(speaker="policy", text=TEXT, tokens=[])]
-        one = OwnerCompletion(
-            sample=0, reward=9.0, task_reward=9.0, reward_from="worker", why="", length=3, target_length=0,
-            finish_reason="stop", turns=turns,
-        )  # fmt: skip
-        return GroupText("task-0", [one], "")
+        """A plain completion, and an episode of two turns; both try to be markup."""
+        plain = [OwnerTurn(speaker="policy", text=TEXT, tokens=[])]
+        tokens = [OwnerToken(text=f"<b>{number}</b>", logprob=-1.0, entropy=0.5) for number in range(3)]
+        episode = [
+            OwnerTurn(speaker="prompt", text="<u>maze</u>", tokens=[]),
+            OwnerTurn(speaker="policy", text="", tokens=tokens[:2]),
+            OwnerTurn(speaker="environment", text=OBSERVATION, tokens=[]),
+            OwnerTurn(speaker="policy", text="", tokens=tokens[2:]),
+        ]
+        completions = [
+            OwnerCompletion(
+                sample=sample, reward=9.0, task_reward=9.0, reward_from="worker", why="", length=3, target_length=0,
+                finish_reason="stop", turns=turns,
+            )
+            for sample, turns in enumerate((plain, episode))
+        ]  # fmt: skip
+        return GroupText("task-0", completions, "")
 
 
 def log_in(swarm: Swarm, secret: str = SECRET) -> int:
@@ -117,7 +130,7 @@ def test_only_the_owner_rotates_the_link(worked: Swarm) -> None:
 def test_a_group_shows_the_rewards_of_the_validator(worked: Swarm) -> None:
     log_in(worked)
     view = worked.http.get("/v1/owner/groups/0/0/0").json()
-    (one,) = view["completions"]
+    one, _ = view["completions"]
     assert (one["reward"], one["reward_from"], one["turns"][0]["text"]) == (1.0, "validator", TEXT)
     assert worked.http.get("/v1/owner/groups/7/0/0").status_code == 404
 
@@ -152,8 +165,6 @@ def test_a_second_lease_beside_the_first_is_a_backup_and_one_after_it_is_not() -
 
 
 def test_a_trace_of_an_audit_is_kept_beside_its_file_and_only_from_a_validator(worked: Swarm, tmp_path: Path) -> None:
-    from shoal.protocol.page_views import AuditTrace, TraceRow
-
     row = worked.one("SELECT submission_id FROM submissions")
     body = AuditTrace(
         submission_id=str(row["submission_id"]), rows=[TraceRow(group=0, sample=0, margins=[0.5], entropies=[])]
@@ -161,3 +172,20 @@ def test_a_trace_of_an_audit_is_kept_beside_its_file_and_only_from_a_validator(w
     worked.client("validator").send_trace(body, deadline_s=5.0)
     assert worked.run.trace_of(str(row["submission_id"])).read_bytes() == body.model_dump_json().encode()
     assert worked.http.post("/v1/traces", json=body.model_dump()).status_code == 401
+
+
+def test_a_full_disk_costs_the_trace_and_the_events_and_no_work(worked: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    events = EventLog(Path("/dev/full"))
+    worked.alter(metrics=events)
+    monkeypatch.setattr("shoal.coordinator.http.handlers.roles.write_atomic", full)
+    row = worked.one("SELECT submission_id FROM submissions")
+    worked.client("validator").send_trace(AuditTrace(submission_id=str(row["submission_id"]), rows=[]), deadline_s=5.0)
+    assert events.counters["trace_lost"] == 1
+    worked.sweep()
+    worked.publish(1)
+    worked.produce(worked.client("ann"))
+    assert worked.client("x").status().newest_version == 1
+    assert events.counters["events_lost"] >= 3

@@ -1,5 +1,6 @@
 """What anybody may fetch: the page and its files, curves, workers, ledger, metrics; and what none of it may hold."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from shoal.coordinator.page.files import page_files
 from shoal.coordinator.page.session import link_secret
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
+from support.backups import CONFIG, two_files
 from support.samples import RUN_SECRET, keypair
 from support.swarm import Swarm, running, small_config
 
@@ -88,6 +90,24 @@ def test_no_public_answer_tells_two_keys_of_one_slot(swarm: Swarm) -> None:
         assert "slot" not in set(fields_of(answer.json())) or path == "/v1/descriptor"
 
 
+def test_the_export_of_the_ledger_holds_nothing_of_the_open_step(swarm: Swarm) -> None:
+    lines = swarm.http.get("/v1/ledger").content.splitlines()
+    bodies = [json.loads(json.loads(line)["body"]) for line in lines[:-1]]
+    found = {field for body in bodies for field in fields_of(body)}
+    assert not {field for field in found for never in ("drift", "margin", "drawn", "slot_seed") if never in field}
+    assert not [body for body in bodies if "lease" in body or "slot" in body]
+
+
+def test_metrics_do_not_tell_which_file_was_audited(swarm: Swarm) -> None:
+    """A verdict takes long if its file was audited."""
+    assert "shoal_verdict_seconds_count 0.0" in swarm.http.get("/metrics").text
+    swarm.accept()
+    assert "shoal_verdict_seconds_count 0.0" in swarm.http.get("/metrics").text
+    swarm.sweep()
+    swarm.publish(1)
+    assert "shoal_verdict_seconds_count 3.0" in swarm.http.get("/metrics").text
+
+
 def test_metrics_are_prometheus_text_without_names_of_people(swarm: Swarm) -> None:
     answer = swarm.http.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -152,8 +172,11 @@ def test_an_unknown_key_is_refused_in_words(swarm: Swarm) -> None:
 
 def test_the_ledger_is_shown_newest_first_and_checked(swarm: Swarm) -> None:
     page = swarm.http.get("/v1/ledger/entries?limit=3").json()
-    assert [one["seq"] for one in page["entries"]] == [page["total"] - 1, page["total"] - 2, page["total"] - 3]
+    assert [one["seq"] for one in page["entries"]] == [page["shown"] - 1, page["shown"] - 2, page["shown"] - 3]
     assert (page["verified_entries"], page["problem"]) == (page["total"], "")
+    assert page["shown"] < page["total"], "verdicts of the open step"
+    beyond = swarm.http.get(f"/v1/ledger/entries?before={page['total']}").json()["entries"]
+    assert beyond[0]["seq"] == page["shown"] - 1
     first = swarm.http.get("/v1/ledger/entries?before=1").json()["entries"]
     assert [one["kind"] for one in first] == ["run"]
 
@@ -189,3 +212,15 @@ def test_the_link_of_another_run_or_rotation_is_another() -> None:
     secrets = {link_secret(RUN_SECRET, "a", 0), link_secret(RUN_SECRET, "b", 0), link_secret(RUN_SECRET, "a", 1)}
     assert len(secrets) == 3
     assert all(re.fullmatch("[0-9a-f]{64}", secret) for secret in secrets)
+
+
+def test_a_file_of_a_slot_that_another_key_filled_looks_like_any_other(tmp_path: Path) -> None:
+    """Otherwise its contributor's page would tell everybody who has backup leases."""
+    with running(tmp_path, CONFIG) as swarm:
+        two_files(swarm, changed=0, flips_allowed=0)
+        keys = [str(row["key"]) for row in swarm.all("SELECT key FROM workers")]
+        views = [swarm.http.get(f"/v1/workers/{key}").json() for key in keys]
+        accepted = [one for view in views for one in view["submissions"] if one["outcome"] == "accepted"]
+        assert len({one["tokens"] for one in accepted}) == 1
+        for view in views:
+            assert view["tokens_s"] == sorted(view["tokens_s"])

@@ -36,7 +36,7 @@ HEALTHY = Readings(
 )
 RAISED: dict[str, Readings] = {
     "divergence": replace(HEALTHY, steps=steps(divergence=rising(0.01, 0.11))),
-    "entropy_collapse": replace(HEALTHY, steps=steps(entropy=rising(1.0, 0.39))),
+    "entropy_collapse": replace(HEALTHY, steps=steps(entropy=rising(1.0, 0.09))),
     "truncation_rising": replace(HEALTHY, steps=steps(truncation=rising(0.05, 0.16))),
     "repetition_rising": replace(HEALTHY, steps=steps(repetition=rising(0.0, 0.11))),
     "reward_without_heldout": replace(HEALTHY, heldout=[HeldoutReading(v, 0.4, 0.03) for v in range(0, STEPS, 4)]),
@@ -46,7 +46,7 @@ RAISED: dict[str, Readings] = {
 }
 NOT_RAISED: dict[str, Readings] = {
     "divergence": replace(HEALTHY, steps=steps(divergence=[0.01] * (STEPS - 1) + [9.0])),
-    "entropy_collapse": replace(HEALTHY, steps=steps(entropy=rising(1.0, 0.41))),
+    "entropy_collapse": replace(HEALTHY, steps=steps(entropy=rising(1.0, 0.11))),
     "truncation_rising": replace(HEALTHY, steps=steps(truncation=rising(0.05, 0.14))),
     "repetition_rising": replace(HEALTHY, steps=steps(repetition=rising(0.2, 0.29))),
     "reward_without_heldout": replace(HEALTHY, heldout=HEALTHY.heldout[:1]),

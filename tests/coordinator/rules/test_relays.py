@@ -14,9 +14,11 @@ from shoal.coordinator.rules.relays import (
     PLACES,
     TURN_S,
     Candidate,
+    Success,
     Vote,
     measured,
     places,
+    success,
 )
 
 NOW = 1_000_000.0
@@ -105,3 +107,22 @@ def test_the_list_is_bounded_and_names_each_once(known: list[Candidate]) -> None
     owners = [one.key for one in known if one.is_owners]
     assert len(set(chosen)) == len(chosen) <= PLACES + len(owners)
     assert set(owners) <= set(chosen)
+
+
+def test_success_is_the_mean_of_those_who_decide_whatever_number_of_requests_they_claim() -> None:
+    liar = Vote(NOW, is_good=False, served=0, failed=1 << 53)
+    good = Vote(NOW, is_good=True, served=9, failed=1)
+    assert success([good, good], NOW) is None, "too few strangers"
+    assert success([good, good, liar], NOW) == Success((0.9 + 0.9 + 0.0) / 3, 3)
+    assert success([replace(good, is_owners=True), *[liar] * 9], NOW) == Success(0.9, 1)
+    assert success([replace(good, at=NOW - GOOD_LASTS_S - 1)] * 3, NOW) is None
+    assert success([GOOD] * 3, NOW) is None, "nobody asked it for anything"
+
+
+def test_newer_reports_weigh_more_and_old_ones_are_forgotten() -> None:
+    first = Vote(NOW, is_good=True, served=10, failed=0)
+    second = replace(first, served=0, failed=10).after(first)
+    assert (second.served, second.failed) == (9.0, 10.0)
+    later = replace(first, at=NOW + GOOD_LASTS_S + 1)
+    assert later.after(second) == later
+    assert first.after(None) == first

@@ -35,7 +35,7 @@ def test_the_draw_uses_the_step_that_is_open_when_the_file_arrives(swarm: Swarm)
 
 def test_everybody_can_repeat_the_draws_from_an_export(swarm: Swarm) -> None:
     audited_late(swarm)
-    export = swarm.client("x").ledger_export().splitlines()
+    export = swarm.whole_ledger().splitlines()
     entries, _ = verify_export(export, keypair("coordinator").public)
     formed = swarm.all("SELECT step FROM batches")
     assert check_secrets(entries) == len(formed) > 0, "one file arrived during each step"
@@ -43,7 +43,7 @@ def test_everybody_can_repeat_the_draws_from_an_export(swarm: Swarm) -> None:
 
 def test_an_audit_that_the_draw_does_not_explain_is_located(swarm: Swarm) -> None:
     audited_late(swarm)
-    entries, _ = verify_export(swarm.client("x").ledger_export().splitlines(), keypair("coordinator").public)
+    entries, _ = verify_export(swarm.whole_ledger().splitlines(), keypair("coordinator").public)
     number = next(number for number, entry in enumerate(entries) if entry.kind == "verdict")
     lie = json.loads(entries[number].body) | {"audit_drawn": [0]}
     entries[number] = replace(entries[number], body=json.dumps(lie))

@@ -15,7 +15,7 @@ SLOT_TOKENS = 2 * TOKENS_PER_GROUP
 
 
 def entries(swarm: Swarm) -> list[Entry]:
-    lines = swarm.client("ann").ledger_export().splitlines()
+    lines = swarm.whole_ledger().splitlines()
     return verify_export(lines, swarm.run.keypair.public)[0]
 
 

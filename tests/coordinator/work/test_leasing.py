@@ -222,3 +222,14 @@ def test_rejected_work_opens_its_slot_to_a_different_key(swarm: Swarm) -> None:
     swarm.reject(Reason.LOGPROBS)
     assert swarm.lease(ann).slot == 1
     assert swarm.lease(bob).slot == lease.slot
+
+
+def test_a_lease_that_expires_in_the_request_of_its_own_key_counts_against_it(swarm: Swarm) -> None:
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    swarm.produce(ann)
+    swarm.lease(ann, 0)
+    swarm.publish(1)
+    swarm.clock.advance(61)
+    assert swarm.lease(ann, 0, 1).policy_version == 1  # for the first time, which is noted in the same record
+    assert swarm.one("SELECT failures FROM workers")["failures"] == 1

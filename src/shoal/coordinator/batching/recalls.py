@@ -31,7 +31,10 @@ def recall(connection: Connection, run: Run, body: api.RecallBody) -> int:
 
 def _recall(connection: Connection, run: Run, row: BatchRow, reason: str) -> None:
     if number(connection, "SELECT COUNT(*) AS n FROM versions WHERE version > ?", (row.step,)):
-        hint = "`shoal run recall` undoes the batch that is being trained; versions that are out stay."
+        hint = (
+            f"`shoal run rewind --to {row.step} --audit` returns to before it; the versions since are void then, and"
+            " everything that they were trained on is audited."
+        )
         raise RefusedError("batch_trained", f"Version {row.step + 1} is published.", hint=hint, status=409)
     groups = select(connection, GroupRow, f"WHERE batch_step=? AND state IN {IN_BATCH} ORDER BY position", (row.step,))
     doubtful = [group for group in groups if not group.logprobs_verified]
@@ -39,7 +42,8 @@ def _recall(connection: Connection, run: Run, row: BatchRow, reason: str) -> Non
         raise RefusedError(
             "all_audited",
             f"Every group of the batch of step {row.step} was audited: honest work makes it diverge.",
-            hint="Lower training.learning_rate or tighten the clip, and start the trainer again.",
+            hint="Lower training.learning_rate or tighten the clip, and start the trainer again. If earlier steps caused it, "
+            "`shoal run rewind --to VERSION --audit` returns to before them.",
             status=409,
         )
     update_all(connection, doubtful, state=GroupState.WITHHELD)
@@ -55,6 +59,7 @@ def _recall(connection: Connection, run: Run, row: BatchRow, reason: str) -> Non
         run.keypair,
         run.clock(),
         "recalled",
+        epoch=row.epoch,
         step=row.step,
         attempt=row.attempt,
         groups=names,

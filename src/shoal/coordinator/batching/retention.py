@@ -35,7 +35,7 @@ def horizon(connection: Connection, run: Run) -> Horizon:
     oldest = runs.oldest_needed_step(
         steps.current_step(connection),
         run.config.training.async_level,
-        steps.oldest_checkpoint(connection),
+        min(steps.checkpoints(connection), default=0),
     )
     return Horizon(oldest, run.clock() - run.config.coordinator.keep_rollouts_s)
 

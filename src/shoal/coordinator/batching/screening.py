@@ -8,7 +8,7 @@ import json
 from collections import Counter
 
 from shoal.coordinator import ledger
-from shoal.coordinator.batching.steps import GROUP_VIEW, batch_record, epoch, step_counts, step_view
+from shoal.coordinator.batching.steps import GROUP_VIEW, batch_record, require_epoch, step_counts, step_view
 from shoal.coordinator.ledger import secrets
 from shoal.coordinator.rules import batches, screening
 from shoal.coordinator.run import Run
@@ -25,6 +25,7 @@ from shoal.protocol.steps import StepId
 
 def screen(connection: Connection, run: Run, body: api.ScreeningBody) -> api.BatchRecord:
     """Takes the statistics of one proposal once; returns the record, or the next proposal."""
+    require_epoch(connection, body.epoch)
     row = find(connection, BatchRow, "WHERE step=?", (body.step,))
     if row is None:
         raise RefusedError("unknown_batch", f"Step {body.step} has no batch yet.", status=404)
@@ -79,7 +80,7 @@ def _refill(connection: Connection, run: Run, row: BatchRow, kept: int) -> int:
 
 def record(connection: Connection, run: Run, row: BatchRow) -> None:
     """Makes the proposal final: what every resume trains on. The secret of the step is published with it."""
-    groups, identity = proposed_groups(connection, row.step), StepId(epoch(connection), row.step)
+    groups, identity = proposed_groups(connection, row.step), StepId(row.epoch, row.step)
     for group in groups:
         update(connection, group, state=GroupState.CONSUMED)
     dropped = json.loads(row.dropped)

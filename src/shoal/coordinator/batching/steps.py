@@ -32,6 +32,7 @@ class RunNow:
     state: api.RunState
     step: int
     newest_version: int
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class _Progress:
     last_step: int | None
     newest: int | None
     wanted: str | None
+    epoch: str | None
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def read_run(connection: Connection, run: Run) -> RunNow:
         connection,
         _Progress,
         "SELECT (SELECT MAX(step) FROM batches) AS last_step, (SELECT MAX(version) FROM versions) AS newest,"
-        " (SELECT value FROM meta WHERE name='run_state') AS wanted",
+        " (SELECT value FROM meta WHERE name='run_state') AS wanted,"
+        " (SELECT value FROM meta WHERE name='epoch') AS epoch",
     )
     step = 0 if now.last_step is None else now.last_step + 1
     newest = -1 if now.newest is None else now.newest
@@ -84,7 +87,7 @@ def read_run(connection: Connection, run: Run) -> RunNow:
         leases_outstanding=leases_outstanding(connection) if draining else 0,
         submissions_pending=submissions_pending(connection) if draining else 0,
     )
-    return RunNow(runs.run_state(view), step, newest)
+    return RunNow(runs.run_state(view), step, newest, int(now.epoch or 0))
 
 
 def run_state(connection: Connection, run: Run) -> api.RunState:
@@ -110,6 +113,13 @@ def epoch(connection: Connection) -> int:
     return int(meta.read(connection, "epoch") or 0)
 
 
+def require_epoch(connection: Connection, given: int) -> None:
+    """A trainer that does not know of a rewind must neither train nor publish."""
+    if given != (now := epoch(connection)):
+        hint = "The trainer takes up the new epoch by itself when it starts again."
+        raise RefusedError("rewound", f"The run was rewound: epoch {now} goes on, not {given}.", hint=hint, status=409)
+
+
 def attempt(connection: Connection) -> int:
     """How often the current step was begun again in this epoch."""
     return int(meta.read(connection, "attempt") or 0)
@@ -128,9 +138,9 @@ def set_wanted_state(connection: Connection, state: api.OwnerState) -> None:
     meta.write(connection, "run_state", state)
 
 
-def oldest_checkpoint(connection: Connection) -> int:
-    """The step that the trainer may have to begin again from; it reports it with every version."""
-    return int(meta.read(connection, "oldest_checkpoint") or 0)
+def checkpoints(connection: Connection) -> list[int]:
+    """Steps that the trainer may have to begin again from, oldest first; it reports them with every version."""
+    return list(json.loads(meta.read(connection, "checkpoints") or "[]"))
 
 
 def leases_outstanding(connection: Connection) -> int:
@@ -143,7 +153,7 @@ def submissions_pending(connection: Connection) -> int:
 
 def step_counts(connection: Connection, run: Run, step: int) -> batches.StepCounts:
     per_slot, training = run.descriptor.rollouts.tasks_per_slot, run.config.training
-    counted = slots.slot_counts(connection, step)
+    counted = slots.slot_counts(connection, epoch(connection), step)
     waiting = slots.waiting_groups(connection, batches.oldest_version(step, training))
     deferred = sum(row.n for row in waiting if row.step == step and row.deferred)
     return batches.StepCounts(
@@ -167,8 +177,9 @@ def step_view(connection: Connection, step: int, counts: batches.StepCounts) -> 
     blocking = query(
         connection,
         _Slot,
-        f"SELECT slot FROM slots WHERE step=? AND state IN {one_of(*FILLING)} AND deferred=0 AND attempts <= ?",
-        (step, batches.BLOCKING_ATTEMPTS),
+        f"SELECT slot FROM slots WHERE epoch=? AND step=? AND state IN {one_of(*FILLING)}"
+        " AND deferred=0 AND attempts <= ?",
+        (epoch(connection), step, batches.BLOCKING_ATTEMPTS),
     )
     return batches.StepView(step, counts, waiting, [row.slot for row in blocking])
 
@@ -213,17 +224,18 @@ def _propose(connection: Connection, run: Run, step: int, counts: batches.StepCo
             generated=counts.resolved_groups,
             dropped=json.dumps(_dropped_counts(connection, step, len(batch.expired))),
             ages=json.dumps(Counter(step - group.policy_version for group in batch.groups)),
+            epoch=epoch(connection),
         ),
     )
-    slots.close_step(connection, step)
+    slots.close_step(connection, epoch(connection), step)
     secrets.commit_ahead(connection, run, current_id(connection))
 
 
 def _dropped_counts(connection: Connection, step: int, expired: int) -> dict[str, int]:
     left = one_of(GroupState.ACCEPTED, GroupState.NO_SIGNAL, GroupState.WITHDRAWN)
-    sql = f"SELECT state, COUNT(*) AS n FROM groups WHERE step=? AND state IN {left} GROUP BY state"
-    names = {GroupState.ACCEPTED: "carried_over"}
-    counts = {names.get(row.state, row.state.value): row.n for row in query(connection, _Dropped, sql, (step,))}
+    sql = f"SELECT state, COUNT(*) AS n FROM groups WHERE epoch=? AND step=? AND state IN {left} GROUP BY state"
+    names, values = {GroupState.ACCEPTED: "carried_over"}, (epoch(connection), step)
+    counts = {names.get(row.state, row.state.value): row.n for row in query(connection, _Dropped, sql, values)}
     return counts | ({"expired": expired} if expired else {})
 
 
@@ -239,6 +251,7 @@ def batch_record(connection: Connection, step: int) -> api.BatchRecord | None:
         (step,),
     )
     return api.BatchRecord(
+        epoch=row.epoch,
         step=step,
         state="proposed" if row.state is BatchState.PROPOSED else "recorded",
         attempt=row.attempt,
@@ -275,9 +288,10 @@ def missing(connection: Connection, run: Run, step: int) -> str:
 
 
 def publish(connection: Connection, run: Run, body: api.VersionBody) -> None:
-    """Records a version once; a number never gets other bytes."""
-    if body.oldest_checkpoint is not None:
-        meta.write(connection, "oldest_checkpoint", str(body.oldest_checkpoint))
+    """Records a version once; within an epoch a number never gets other bytes."""
+    require_epoch(connection, body.epoch)
+    if body.checkpoints is not None:
+        meta.write(connection, "checkpoints", json.dumps(sorted(body.checkpoints)))
     known = find(connection, VersionRow, "WHERE version=?", (body.version,))
     if known is None:
         _record_version(connection, run, body)
@@ -289,16 +303,14 @@ def _record_version(connection: Connection, run: Run, body: api.VersionBody) -> 
     expected, now = newest_version(connection) + 1, run.clock()
     if body.version != expected or body.version > recorded_batches(connection):
         raise RefusedError("version_order", f"Version {expected} is the next one, not {body.version}.", status=409)
-    report = json.dumps(body.report)
-    insert(
-        connection,
-        VersionRow(body.version, body.manifest_digest, body.weights_digest, body.bytes_total, now, report),
-    )
+    sizes = (body.bytes_total, now, json.dumps(body.report), body.epoch)
+    insert(connection, VersionRow(body.version, body.manifest_digest, body.weights_digest, *sizes))
     ledger.append(
         connection,
         run.keypair,
         now,
         "version",
+        epoch=body.epoch,
         version=body.version,
         manifest=body.manifest_digest,
         weights=body.weights_digest,
@@ -306,4 +318,8 @@ def _record_version(connection: Connection, run: Run, body: api.VersionBody) -> 
 
 
 def record_evaluation(connection: Connection, run: Run, body: api.EvaluationBody) -> None:
+    """One of a version that a rewind voided meanwhile is dropped: its number means other weights now."""
+    version = find(connection, VersionRow, "WHERE version=?", (body.version,))
+    if body.manifest_digest and (version is None or version.manifest_digest != body.manifest_digest):
+        return
     insert(connection, EvaluationRow(body.version, run.clock(), body.model_dump_json()), unless_known=True)

@@ -8,6 +8,7 @@ same in a long run.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from shoal.coordinator.rules import freshness
 from shoal.coordinator.store.database import Connection
@@ -17,7 +18,8 @@ from shoal.protocol import api
 # Slots are numbered in the order of their first leases, so slot 0 has the first lease of its step.
 CYCLES = (
     "SELECT batches.step AS step, batches.formed_at AS formed_at, this.published_at AS published_at,"
-    " (SELECT MIN(issued_at) FROM leases WHERE leases.step=batches.step AND leases.slot=0) AS opened_at,"
+    " (SELECT MIN(issued_at) FROM leases WHERE leases.epoch=batches.epoch AND leases.step=batches.step"
+    " AND leases.slot=0) AS opened_at,"
     " next.published_at AS trained_at, next.report AS report"
     " FROM batches JOIN versions AS this ON this.version=batches.step JOIN versions AS next ON next.version=batches.step+1"
     f" ORDER BY batches.step DESC LIMIT {freshness.MEMORY}"
@@ -43,6 +45,34 @@ class _Begin:
     formed_at: float | None
 
 
+class Past(Protocol):
+    """What has happened in the run."""
+
+    def cycles(self, since: float) -> Sequence[freshness.Cycle]:
+        """Of the last trained steps that began since then, oldest first."""
+        ...
+
+    def trains_since(self, newest: int) -> float:
+        """When the trainer could begin the step of the newest version."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoredPast:
+    """The past as the store has it."""
+
+    connection: Connection
+
+    def cycles(self, since: float) -> list[freshness.Cycle]:
+        rows = query(self.connection, _Step, CYCLES)
+        steps = [row for row in rows if row.opened_at is not None and row.opened_at >= since]
+        return [_cycle(row, row.opened_at or 0.0) for row in reversed(steps)]
+
+    def trains_since(self, newest: int) -> float:
+        rows = query(self.connection, _Begin, TRAINS_SINCE, (newest,))
+        return max((max(row.published_at, row.formed_at or 0.0) for row in rows), default=0.0)
+
+
 @dataclass
 class LeaseTiming:
     """What one process has measured and decided."""
@@ -56,12 +86,16 @@ class LeaseTiming:
     decision: freshness.Timing | None = None
     decided: freshness.TimingView | None = None
 
-    def decide(self, connection: Connection, step: int, newest: int, async_level: int, now: float) -> freshness.Timing:
+    def forget(self) -> None:
+        """After a rewind: cycles are measured again."""
+        self.started_at, self.measured, self.decision, self.decided, self.cycles = None, None, None, None, ()
+
+    def decide(self, past: Past, step: int, newest: int, async_level: int, now: float) -> freshness.Timing:
         if self.started_at is None:
             self.started_at = now
         if self.measured != (step, newest):
-            self.cycles = _read_cycles(connection, self.started_at)
-            self.trains_since = _trains_since(connection, newest)
+            self.cycles = past.cycles(self.started_at)
+            self.trains_since = past.trains_since(newest)
             self.measured = (step, newest)
         is_waiting = self.decision is not None and self.decision.is_waiting
         self.decided = freshness.TimingView(
@@ -71,12 +105,6 @@ class LeaseTiming:
         return self.decision
 
 
-def _read_cycles(connection: Connection, since: float) -> list[freshness.Cycle]:
-    """Of steps that began in the time of this process, oldest first."""
-    steps = [row for row in query(connection, _Step, CYCLES) if row.opened_at is not None and row.opened_at >= since]
-    return [_cycle(row, row.opened_at or 0.0) for row in reversed(steps)]
-
-
 def _cycle(row: _Step, opened_at: float) -> freshness.Cycle:
     staged_s = json.loads(row.report).get("time_stage_s", 0.0)
     return freshness.Cycle(
@@ -84,11 +112,6 @@ def _cycle(row: _Step, opened_at: float) -> freshness.Cycle:
         train_s=row.trained_at - max(row.published_at, row.formed_at),
         publish_s=float(staged_s),
     )
-
-
-def _trains_since(connection: Connection, newest: int) -> float:
-    rows = query(connection, _Begin, TRAINS_SINCE, (newest,))
-    return max((max(row.published_at, row.formed_at or 0.0) for row in rows), default=0.0)
 
 
 def timing_view(timing: LeaseTiming) -> api.LeaseTimingView | None:

@@ -32,7 +32,8 @@ ROUTES = (
     Route("GET", "/v1/status", public.status, ANYONE, NOTHING, api.StatusView),
     Route("GET", "/v1/history", public.history, ANYONE, NOTHING, api.HistoryView),
     Route("GET", "/v1/relays", public.relays, ANYONE, NOTHING, api.RelaysAnswer),
-    Route("GET", "/v1/ledger", public.export_ledger, ANYONE, NOTHING, Response, media=JSONL, cost=WHOLE_LEDGER),
+    Route("GET", "/v1/run/line", public.line, ANYONE, NOTHING, api.LineAnswer),
+    Route("GET", "/v1/ledger", public.export_ledger, VISITOR, NOTHING, Response, media=JSONL, cost=WHOLE_LEDGER),
     Route("GET", "/", page.index, VISITOR, NOTHING, Response, HTML, is_listed=False),
     Route(
         "GET", "/worker/{key}", page.worker_index, VISITOR, Address(page_views.WorkerAddress), Response, HTML,
@@ -50,7 +51,7 @@ ROUTES = (
         "GET", "/v1/workers/{key}", page.show_contributor, ANYONE, Address(page_views.WorkerAddress),
         page_views.ContributorView,
     ),
-    Route("GET", "/v1/ledger/entries", page.show_ledger, ANYONE, Address(page_views.LedgerAddress), page_views.LedgerPage),
+    Route("GET", "/v1/ledger/entries", page.show_ledger, VISITOR, Address(page_views.LedgerAddress), page_views.LedgerPage),
     Route("GET", "/v1/session", private.show_session, VISITOR, NOTHING, page_views.SessionView),
     Route("POST", "/v1/owner/session", private.open_session, VISITOR, PlainJson(page_views.SessionBody), Response),
     Route("POST", "/v1/owner/link", private.rotate_link, OWNER, NOTHING, page_views.LinkAnswer),
@@ -87,6 +88,7 @@ ROUTES = (
     Route("POST", "/v1/evaluations", roles.evaluation, EVALUATOR, Json(api.EvaluationBody), NoneType),
     Route("POST", "/v1/run/state", owner.set_state, OWNER, Json(api.RunStateBody), api.RunStateAnswer),
     Route("POST", "/v1/run/recall", roles.recall_batch, OWNER, Json(api.RecallBody), api.RecallAnswer),
+    Route("POST", "/v1/run/rewind", owner.rewind, OWNER, Json(api.RewindBody), api.RewindView),
     Route("POST", "/v1/bans", owner.ban, OWNER, Json(api.BanBody), api.WorkerView),
     Route("POST", "/v1/bans/lift", owner.unban, OWNER, Json(api.BanBody), api.WorkerView),
 )  # fmt: skip

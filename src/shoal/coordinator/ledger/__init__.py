@@ -3,6 +3,7 @@
 from shoal.coordinator.ledger.chain import (
     GENESIS,
     Entry,
+    Extent,
     LedgerError,
     LedgerReader,
     append,
@@ -15,11 +16,13 @@ from shoal.coordinator.ledger.chain import (
     page,
     seal,
     verify_export,
+    whole,
 )
 
 __all__ = [
     "GENESIS",
     "Entry",
+    "Extent",
     "LedgerError",
     "LedgerReader",
     "append",
@@ -32,4 +35,5 @@ __all__ = [
     "page",
     "seal",
     "verify_export",
+    "whole",
 ]

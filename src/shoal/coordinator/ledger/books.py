@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from shoal.config import TrustConfig
 from shoal.coordinator.ledger.findings import Body, Finding
-from shoal.coordinator.ledger.slot_book import SlotBook
+from shoal.coordinator.ledger.slot_book import REMEMBERED_STEPS, SlotBook
 from shoal.coordinator.rules import credit, trust
 from shoal.coordinator.rules.drift import DriftLevel
 from shoal.protocol.steps import StepId, step_of
@@ -72,6 +72,8 @@ class Books:
         self._due: deque[Due] = deque()
         self._version = -1
         self._recalled: set[int] = set()
+        self._manifests: dict[int, str] = {}
+        """Of the last versions."""
 
     def take(self, seq: int, kind: str, body: Body) -> Iterator[Finding]:
         """What does not hold about this entry, or about one that is missing before it."""
@@ -109,6 +111,8 @@ class Books:
         elif kind == "terms":
             self._settings = TrustConfig.model_validate(body["trust"])
             self._slots.set_terms(body["slot_tokens"], body["async_level"])
+        elif kind == "commitment":
+            self._slots.begin(step_of(body))
         elif kind == "version":
             yield from self._publish(seq, body)
         elif kind == "recorded":
@@ -116,8 +120,7 @@ class Books:
         elif kind == "recalled":
             yield from self._recall(seq, body)
         elif kind == "rewound":
-            self.current, self._version = step_of(body), int(body["version"])
-            self._slots.rewind(self._version)
+            yield from self._rewind(seq, body)
 
     def _account(self, key: str) -> Account:
         return self.accounts.setdefault(key, Account())
@@ -208,9 +211,11 @@ class Books:
         account.drift = "honest"
 
     def _publish(self, seq: int, body: Body) -> Iterator[Finding]:
-        if body["version"] != self._version + 1 or body["version"] > self.current.step:
-            yield Finding(seq, f"version {body['version']} does not follow version {self._version} and its batches")
-        self._version = body["version"]
+        number = body["version"]
+        if number != self._version + 1 or number > self.current.step or body["epoch"] != self.current.epoch:
+            yield Finding(seq, f"version {number} does not follow version {self._version} and its batches")
+        self._version, self._manifests[number] = number, body["manifest"]
+        self._manifests.pop(number - REMEMBERED_STEPS, None)
 
     def _record(self, seq: int, body: Body) -> Iterator[Finding]:
         step = step_of(body)
@@ -223,6 +228,22 @@ class Books:
 
     def _recall(self, seq: int, body: Body) -> Iterator[Finding]:
         """A batch that diverged is recorded again without what an audit rejects; only one whose version is not out."""
-        if body["step"] < self._version or not self._slots.restore(body["step"]):
+        if body["step"] < self._version or body["epoch"] != self.current.epoch or not self._slots.restore(body["step"]):
             yield Finding(seq, f"the batch of step {body['step']} is recalled, which was not recorded or is trained on")
         self._recalled.add(body["step"])
+
+    def _rewind(self, seq: int, body: Body) -> Iterator[Finding]:
+        """The next epoch begins with a version that was published; nobody loses credit, and no group of before is used again."""
+        first, number = step_of(body), body["version"]
+        if first != StepId(self.current.epoch + 1, number, 0):
+            yield Finding(
+                seq, f"a rewind to version {number} begins step {first}, the epoch before is {self.current.epoch}"
+            )
+        if number > self._version:
+            yield Finding(seq, f"a rewind to version {number}, which is not published")
+        if self._manifests.get(number, body["manifest"]) != body["manifest"]:
+            yield Finding(seq, f"a rewind to version {number}, which has another manifest than this one")
+        self._slots.rewind(seq, max(first, self.current))
+        self._manifests = {known: digest for known, digest in self._manifests.items() if known <= number}
+        self._recalled.clear()
+        self.current, self._version = first, number

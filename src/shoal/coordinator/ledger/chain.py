@@ -7,7 +7,7 @@ rewriting show; every signed head.json carries the head too, so the coordinator 
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from shoal.coordinator.ledger.secret_check import SecretCheck
 from shoal.coordinator.store.database import Connection
@@ -47,6 +47,16 @@ class Entry(Record):
     signature: str
 
 
+class Extent(NamedTuple):
+    """How much of a ledger an export holds: the first entries, their head, and what was made in all."""
+
+    entries: int
+    head: str
+    made: int
+    newest: str
+    """Hash of the last entry that was made."""
+
+
 ENTRY_TYPES: list[type] = [int, float, str, str, str, str, str]
 
 
@@ -70,6 +80,11 @@ def head(connection: Connection) -> tuple[int, str]:
     return (last.seq + 1, last.hash) if last else (0, GENESIS)
 
 
+def whole(connection: Connection) -> Extent:
+    count, last = head(connection)
+    return Extent(count, last, count, last)
+
+
 def hash_at(connection: Connection, entries: int) -> str:
     """The head of the first entries, this many; empty if there are fewer."""
     if entries == 0:
@@ -88,9 +103,9 @@ def page(connection: Connection, start: int, stop: int) -> list[bytes]:
     return [line_of(entry) for entry in entries]
 
 
-def seal(keypair: Keypair, run_id: str, count: int, last: str, at: float) -> bytes:
+def seal(keypair: Keypair, run_id: str, extent: Extent, at: float) -> bytes:
     """The end of an export that is made at this time."""
-    payload = json.dumps({"run_id": run_id, "count": count, "head": last, "at": at})
+    payload = json.dumps({"run_id": run_id, **extent._asdict(), "at": at})
     return Envelope.seal(SEAL_KIND, payload, keypair).to_bytes() + b"\n"
 
 
@@ -111,6 +126,8 @@ class LedgerReader:
         self.key = coordinator_key
         self.entries, self.head, self.previous_at = 0, GENESIS, 0.0
         self.is_sealed, self.run_id, self.sealed_at = False, "", 0.0
+        self.extent = Extent(0, GENESIS, 0, GENESIS)
+        """What the seal says of the ledger, once it is read."""
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Entry]:
         line = b""
@@ -141,13 +158,17 @@ class LedgerReader:
         try:
             envelope = Envelope.from_bytes(line)
             sealed = json.loads(envelope.open(SEAL_KIND, self.key))
-        except (IntegrityError, SignatureError):
+            extent = Extent(*(sealed[name] for name in Extent._fields))
+        except (IntegrityError, SignatureError, KeyError):
             text = "The export does not end with the coordinator's seal: it is truncated or forged."
             raise LedgerError(text) from None
         if envelope.to_bytes() + b"\n" != line:
             raise LedgerError("The seal was rewritten.")
-        if (sealed["count"], sealed["head"]) != (self.entries, self.head):
-            raise LedgerError(f"The seal speaks of {sealed['count']} entries, the export has {self.entries}.")
+        if (extent.entries, extent.head) != (self.entries, self.head):
+            raise LedgerError(f"The seal speaks of {extent.entries} entries, the export has {self.entries}.")
+        if extent.made < extent.entries or (extent.made == extent.entries and extent.newest != extent.head):
+            raise LedgerError("The seal contradicts itself about the newest entry.")
+        self.extent = extent
         self.run_id, self.sealed_at, self.is_sealed = str(sealed["run_id"]), float(sealed["at"]), True
 
 

@@ -8,13 +8,15 @@ can hold the file any more.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from shoal.coordinator.ledger.chain import Entry
+from shoal.coordinator.ledger.chain import Entry, Extent
 from shoal.coordinator.ledger.findings import Body, Finding
 from shoal.protocol.evidence import LedgerHead, Receipt
 from shoal.protocol.steps import StepId, step_of
 
 CLOCK_SLACK_S = 60.0
 """Clocks of hosts that sign may differ by this much."""
+HELD_BACK_STEPS = 2
+"""While entries are held back, a verdict may be among them for this many steps longer."""
 
 
 @dataclass
@@ -49,6 +51,8 @@ class KeptCheck:
         self._hashes = set(kept.hashes)
         self._open = {receipt.lease: receipt for receipt in kept.receipts}
         self._restores: list[Restore] = []
+        self._epochs: dict[int, int] = {}
+        """Epoch → its first step."""
         self._last_step: tuple[int, StepId] | None = None
         self._async_level = 0
 
@@ -63,6 +67,8 @@ class KeptCheck:
             self._async_level = int(body["async_level"])
         elif entry.kind == "recorded":
             self._last_step = entry.seq, step_of(body)
+        elif entry.kind == "rewound":
+            self._epochs[step_of(body).epoch] = step_of(body).step
         elif entry.kind in ("verdict", "quarantine"):
             yield from self._answer(entry, body)
         elif entry.kind == "ban":
@@ -81,19 +87,31 @@ class KeptCheck:
         if receipt.at > entry.at + CLOCK_SLACK_S:
             yield Finding(entry.seq, f"the verdict is dated {receipt.at - entry.at:.0f} s before the file arrived")
 
-    def finish(self, entries: int, sealed_at: float) -> Iterator[Finding]:
+    def finish(self, extent: Extent, sealed_at: float) -> Iterator[Finding]:
+        entries, held_back = extent.entries, extent.made - extent.entries
         newer = [head for head in self._missing.values() if head.entries > entries and head.at > sealed_at]
+        later = [head for head in self._missing.values() if head not in newer and self._is_held_back(head, extent)]
         for head in self._missing.values():
-            if head not in newer:
-                yield from self._explain(head, entries)
+            if head not in newer and head not in later:
+                yield from self._explain(head, extent.made)
         if newer:
             self.notes.append(f"{len(newer)} kept heads are newer than this export and are not in it")
-        for known in sorted(self._hashes):
-            yield Finding(
-                max(entries - 1, 0),
-                f"no entry has the kept hash {known[:12]}…: the ledger was rewritten, cut or forked",
-            )
-        yield from self._overdue()
+        if unproven := [head for head in later if head.head != extent.newest]:
+            self.notes.append(f"{len(unproven)} kept heads are of entries that are not public yet; check them again")
+        for known in sorted(self._hashes - {extent.newest}):
+            text = f"no entry has the kept hash {known[:12]}…"
+            if held_back:
+                self.notes.append(f"{text}, but {held_back} entries are not public yet; check it again")
+            else:
+                yield Finding(max(entries - 1, 0), f"{text}: the ledger was rewritten, cut or forked")
+        yield from self._overdue(HELD_BACK_STEPS if held_back else 0)
+
+    @staticmethod
+    def _is_held_back(head: LedgerHead, extent: Extent) -> bool:
+        """A head of entries that exist and are not public; the newest one is known from the seal."""
+        if head.entries == extent.made:
+            return head.head == extent.newest
+        return extent.entries < head.entries < extent.made
 
     def _explain(self, head: LedgerHead, entries: int) -> Iterator[Finding]:
         """A head that is not in the chain: lost by a later restore, or a contradiction."""
@@ -117,13 +135,13 @@ class KeptCheck:
                 f"{what} is not in this chain: entries up to this one were rewritten, or it was forked",
             )
 
-    def _overdue(self) -> Iterator[Finding]:
-        """Receipts without an entry about their file although no batch can hold it any more."""
+    def _overdue(self, slack: int) -> Iterator[Finding]:
+        """Receipts without an entry about their file although no batch can hold it any more, for `slack` steps."""
         waiting = 0
         for receipt in self._open.values():
             if self._is_lost(receipt):
                 self.notes.append(f"the file of lease {receipt.lease} arrived before a restore that lost it")
-            elif self._last_step is not None and self._is_past(receipt, self._last_step[1]):
+            elif self._last_step is not None and self._is_past(receipt, self._last_step[1], slack):
                 yield Finding(
                     self._last_step[0],
                     f"step {receipt.step_id} slot {receipt.slot} has a receipt (lease {receipt.lease}), but no verdict:"
@@ -137,8 +155,11 @@ class KeptCheck:
     def _is_lost(self, receipt: Receipt) -> bool:
         return any(one.made_at - CLOCK_SLACK_S <= receipt.at <= one.at + CLOCK_SLACK_S for one in self._restores)
 
-    def _is_past(self, receipt: Receipt, last: StepId) -> bool:
-        return last.epoch > receipt.epoch or last.step >= receipt.step + self._async_level
+    def _is_past(self, receipt: Receipt, last: StepId, slack: int) -> bool:
+        """Files of a voided step are decided before the new epoch gets far."""
+        if last.epoch == receipt.epoch:
+            return last.step >= receipt.step + self._async_level + slack
+        return last.step > self._epochs.get(last.epoch, 0) + self._async_level + slack
 
     def unchecked(self) -> Iterator[str]:
         if not self._kept.heads and not self._kept.hashes:

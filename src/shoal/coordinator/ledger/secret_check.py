@@ -18,6 +18,7 @@ class SecretCheck:
         self._commitments: dict[StepId, tuple[int, str]] = {}
         self._opened: dict[StepId, int] = {}
         self._secrets: dict[StepId, bytes] = {}
+        self._step_of: dict[bytes, StepId] = {}
         self._published: dict[StepId, int] = {}
         self._recalled: set[int] = set()
         """Steps whose batch may be recorded again, with the same secret."""
@@ -34,11 +35,11 @@ class SecretCheck:
         elif kind == "proposed":
             self._opened.setdefault(step_of(body).next(), seq)
         elif kind == "rewound":
-            self._opened.setdefault(step_of(body), seq)
+            yield from self._rewind(seq, body)
         elif kind == "recalled":
             self._recalled.add(body["step"])
         elif kind == "recorded":
-            yield from self._publish(seq, body)
+            yield from self._publish(seq, step_of(body), bytes.fromhex(body["step_secret"]))
         elif kind == "verdict":
             yield from self._draw(seq, body)
 
@@ -48,12 +49,25 @@ class SecretCheck:
             yield Finding(seq, f"step {step} is committed to a second time")
         self._commitments[step] = (seq, body["commitment"])
 
-    def _publish(self, seq: int, body: Body) -> Iterator[Finding]:
-        step, secret = step_of(body), bytes.fromhex(body["step_secret"])
+    def _rewind(self, seq: int, body: Body) -> Iterator[Finding]:
+        """The secrets of voided steps are published, those of the new epoch begin."""
+        first = step_of(body)
+        for *numbers, secret in body["step_secrets"]:
+            yield from self._publish(seq, StepId(*numbers), bytes.fromhex(secret))
+        open_steps = sorted(step for step in self._commitments if step.epoch < first.epoch)
+        for step in open_steps:
+            yield Finding(seq, f"the rewind voids step {step} without publishing its secret")
+        self._opened = {step: at for step, at in self._opened.items() if step.epoch >= first.epoch}
+        self._recalled.clear()
+        self._opened.setdefault(first, seq)
+
+    def _publish(self, seq: int, step: StepId, secret: bytes) -> Iterator[Finding]:
         if self._secrets.get(step) == secret and step.step in self._recalled:
             return
         if step in self._secrets:
             yield Finding(seq, f"the secret of step {step} is published a second time")
+        elif (other := self._step_of.setdefault(secret, step)) != step:
+            yield Finding(seq, f"the secret of step {step} is that of step {other}, which was public")
         committed_at, commitment = self._commitments.pop(step, (seq, ""))
         opened_at = self._opened.pop(step, seq)
         if not commitment:

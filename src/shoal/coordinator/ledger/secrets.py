@@ -6,6 +6,7 @@ commitment is never younger than the entry that opens its step.
 
 import json
 
+from shoal.coordinator.ledger import held_back
 from shoal.coordinator.ledger.chain import append
 from shoal.coordinator.run import Run
 from shoal.coordinator.store import meta
@@ -31,8 +32,18 @@ def commit(connection: Connection, run: Run, *steps: StepId) -> None:
 
 def publish(connection: Connection, run: Run, step: StepId) -> str:
     """The secret of a step whose batch can no longer change, for the entry that says so."""
+    held_back.release(connection, step)
     _keep(connection, [other for other in _committed(connection) if other > step])
     return step_secret(run.secret, step).hex()
+
+
+def begin_epoch(connection: Connection, run: Run, first: StepId) -> list[list[object]]:
+    """Commits to the first steps of a new epoch; returns the secrets of voided steps, which nothing is drawn under any more."""
+    voided = [step for step in _committed(connection) if step.epoch < first.epoch]
+    commit_ahead(connection, run, first)
+    held_back.release(connection, first)
+    _keep(connection, [step for step in _committed(connection) if step.epoch == first.epoch])
+    return [[*step, step_secret(run.secret, step).hex()] for step in voided]
 
 
 def _committed(connection: Connection) -> list[StepId]:

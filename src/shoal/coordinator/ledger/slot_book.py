@@ -51,9 +51,16 @@ class SlotBook:
         self._waiting: dict[str, WaitingGroup] = {}
         self._consumed: dict[int, dict[str, WaitingGroup]] = {}
         self._slot_tokens, self._async_level = 0, 0
+        self._begun = StepId()
+        self._ended: dict[int, int] = {}
+        """Epoch → the entry that ended it."""
 
     def set_terms(self, slot_tokens: int, async_level: int) -> None:
         self._slot_tokens, self._async_level = slot_tokens, async_level
+
+    def begin(self, committed: StepId) -> None:
+        """A commitment is made when the step before it begins: its batch may be proposed before earlier ones are recorded."""
+        self._begun = max(self._begun, StepId(committed.epoch, committed.step - 1))
 
     def counting(self, body: Body) -> Counting | None:
         """The file whose credit this one shares, if the verdict names it."""
@@ -62,11 +69,9 @@ class SlotBook:
 
     def take_verdict(self, seq: int, body: Body, *, usable: bool, current: StepId) -> Iterator[Finding]:
         step, use = step_of(body), body["use"]
-        if (
-            step.epoch > current.epoch
-            or step.step > current.step + STEPS_AHEAD
-            or (step.epoch == current.epoch and step.step + REMEMBERED_STEPS < current.step)
-        ):
+        if step.epoch < current.epoch:
+            yield from self._check_arrival(seq, step, body["position"])
+        elif step.epoch > current.epoch or not -REMEMBERED_STEPS <= step.step - current.step <= STEPS_AHEAD:
             yield Finding(seq, f"a verdict on step {step} while step {current} is the current one")
         place = self._steps.setdefault(step, StepSlots())
         yield from self._check_use(seq, body, place, usable=usable, current=current)
@@ -75,13 +80,18 @@ class SlotBook:
         if use in FILLING:
             paid = body["tokens"] if use == "counts" else 0
             place.filled.setdefault(body["slot"], Counting(body["worker"], body["lease"], paid))
-            for number in body["useful"]:
+            for number in body["useful"] if step.epoch == current.epoch else ():
                 name = group_name(step, body["slot"], number)
                 self._waiting[name] = WaitingGroup(body["worker"], body["version"])
         if body["accepted"]:
             place.accepted.add(body["lease"])
         place.decided.add(body["lease"])
         place.shared[body["slot"]] += use == "further"
+
+    def _check_arrival(self, seq: int, step: StepId, position: int) -> Iterator[Finding]:
+        """Work of a voided step is paid for if it had arrived."""
+        if position > self._ended.get(step.epoch, -1):
+            yield Finding(seq, f"the file of step {step} arrived after a rewind had voided that step")
 
     def _check_use(self, seq: int, body: Body, place: StepSlots, *, usable: bool, current: StepId) -> Iterator[Finding]:
         use, slot, counting = body["use"], body["slot"], place.filled.get(body["slot"])
@@ -103,7 +113,7 @@ class SlotBook:
             yield Finding(seq, f"the credit of slot {slot} is shared among {body['files']} other files; there are more")
         if body["accepted"] and use != "confirmed" and usable == (use == "unused"):
             yield Finding(seq, f"the file is {use}, the record of its key says otherwise")
-        if use == "unpaid" and body["version"] >= current.step - self._async_level:
+        if use == "unpaid" and body["version"] >= max(current, self._begun).step - self._async_level:
             yield Finding(seq, "the file earns nothing although its version was young enough")
 
     def consume(self, seq: int, step: StepId, groups: Sequence[str]) -> Iterator[Finding]:
@@ -134,6 +144,7 @@ class SlotBook:
         """The groups of a banned key enter no batch."""
         self._waiting = {name: group for name, group in self._waiting.items() if group.worker != worker}
 
-    def rewind(self, version: int) -> None:
-        """Groups of voided versions enter no batch."""
-        self._waiting = {name: group for name, group in self._waiting.items() if group.version <= version}
+    def rewind(self, seq: int, first: StepId) -> None:
+        """No group of an earlier epoch enters a batch any more."""
+        self._waiting, self._consumed = {}, {}
+        self._ended.setdefault(first.epoch - 1, seq)

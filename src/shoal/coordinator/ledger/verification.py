@@ -17,7 +17,6 @@ from shoal.coordinator.ledger.secret_check import SecretCheck
 from shoal.errors import SignatureError
 from shoal.identity import verify_signature
 from shoal.protocol.signing import restored_message, rewound_message, submission_message
-from shoal.protocol.steps import step_of
 
 
 @dataclass
@@ -97,8 +96,16 @@ class _Pass:
         elif entry.kind == "restored":
             yield from self._restored(entry, body)
         elif entry.kind == "rewound":
-            message = rewound_message(self.result.run_id, step_of(body), int(body["version"]))
-            yield from _signature(entry, body, self.known_run_key or "", message, "the run key did not sign the rewind")
+            yield from self._rewound(entry, body)
+
+    def _rewound(self, entry: Entry, body: Body) -> Iterator[Finding]:
+        epoch, version, manifest = (str(body.get(name)) for name in ("epoch", "version", "manifest"))
+        message = rewound_message(self.result.run_id, epoch, version, manifest)
+        yield from _signature(entry, body, self.known_run_key or "", message, "the run key did not sign the rewind")
+        self.result.notes.append(
+            f"entry {entry.seq}: the owner returned the run to version {version} (epoch {epoch});"
+            f" versions up to {body.get('newest_before')} are void"
+        )
 
     def _restored(self, entry: Entry, body: Body) -> Iterator[Finding]:
         message = restored_message(self.result.run_id, body)
@@ -116,7 +123,7 @@ class _Pass:
             if reader.run_id != result.run_id and result.entries:
                 result.findings.append(Finding(result.entries - 1, f"the seal is of run {reader.run_id}"))
             result.findings.extend(self.books.finish(max(result.entries - 1, 0)))
-            result.findings.extend(self.kept.finish(result.entries, reader.sealed_at))
+            result.findings.extend(self.kept.finish(reader.extent, reader.sealed_at))
         result.notes.extend(self.kept.notes)
         result.unchecked.extend(self._unchecked())
 
@@ -129,6 +136,8 @@ class _Pass:
         if self.run_key is None:
             yield "the run key: it was taken from the first entry. Give --descriptor."
         yield from self.kept.unchecked()
+        if held_back := self.reader.extent.made - self.reader.extent.entries:
+            yield f"the newest {held_back} entries: they are not public before the batches of their steps are recorded."
         if self.secrets.waiting:
             yield f"{self.secrets.waiting} audit draws: the secrets of their steps are not public yet."
         yield "the verdicts themselves: `shoal verify` repeats one from its rollout file."

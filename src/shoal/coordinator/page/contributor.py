@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from shoal.coordinator.rules.runs import RunClock
 from shoal.coordinator.run import Run
@@ -45,7 +46,12 @@ class _Submission:
     verdict: str | None
     step: int
     policy_version: int
-    tokens: int | None
+
+    @cached_property
+    def tokens(self) -> int:
+        """Of its accepted groups, whether or not another file fills the slot: that would show who has a backup lease."""
+        verdict = json.loads(self.verdict or "{}")
+        return sum(int(group["tokens"]) for group in verdict.get("groups", ())) if verdict.get("accepted") else 0
 
 
 def workers(connection: Connection, run: Run) -> WorkersView:
@@ -61,7 +67,7 @@ def contributor(connection: Connection, run: Run, key: str) -> ContributorView:
         raise RefusedError("unknown_worker", "No worker with this key has registered.", hint=hint, status=404)
     clock = meta.run_clock(connection)
     submissions = _submissions(connection, key)
-    accepted = [one for one in reversed(submissions) if one.tokens and one.decided_at is not None]
+    accepted = sorted((one for one in submissions if one.tokens), key=lambda one: one.decided_at or 0.0)
     return ContributorView(
         worker=worker_view(connection, run, row),
         trust=TRUST[row.state],
@@ -69,7 +75,7 @@ def contributor(connection: Connection, run: Run, key: str) -> ContributorView:
         leases=_leases(connection, run, key, clock),
         submissions=[_view(one, clock) for one in submissions[:SHOWN]],
         tokens_s=[round(clock.at_s(one.decided_at or 0.0), 1) for one in accepted],
-        tokens_total=list(itertools.accumulate(one.tokens or 0 for one in accepted)),
+        tokens_total=list(itertools.accumulate(one.tokens for one in accepted)),
         tokens_per_hour=_per_hour(accepted, run.clock()),
         join_command=join_command(run),
     )
@@ -102,8 +108,7 @@ def _submissions(connection: Connection, key: str) -> list[_Submission]:
         connection,
         _Submission,
         "SELECT submissions.submission_id AS submission_id, received_at, decided_at, submissions.state AS state, verdict,"
-        " leases.step AS step, leases.policy_version AS policy_version,"
-        " (SELECT SUM(tokens) FROM groups WHERE groups.submission_id=submissions.submission_id) AS tokens"
+        " leases.step AS step, leases.policy_version AS policy_version"
         " FROM submissions JOIN leases USING (lease_id) WHERE submissions.worker=?"
         " ORDER BY received_at DESC LIMIT ?",
         (key, SUBMISSIONS),
@@ -118,7 +123,7 @@ def _view(one: _Submission, clock: RunClock) -> SubmissionView:
         policy_version=one.policy_version,
         outcome=outcome,
         words=words,
-        tokens=int(one.tokens or 0),
+        tokens=one.tokens,
     )
 
 
@@ -157,5 +162,5 @@ def _per_hour(accepted: list[_Submission], now: float) -> float:
     recent = [one for one in accepted if one.decided_at is not None and one.decided_at >= now - 3600]
     if not recent:
         return 0.0
-    span_s = max(60.0, now - recent[0].received_at)
-    return round(sum(one.tokens or 0 for one in recent) / span_s * 3600, 1)
+    span_s = max(60.0, now - min(one.received_at for one in recent))
+    return round(sum(one.tokens for one in recent) / span_s * 3600, 1)

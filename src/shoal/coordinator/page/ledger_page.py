@@ -1,13 +1,12 @@
 """The ledger, a page of entries at a time, and how far this process has checked it. Reads only.
 
-Verdicts of steps that are still open are shown without slot and draw: the slot would show who has a backup lease.
+Entries of steps that are still open are shown to the owner alone.
 """
 
 import json
 from dataclasses import dataclass, field
 
 from shoal.coordinator import ledger
-from shoal.coordinator.batching.steps import current_step
 from shoal.coordinator.rules.runs import RunClock
 from shoal.coordinator.run import Run
 from shoal.coordinator.store import meta
@@ -19,9 +18,6 @@ from shoal.protocol.page_views import LedgerAddress, LedgerEntryView, LedgerPage
 
 CHECKED_AT_ONCE = 2000
 """Entries that one request checks at most; about 100 µs each."""
-HIDDEN = ("slot", "audit", "lease", "position", "use", "shares", "files", "drift")
-"""Beginnings of the names of such fields."""
-SHOWN_WHOLE = ("run", "terms", "commitment", "recorded", "version", "registered")
 
 
 @dataclass
@@ -52,33 +48,35 @@ class LedgerCheck:
         return (entry.seq, entry.previous, entry.hash) == (self.checked, self.last_hash, expected)
 
 
-def ledger_page(connection: Connection, run: Run, check: LedgerCheck, address: LedgerAddress) -> LedgerPage:
+def ledger_page(
+    connection: Connection, run: Run, check: LedgerCheck, extent: ledger.Extent, address: LedgerAddress
+) -> LedgerPage:
+    """Entries of the part that the caller may read."""
     check.go_on(connection)
-    total, head = ledger.head(connection)
-    stop = total if address.before is None else min(total, address.before)
+    stop = extent.entries if address.before is None else min(extent.entries, address.before)
     rows = select(
         connection,
         ledger.Entry,
         "WHERE seq < ? AND seq >= ? ORDER BY seq DESC",
         (stop, max(0, stop - address.limit)),
     )
-    clock, step = meta.run_clock(connection), current_step(connection)
+    clock = meta.run_clock(connection)
     return LedgerPage(
-        entries=[_view(row, clock, step) for row in rows],
-        total=total,
-        head=head,
+        entries=[_view(row, clock) for row in rows],
+        total=extent.made,
+        shown=extent.entries,
+        head=extent.newest,
         coordinator_key=run.descriptor.coordinator_key,
         verified_entries=check.checked,
         problem=check.problem,
     )
 
 
-def _view(entry: ledger.Entry, clock: RunClock, open_step: int) -> LedgerEntryView:
-    body = json.loads(entry.body)
-    if entry.kind not in SHOWN_WHOLE:
-        steps = [body["step"], body["audit_step"][1]] if entry.kind == "verdict" else []
-        if any(step >= open_step for step in steps) or not steps:
-            body = {name: value for name, value in body.items() if not name.startswith(HIDDEN)}
+def _view(entry: ledger.Entry, clock: RunClock) -> LedgerEntryView:
     return LedgerEntryView(
-        seq=entry.seq, at_s=round(clock.at_s(entry.at), 1), kind=entry.kind, body=body, hash=entry.hash
+        seq=entry.seq,
+        at_s=round(clock.at_s(entry.at), 1),
+        kind=entry.kind,
+        body=json.loads(entry.body),
+        hash=entry.hash,
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from shoal.coordinator.page.contributor import in_words
 from shoal.coordinator.page.curves import with_interval
 from shoal.coordinator.rules import trust
 from shoal.coordinator.rules.runs import RunClock
@@ -28,6 +29,7 @@ from shoal.protocol.page_views import (
     OwnerSubmission,
     OwnerWorker,
 )
+from shoal.protocol.steps import group_name, step_named
 
 SHOWN_GROUPS = 500
 SHOWN_SUBMISSIONS = 200
@@ -90,13 +92,14 @@ def step_view(connection: Connection, step: int) -> OwnerStep:
 def group_view(connection: Connection, address: GroupAddress) -> Callable[[RolloutReader], OwnerGroupView]:
     """What the store knows of a group; the texts are read afterwards, outside of the transaction."""
     names, clock = records.worker_names(connection), meta.run_clock(connection)
-    group_id = f"{address.step}/{address.slot}/{address.number}"
+    step = step_named(address.step)
+    group_id = group_name(step, address.slot, address.number)
     row = find(connection, GroupRow, "WHERE group_id=?", (group_id,))
     if row is not None:
         files = query(connection, _File, f"{FILES} WHERE submission_id=?", (row.submission_id,))
     else:
-        place = (address.step, address.slot)
-        files = query(connection, _File, f"{FILES} WHERE leases.step=? AND leases.slot=? ORDER BY received_at", place)
+        of_slot = "WHERE leases.epoch=? AND leases.step=? AND leases.slot=? ORDER BY received_at"
+        files = query(connection, _File, f"{FILES} {of_slot}", (step.epoch, step.step, address.slot))
     if not files:
         raise RefusedError("unknown_group", f"No file of group {group_id} has arrived.", status=404)
     file = files[-1]
@@ -109,7 +112,7 @@ def group_view(connection: Connection, address: GroupAddress) -> Callable[[Rollo
             worker=file.worker,
             worker_name=names.get(file.worker, ""),
             policy_version=file.policy_version,
-            age=(address.step if row is None or row.batch_step is None else row.batch_step) - file.policy_version,
+            age=(step.step if row is None or row.batch_step is None else row.batch_step) - file.policy_version,
             state=row.state if row is not None else "rejected" if file.state == "decided" else "waiting",
             verdict=_submission(file, names, clock),
             completions=_with_rewards(text.completions, row),
@@ -190,6 +193,7 @@ def _submission(file: _File, names: dict[str, str], clock: RunClock) -> OwnerSub
         audited=bool(verdict.get("audited_groups")),
         audit_rate=file.audit_rate,
         reasons=verdict.get("reasons", []),
+        words=in_words(file.state, file.verdict)[1],
         detail=verdict.get("detail", ""),
         seconds=verdict.get("seconds", 0.0),
         metrics=verdict.get("metrics", {}),

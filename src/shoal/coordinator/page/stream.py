@@ -33,7 +33,7 @@ PUBLIC_EVENTS: dict[str, tuple[str, ...]] = {
     "alert": ("name", "seen", "advice"),
     "alert_over": ("name",),
     "run_state": ("state",),
-    "ban": ("worker",),
+    "ban": ("worker", "why"),
 }
 """Fields of the coordinator's events that everybody may see; other events and fields stay on the owner's disk."""
 

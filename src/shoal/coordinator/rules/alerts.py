@@ -72,7 +72,7 @@ class Raised:
 ALERTS: tuple[Alert, ...] = (
     Alert("divergence", 0.1, "Trainer and rollout policy differ by more than this per token (k3), median of 3 steps.",
           "Lower training.async_level or training.learning_rate; drain the run if it grows."),
-    Alert("entropy_collapse", 0.4, "Entropy fell below this share of what it was in the first steps.",
+    Alert("entropy_collapse", 0.1, "Entropy fell below this share of what it was in the first steps.",
           "Lower training.learning_rate or raise training.kl_beta; look at recent completions for copies."),
     Alert("truncation_rising", 0.1, "The share of cut completions rose by more than this over a window.",
           "Raise rollouts.max_new_tokens or give a length target; look at completions that were cut."),

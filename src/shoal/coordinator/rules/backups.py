@@ -4,8 +4,10 @@ The same slot, version and numerics class give the same tokens, so a second key 
 drawn by a keyed hash, not by who asks first, and not announced. A key that was drawn but does not ask lets the next one have it.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from blake3 import blake3
 
@@ -26,10 +28,18 @@ class LateSlot:
 
 def may_take(late: LateSlot, key: str, others: Iterable[str], secret: bytes, now: float, poll_s: float) -> bool:
     """Whether it is this key's turn: one poll passes for each eligible key before it."""
-    place = _place(late, key, secret)
-    rank = sum(_place(late, other, secret) < place for other in others if other != key)
+    slot = (late.step, late.slot, late.attempts)
+    rank = bisect_left(_places(slot, tuple(others), secret), _place(slot, key, secret))
     return now - late.due_at >= min(rank, LAST_RANK) * poll_s
 
 
-def _place(late: LateSlot, key: str, secret: bytes) -> bytes:
-    return blake3(f"backup\n{late.step}\n{late.slot}\n{late.attempts}\n{key}".encode(), key=secret).digest()
+# Every key that asks is compared with the same others.
+@lru_cache(maxsize=1 << 10)
+def _places(slot: tuple[int, int, int], keys: tuple[str, ...], secret: bytes) -> list[bytes]:
+    return sorted(_place(slot, key, secret) for key in keys)
+
+
+@lru_cache(maxsize=1 << 14)
+def _place(slot: tuple[int, int, int], key: str, secret: bytes) -> bytes:
+    step, number, attempts = slot
+    return blake3(f"backup\n{step}\n{number}\n{attempts}\n{key}".encode(), key=secret).digest()

@@ -8,7 +8,8 @@ addresses decides, each with one vote, by keys with accepted work. So no single 
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Literal
 
 Measured = Literal["serves", "fails", "unknown"]
@@ -22,6 +23,8 @@ TURN_S = 300.0
 JURY = 3
 GOOD_LASTS_S = 6 * 3600.0
 BAD_LASTS_S = 1800.0
+FADING = 0.9
+"""What earlier reports of a client weigh beside its newest one."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,27 @@ class Vote:
     at: float
     is_good: bool
     is_owners: bool = False
+    served: float = 0.0
+    """Requests of this and, with less weight, of earlier reports."""
+    failed: float = 0.0
 
     def counts(self, now: float) -> bool:
         return now - self.at <= (GOOD_LASTS_S if self.is_good else BAD_LASTS_S)
+
+    def after(self, earlier: "Vote | None") -> "Vote":
+        """This report with what is left of the one before it."""
+        if earlier is None or not earlier.counts(self.at):
+            return self
+        served, failed = self.served + FADING * earlier.served, self.failed + FADING * earlier.failed
+        return replace(self, served=served, failed=failed)
+
+
+@dataclass(frozen=True)
+class Success:
+    """How well a relay serves: the mean over its clients, each with the share of its requests that were answered."""
+
+    share: float
+    reporters: int
 
 
 @dataclass(frozen=True)
@@ -49,13 +70,24 @@ class Candidate:
 
 
 def measured(votes: Iterable[Vote], now: float) -> Measured:
+    believed = jury(votes, now)
+    if not believed:
+        return "unknown"
+    good = sum(vote.is_good for vote in believed)
+    return "serves" if 2 * good >= len(believed) else "fails"
+
+
+def success(votes: Iterable[Vote], now: float) -> Success | None:
+    """Each reporter counts once, whatever number of requests it claims."""
+    shares = [vote.served / (vote.served + vote.failed) for vote in jury(votes, now) if vote.served + vote.failed]
+    return Success(fmean(shares), len(shares)) if shares else None
+
+
+def jury(votes: Iterable[Vote], now: float) -> list[Vote]:
+    """The reports that decide: the owner's, or else those of enough others."""
     recent = [vote for vote in votes if vote.counts(now)]
     own = [vote for vote in recent if vote.is_owners]
-    jury = own or (recent if len(recent) >= JURY else [])
-    if not jury:
-        return "unknown"
-    good = sum(vote.is_good for vote in jury)
-    return "serves" if 2 * good >= len(jury) else "fails"
+    return own or (recent if len(recent) >= JURY else [])
 
 
 def places(candidates: Sequence[Candidate], now: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""Facts of which a run has one: its id, its start, what its owner wants, the trainer's oldest checkpoint, its epoch."""
+"""Facts of which a run has one: its id, its start, what its owner wants, the trainer's checkpoints, its epoch."""
 
 import json
 from dataclasses import dataclass
@@ -13,12 +13,13 @@ Name = Literal[
     "started_at",
     "stops",
     "run_state",
-    "oldest_checkpoint",
+    "checkpoints",
     "page_rotation",
     "epoch",
     "attempt",
     "committed",
     "terms",
+    "open_verdicts",
 ]
 LAST_SIGN = (
     "SELECT MAX(at) AS at FROM (SELECT MAX(at) AS at FROM ledger UNION ALL SELECT MAX(issued_at) AS at FROM leases"

@@ -33,20 +33,22 @@ CREATE INDEX relays_by_time ON relays (seen_at);
 CREATE TABLE nonces (
   at DOUBLE PRECISION NOT NULL, key TEXT NOT NULL, nonce TEXT NOT NULL, PRIMARY KEY (at, key, nonce)) WITHOUT ROWID;
 CREATE TABLE slots (
-  step BIGINT NOT NULL, slot BIGINT NOT NULL, state TEXT NOT NULL, lease_id TEXT, attempts BIGINT NOT NULL,
+  epoch BIGINT NOT NULL, step BIGINT NOT NULL, slot BIGINT NOT NULL, state TEXT NOT NULL, lease_id TEXT, attempts BIGINT NOT NULL,
   policy_version BIGINT NOT NULL, numerics_class TEXT NOT NULL, deferred BIGINT NOT NULL, due_at DOUBLE PRECISION NOT NULL,
-  PRIMARY KEY (step, slot)) WITHOUT ROWID;
-CREATE INDEX slots_by_state ON slots (state, step, slot);
-CREATE INDEX slots_by_due ON slots (step, due_at) WHERE state='{SlotState.LEASED}' AND deferred=0;
-CREATE TABLE tallies (step BIGINT NOT NULL, name TEXT NOT NULL, n BIGINT NOT NULL, PRIMARY KEY (step, name)) WITHOUT ROWID;
+  PRIMARY KEY (epoch, step, slot)) WITHOUT ROWID;
+CREATE INDEX slots_by_state ON slots (state, epoch, step, slot);
+CREATE INDEX slots_by_due ON slots (epoch, step, due_at) WHERE state='{SlotState.LEASED}' AND deferred=0;
+CREATE TABLE tallies (
+  epoch BIGINT NOT NULL, step BIGINT NOT NULL, name TEXT NOT NULL, n BIGINT NOT NULL,
+  PRIMARY KEY (epoch, step, name)) WITHOUT ROWID;
 CREATE TABLE leases (
   lease_id TEXT PRIMARY KEY, request_id TEXT NOT NULL, worker TEXT NOT NULL, step BIGINT NOT NULL, slot BIGINT NOT NULL,
   policy_version BIGINT NOT NULL, manifest_digest TEXT NOT NULL, issued_at DOUBLE PRECISION NOT NULL,
   expires_at DOUBLE PRECISION NOT NULL, state TEXT NOT NULL, by_active_key BIGINT NOT NULL, epoch BIGINT NOT NULL,
   attempt BIGINT NOT NULL, UNIQUE (worker, request_id));
 CREATE INDEX leases_by_expiry ON leases (state, expires_at);
-CREATE INDEX leases_by_slot ON leases (step, slot, worker);
-CREATE INDEX leases_by_worker ON leases (worker, step, state);
+CREATE INDEX leases_by_slot ON leases (epoch, step, slot, worker);
+CREATE INDEX leases_by_worker ON leases (worker, epoch, step, state);
 CREATE INDEX leases_held ON leases (worker) WHERE state='{LeaseState.LEASED}';
 CREATE INDEX leases_by_issue ON leases (by_active_key, issued_at, worker);
 CREATE TABLE submissions (
@@ -64,7 +66,7 @@ CREATE TABLE groups (
   group_id TEXT PRIMARY KEY, submission_id TEXT NOT NULL, worker TEXT NOT NULL, step BIGINT NOT NULL, slot BIGINT NOT NULL,
   number BIGINT NOT NULL, policy_version BIGINT NOT NULL, useful BIGINT NOT NULL, tokens BIGINT NOT NULL,
   rewards TEXT NOT NULL, task_rewards TEXT NOT NULL, logprobs_verified BIGINT NOT NULL,
-  state TEXT NOT NULL, deferred BIGINT NOT NULL, batch_step BIGINT, position BIGINT);
+  state TEXT NOT NULL, deferred BIGINT NOT NULL, batch_step BIGINT, position BIGINT, epoch BIGINT NOT NULL);
 CREATE INDEX groups_by_state ON groups (state, step, slot, number);
 CREATE INDEX groups_by_batch ON groups (batch_step, position);
 CREATE INDEX groups_by_submission ON groups (submission_id);
@@ -77,18 +79,21 @@ CREATE TABLE task_stats (
   task_id TEXT PRIMARY KEY, groups BIGINT NOT NULL, samples BIGINT NOT NULL, solved BIGINT NOT NULL, useful BIGINT NOT NULL);
 CREATE TABLE batches (
   step BIGINT PRIMARY KEY, formed_at DOUBLE PRECISION NOT NULL, groups BIGINT NOT NULL, generated BIGINT NOT NULL,
-  dropped TEXT NOT NULL, ages TEXT NOT NULL, state TEXT NOT NULL, attempt BIGINT NOT NULL);
+  dropped TEXT NOT NULL, ages TEXT NOT NULL, state TEXT NOT NULL, attempt BIGINT NOT NULL, epoch BIGINT NOT NULL);
 CREATE INDEX batches_by_state ON batches (state, step);
 CREATE TABLE versions (
   version BIGINT PRIMARY KEY, manifest_digest TEXT NOT NULL, weights_digest TEXT NOT NULL, bytes_total BIGINT NOT NULL,
-  published_at DOUBLE PRECISION NOT NULL, report TEXT NOT NULL);
+  published_at DOUBLE PRECISION NOT NULL, report TEXT NOT NULL, epoch BIGINT NOT NULL);
 CREATE TABLE evaluations (version BIGINT PRIMARY KEY, at DOUBLE PRECISION NOT NULL, body TEXT NOT NULL);
+CREATE TABLE rewinds (
+  epoch BIGINT PRIMARY KEY, version BIGINT NOT NULL, newest_before BIGINT NOT NULL, groups BIGINT NOT NULL,
+  audits BIGINT NOT NULL, at DOUBLE PRECISION NOT NULL, reason TEXT NOT NULL);
 CREATE TABLE ledger (
   seq BIGINT PRIMARY KEY, at DOUBLE PRECISION NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL,
   previous TEXT NOT NULL, hash TEXT NOT NULL, signature TEXT NOT NULL);
 """
 
-MIGRATIONS: dict[int, str] = {14: FIRST}
+MIGRATIONS: dict[int, str] = {15: FIRST}
 """By the schema version that each leads to, in order."""
 
 

@@ -8,7 +8,7 @@ from shoal.coordinator import states
 from shoal.coordinator.states import BatchState, GroupState, LeaseState, Machine, SlotState, SubmissionState
 from shoal.coordinator.store.rows import Record
 from shoal.protocol.api import WorkerState
-from shoal.protocol.steps import StepId
+from shoal.protocol.steps import StepId, VersionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class DeliveringKey:
 @dataclass(frozen=True, slots=True)
 class SlotRow(Record):
     table: ClassVar[str] = "slots"
-    key_columns: ClassVar[tuple[str, ...]] = ("step", "slot")
+    key_columns: ClassVar[tuple[str, ...]] = ("epoch", "step", "slot")
     machine: ClassVar[Machine[Any] | None] = states.SLOT
 
     step: int
@@ -90,6 +90,7 @@ class SlotRow(Record):
     """Whether no batch waits for it, and its groups enter the batch of the next step."""
     due_at: float
     """When another key gets it too, if no file has come by then."""
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,7 @@ class GroupRow(Record):
     deferred: bool = False
     batch_step: int | None = None
     position: int | None = None
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,7 @@ class BatchRow(Record):
     state: BatchState = BatchState.PROPOSED
     attempt: int = 0
     """How many lists of this step were proposed before."""
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +221,30 @@ class VersionRow(Record):
     bytes_total: int
     published_at: float
     report: str
+    epoch: int = 0
+    """In which it was made; its number may have named other weights before."""
+
+    @property
+    def identity(self) -> VersionId:
+        return VersionId(self.epoch, self.version, self.manifest_digest)
+
+
+@dataclass(frozen=True, slots=True)
+class RewindRow(Record):
+    """How an epoch began. Batches and versions that it voided are in the ledger only."""
+
+    table: ClassVar[str] = "rewinds"
+    key_columns: ClassVar[tuple[str, ...]] = ("epoch",)
+
+    epoch: int
+    version: int
+    newest_before: int
+    groups: int
+    """That were withdrawn."""
+    audits: int
+    """Files that were sent to a full audit."""
+    at: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,10 @@ from shoal.coordinator.workers import known_worker
 from shoal.protocol import api
 
 OTHER_FILES = (
-    "JOIN leases USING (lease_id) JOIN slots ON slots.step=leases.step AND slots.slot=leases.slot"
-    " WHERE (leases.step, leases.slot) = (SELECT step, slot FROM leases WHERE lease_id=?) AND submissions.lease_id <> ?"
+    "JOIN leases USING (lease_id)"
+    " JOIN slots ON slots.epoch=leases.epoch AND slots.step=leases.step AND slots.slot=leases.slot"
+    " WHERE (leases.epoch, leases.step, leases.slot) = (SELECT epoch, step, slot FROM leases WHERE lease_id=?)"
+    " AND submissions.lease_id <> ?"
     f" AND submissions.state='{SubmissionState.DECIDED}'"
 )
 COUNTING = f" AND slots.state='{SlotState.RESOLVED}' AND slots.lease_id=submissions.lease_id"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from shoal.coordinator.batching.steps import RunNow, current_id, read_run, step_counts
-from shoal.coordinator.batching.timing import timing_view
+from shoal.coordinator.batching.timing import StoredPast, timing_view
 from shoal.coordinator.rules import backups, batches, deliveries, freshness, leases
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import HOLDING, LeaseState, SlotState, one_of
@@ -47,34 +47,39 @@ class _Holder:
 
 KEY_COUNTS = (
     f"SELECT (SELECT COUNT(*) FROM leases WHERE worker=? AND state='{LeaseState.LEASED}') AS held,"
-    f" (SELECT COUNT(*) FROM leases WHERE worker=? AND step=? AND state IN {one_of(*HOLDING)}) AS holding"
+    f" (SELECT COUNT(*) FROM leases WHERE worker=? AND epoch=? AND step=? AND state IN {one_of(*HOLDING)}) AS holding"
+)
+HAD_IT = (
+    "SELECT 1 FROM leases WHERE leases.epoch=slots.epoch AND leases.step=slots.step AND leases.slot=slots.slot"
+    " AND leases.worker=?"
 )
 OPEN_SLOT = (
-    f"SELECT slot, policy_version AS version FROM slots WHERE state='{SlotState.OPEN}' AND step=? AND deferred >= ?"
-    " AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.step=slots.step AND leases.slot=slots.slot AND leases.worker=?)"
-    " ORDER BY slot LIMIT 1"
+    f"SELECT slot, policy_version AS version FROM slots WHERE state='{SlotState.OPEN}'"
+    " AND epoch=? AND step=? AND deferred >= ?"
+    f" AND NOT EXISTS ({HAD_IT}) ORDER BY slot LIMIT 1"
 )
 LATE_SLOTS = (
     f"SELECT step, slot, policy_version AS version, attempts, due_at FROM slots WHERE state='{SlotState.LEASED}'"
-    " AND deferred=0 AND step=? AND due_at <= ? AND numerics_class=? AND attempts < ?"
-    " AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.step=slots.step AND leases.slot=slots.slot AND leases.worker=?)"
-    f" ORDER BY due_at LIMIT {PAGE}"
+    " AND deferred=0 AND epoch=? AND step=? AND due_at <= ? AND numerics_class=? AND attempts < ?"
+    f" AND NOT EXISTS ({HAD_IT}) ORDER BY due_at LIMIT {PAGE}"
 )
 FAILING = 2
 """A key with this many failures in a row does not count as working."""
 
 
 def lease(connection: Transaction, run: Run, key: str, body: api.LeaseBody) -> api.LeaseAnswer:
+    expire_leases(connection, run)  # first: the key that asks may have failed with it
     worker = mark_asking(connection, run, key)
-    expire_leases(connection, run)
     known = find(connection, LeaseRow, "WHERE worker=? AND request_id=?", (key, body.request_id))
+    now, observed = read_run(connection, run), observe(connection, run)
+    if known is not None and known.epoch < now.epoch:  # its answer was lost, and a rewind came between
+        return api.LeaseAnswer(reason="no_work", wanted_version=max(0, now.newest_version))
     if known is not None:
         return api.LeaseAnswer(lease=lease_of(run, known), wanted_version=known.policy_version)
-    now, observed = read_run(connection, run), observe(connection, run)
     published = _published(connection, run, now.step)
     decision = leases.decide(
         _swarm_view(connection, run, worker, now, published, observed),
-        _key_view(connection, run, worker, observed, now.step, set(body.held_versions) & set(published)),
+        _key_view(connection, run, worker, observed, now, set(body.held_versions) & set(published)),
         run.config.training,
         run.config.trust,
     )
@@ -118,7 +123,9 @@ def _swarm_view(
             (one.version for one in published.values() if one.published_at <= settled_at), default=None
         ),
         counts=step_counts(connection, run, now.step),
-        next_slot=number(connection, "SELECT MAX(slot) + 1 AS n FROM slots WHERE step=?", (now.step,)),
+        next_slot=number(
+            connection, "SELECT MAX(slot) + 1 AS n FROM slots WHERE epoch=? AND step=?", (now.epoch, now.step)
+        ),
         tasks_per_slot=run.descriptor.rollouts.tasks_per_slot,
         keys_polling=run.presence.polling(has_delivered=worker.delivered_at > 0),
         has_other_workers=others_active or has_other_workers(connection, run, worker.key, active=False),
@@ -134,7 +141,8 @@ def _decide_timing(connection: Connection, run: Run, now: RunNow) -> freshness.T
     if timing is None or now.newest_version < 0:
         return None
     before = timing.decision
-    decision = timing.decide(connection, now.step, now.newest_version, run.config.training.async_level, run.clock())
+    past, level = StoredPast(connection), run.config.training.async_level
+    decision = timing.decide(past, now.step, now.newest_version, level, run.clock())
     view = timing_view(timing)
     if view is not None and (before is None or before.reason != decision.reason):
         run.metrics.event("lease_timing", **view.model_dump())
@@ -142,13 +150,13 @@ def _decide_timing(connection: Connection, run: Run, now: RunNow) -> freshness.T
 
 
 def _key_view(
-    connection: Connection, run: Run, worker: WorkerRow, observed: Observed, step: int, held_versions: Set[int]
+    connection: Connection, run: Run, worker: WorkerRow, observed: Observed, now: RunNow, held_versions: Set[int]
 ) -> leases.KeyView:
     key, is_reliable = worker.key, observed.is_reliable(run, worker)
     record = delivery_record(worker)
-    (counts,) = query(connection, _KeyCounts, KEY_COUNTS, (key, key, step))
+    (counts,) = query(connection, _KeyCounts, KEY_COUNTS, (key, key, now.epoch, now.step))
     # A dropped slot that a batch may wait for goes to a reliable key.
-    dropped = query(connection, leases.OpenSlot, OPEN_SLOT, (step, 0 if is_reliable else 1, key))
+    dropped = query(connection, leases.OpenSlot, OPEN_SLOT, (now.epoch, now.step, 0 if is_reliable else 1, key))
     return leases.KeyView(
         is_active=worker.state == "active",
         held_versions=sorted(held_versions),
@@ -156,17 +164,17 @@ def _key_view(
         leases_allowed=deliveries.leases_allowed(record, observed.pace, reliable=is_reliable),
         slots_of_step=counts.holding,
         open_slot=dropped[0] if dropped else None,
-        late_slot=_late_slot(connection, run, worker, observed, step, held_versions) if is_reliable else None,
+        late_slot=_late_slot(connection, run, worker, observed, now, held_versions) if is_reliable else None,
         is_reliable=is_reliable,
         backoff_s=deliveries.backoff_s(record, run.clock()),
     )
 
 
 def _late_slot(
-    connection: Connection, run: Run, worker: WorkerRow, observed: Observed, step: int, held_versions: Set[int]
+    connection: Connection, run: Run, worker: WorkerRow, observed: Observed, now: RunNow, held_versions: Set[int]
 ) -> leases.OpenSlot | None:
     """The first slot whose keys are late and that this key was drawn for."""
-    values = (step, run.clock(), worker.numerics_class, batches.BLOCKING_ATTEMPTS, worker.key)
+    values = (now.epoch, now.step, run.clock(), worker.numerics_class, batches.BLOCKING_ATTEMPTS, worker.key)
     late_slots = query(connection, backups.LateSlot, LATE_SLOTS, values)
     if not late_slots:
         return None

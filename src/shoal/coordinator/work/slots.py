@@ -56,8 +56,8 @@ class _Holder:
     state: LeaseState
 
 
-def slot_counts(connection: Connection, step: int) -> SlotCounts:
-    tallies = query(connection, Tally, "SELECT name, n FROM tallies WHERE step=?", (step,))
+def slot_counts(connection: Connection, epoch: int, step: int) -> SlotCounts:
+    tallies = query(connection, Tally, "SELECT name, n FROM tallies WHERE epoch=? AND step=?", (epoch, step))
     counts = {tally.name: tally.n for tally in tallies}
 
     def count(*states: SlotState, deferred: bool = False) -> int:
@@ -78,14 +78,14 @@ def _tally_name(state: SlotState, deferred: bool) -> str:
 
 def take_slot(connection: Connection, lease: LeaseRow, terms: Terms) -> None:
     """The slot of a new lease: the next of the step, one that another key dropped, or one whose key is late."""
-    slot = find(connection, SlotRow, "WHERE step=? AND slot=?", (lease.step, lease.slot))
+    slot = _find_slot(connection, lease)
     changes = Counter({PROBATION: 0 if lease.by_active_key else 1, _tally_name(SlotState.LEASED, terms.deferred): 1})
     if slot is None:
         insert(connection, _first(lease, terms))
     else:
         changes[_tally_name(slot.state, slot.deferred)] -= 1
         _take_again(connection, slot, lease, terms)
-    _tally(connection, lease.step, changes)
+    _tally(connection, lease.epoch, lease.step, changes)
 
 
 def _first(lease: LeaseRow, terms: Terms) -> SlotRow:
@@ -99,6 +99,7 @@ def _first(lease: LeaseRow, terms: Terms) -> SlotRow:
         numerics_class=terms.numerics_class,
         deferred=terms.deferred,
         due_at=terms.due_at,
+        epoch=lease.epoch,
     )
 
 
@@ -110,9 +111,13 @@ def _take_again(connection: Connection, slot: SlotRow, lease: LeaseRow, terms: T
 
 
 def slot_of(connection: Connection, lease: LeaseRow) -> SlotRow:
-    slot = find(connection, SlotRow, "WHERE step=? AND slot=?", (lease.step, lease.slot))
+    slot = _find_slot(connection, lease)
     assert slot is not None, "a lease has a slot"
     return slot
+
+
+def _find_slot(connection: Connection, lease: LeaseRow) -> SlotRow | None:
+    return find(connection, SlotRow, "WHERE epoch=? AND step=? AND slot=?", (lease.epoch, lease.step, lease.slot))
 
 
 def submit_slot(connection: Connection, lease: LeaseRow) -> None:
@@ -144,10 +149,11 @@ def release_slot(connection: Connection, lease: LeaseRow) -> None:
         connection,
         _Holder,
         "SELECT leases.lease_id AS lease_id, leases.state AS state FROM leases LEFT JOIN submissions USING (lease_id)"
-        f" WHERE leases.step=? AND leases.slot=? AND leases.lease_id <> ? AND (leases.state='{LeaseState.LEASED}'"
+        " WHERE leases.epoch=? AND leases.step=? AND leases.slot=? AND leases.lease_id <> ?"
+        f" AND (leases.state='{LeaseState.LEASED}'"
         f" OR leases.state='{LeaseState.SUBMITTED}' AND submissions.state IN {one_of(*UNDECIDED)})"
         " ORDER BY leases.state DESC, leases.issued_at",
-        (lease.step, lease.slot, lease.lease_id),
+        (lease.epoch, lease.step, lease.slot, lease.lease_id),
     )
     if others:
         _move(connection, slot, SlotState(others[0].state), others[0].lease_id)
@@ -158,13 +164,14 @@ def release_slot(connection: Connection, lease: LeaseRow) -> None:
 def _move(connection: Connection, slot: SlotRow, state: SlotState, lease_id: str | None) -> SlotRow:
     if slot.state is state:
         return update(connection, slot, lease_id=lease_id)
-    _tally(connection, slot.step, {_tally_name(slot.state, slot.deferred): -1, _tally_name(state, slot.deferred): 1})
+    changes = {_tally_name(slot.state, slot.deferred): -1, _tally_name(state, slot.deferred): 1}
+    _tally(connection, slot.epoch, slot.step, changes)
     return update(connection, slot, state=state, lease_id=lease_id)
 
 
 def move_lease(connection: Connection, lease: LeaseRow, state: LeaseState) -> LeaseRow:
     if lease.state in HOLDING and state not in HOLDING and not lease.by_active_key:
-        _tally(connection, lease.step, {PROBATION: -1})
+        _tally(connection, lease.epoch, lease.step, {PROBATION: -1})
     return update(connection, lease, state=state)
 
 
@@ -173,9 +180,9 @@ def drop_lease(connection: Connection, lease: LeaseRow, state: LeaseState) -> No
     release_slot(connection, move_lease(connection, lease, state))
 
 
-def close_step(connection: Connection, step: int) -> None:
+def close_step(connection: Connection, epoch: int, step: int) -> None:
     """The open slots of a step whose batch is formed are not needed."""
-    for slot in select(connection, SlotRow, f"WHERE step=? AND state='{SlotState.OPEN}'", (step,)):
+    for slot in select(connection, SlotRow, f"WHERE epoch=? AND step=? AND state='{SlotState.OPEN}'", (epoch, step)):
         _move(connection, slot, SlotState.CLOSED, None)
 
 
@@ -235,13 +242,13 @@ def _count_waiting(connection: Connection, groups: Sequence[GroupRow], change: i
         connection.execute("DELETE FROM waiting WHERE step=? AND policy_version=? AND deferred=? AND n=0", names)
 
 
-def _tally(connection: Connection, step: int, changes: Mapping[str, int]) -> None:
+def _tally(connection: Connection, epoch: int, step: int, changes: Mapping[str, int]) -> None:
     changes = {name: change for name, change in changes.items() if change}
     if not changes:
         return
-    places = ",".join(["(?,?,?)"] * len(changes))
+    places = ",".join(["(?,?,?,?)"] * len(changes))
     connection.execute(
-        f"INSERT INTO tallies (step, name, n) VALUES {places}"
-        " ON CONFLICT (step, name) DO UPDATE SET n = tallies.n + excluded.n",
-        [value for name, change in changes.items() for value in (step, str(name), change)],
+        f"INSERT INTO tallies (epoch, step, name, n) VALUES {places}"
+        " ON CONFLICT (epoch, step, name) DO UPDATE SET n = tallies.n + excluded.n",
+        [value for name, change in changes.items() for value in (epoch, step, str(name), change)],
     )

@@ -4,12 +4,13 @@ Every function runs inside one transaction of the store.
 """
 
 import json
+import math
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.coordinator import ledger
-from shoal.coordinator.batching.steps import current_id, current_step, run_state
+from shoal.coordinator.batching.steps import current_id, epoch, run_state
 from shoal.coordinator.rules import retries, trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import LeaseState, SlotState, SubmissionState
@@ -58,6 +59,9 @@ def check_upload(connection: Connection, run: Run, key: str, lease_id: str, dige
         return None
     if known is not None:
         raise RefusedError("already_submitted", "Another file was submitted for this lease.", status=409)
+    if lease.epoch < epoch(connection):
+        text = "The owner returned the run to an earlier version: this work is void."
+        raise RefusedError("lease_expired", text, hint="Take a new lease.", status=409)
     if lease.state is not LeaseState.LEASED or lease.expires_at < run.clock():
         raise RefusedError("lease_expired", "The lease ended before the file.", hint="Take a new lease.", status=409)
     return lease
@@ -118,12 +122,20 @@ def new_submission(connection: Connection, run: Run, file: ReceivedFile) -> Subm
 
 OLDEST = f"WHERE state='{SubmissionState.PENDING}' AND retry_at <= ? ORDER BY received_at LIMIT 1"
 WAITED_FOR = (
-    "JOIN leases USING (lease_id) JOIN slots ON slots.step=leases.step AND slots.slot=leases.slot"
-    f" WHERE slots.state='{SlotState.SUBMITTED}' AND slots.step=? AND slots.deferred=0"
+    "JOIN leases USING (lease_id)"
+    " JOIN slots ON slots.epoch=leases.epoch AND slots.step=leases.step AND slots.slot=leases.slot"
+    f" WHERE slots.state='{SlotState.SUBMITTED}' AND slots.epoch=? AND slots.step=? AND slots.deferred=0"
     f" AND submissions.state='{SubmissionState.PENDING}' AND submissions.retry_at <= ?"
     " ORDER BY submissions.received_at LIMIT 1"
 )
 """Files that a batch waits for come first, or junk of new keys could keep the validators busy."""
+
+
+OF_VOIDED_STEP = (
+    f"JOIN leases USING (lease_id) WHERE submissions.state='{SubmissionState.PENDING}' AND submissions.retry_at <= ?"
+    " AND submissions.decided_at IS NULL AND leases.epoch < ? ORDER BY submissions.received_at LIMIT 1"
+)
+"""Files that arrived before a rewind: few, and nothing else can be verified until work of the new epoch arrives."""
 
 
 def claim(connection: Connection, run: Run, key: str, body: api.ClaimBody) -> api.ClaimAnswer:
@@ -141,9 +153,11 @@ def claim(connection: Connection, run: Run, key: str, body: api.ClaimBody) -> ap
 
 
 def _claim_next(connection: Connection, run: Run, key: str, request_id: str) -> SubmissionRow | None:
-    now = run.clock()
-    row = find(connection, SubmissionRow, WAITED_FOR, (current_step(connection), now)) or find(
-        connection, SubmissionRow, OLDEST, (now,)
+    now, current = run.clock(), current_id(connection)
+    row = (
+        (find(connection, SubmissionRow, OF_VOIDED_STEP, (now, current.epoch)) if current.epoch else None)
+        or find(connection, SubmissionRow, WAITED_FOR, (current.epoch, current.step, now))
+        or find(connection, SubmissionRow, OLDEST, (now,))
     )
     if row is None:
         return None
@@ -205,8 +219,9 @@ def try_again(
     connection: Connection, run: Run, row: SubmissionRow, reasons: Sequence[Reason], why: str
 ) -> SubmissionRow:
     """Returns a submission that could not be verified to the queue, or quarantines it."""
-    now = run.clock()
-    retry = retries.after_fault(reasons, now - row.received_at, row.tries, row.faults, run.config.validation.max_tries)
+    now, is_voided = run.clock(), lease_of_submission(connection, row).epoch < epoch(connection)
+    age_s = math.inf if is_voided else now - row.received_at  # nobody will publish a voided version again
+    retry = retries.after_fault(reasons, age_s, row.tries, row.faults, run.config.validation.max_tries)
     if retry is None:
         return _quarantine(connection, run, row, why)
     return update(

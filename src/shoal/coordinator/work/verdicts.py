@@ -6,9 +6,12 @@ A verdict and all its consequences are one transaction.
 import json
 from typing import Literal
 
+from blake3 import blake3
+
 from shoal.coordinator import ledger
 from shoal.coordinator.batching.recalls import propose_again
-from shoal.coordinator.batching.steps import advance, current_step
+from shoal.coordinator.batching.steps import advance, current_step, epoch
+from shoal.coordinator.ledger import held_back
 from shoal.coordinator.rules import batches, drift, trust
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import (
@@ -87,6 +90,7 @@ def _close(
     paid = tokens if use == "counts" else row.paid
     update(connection, row, state=SubmissionState.DECIDED, decided_at=now, verdict=verdict, paid=paid)
     lease = lease_of_submission(connection, row)
+    held_back.note_verdict(connection, lease.step_id, row.audit_id)
     ledger.append(
         connection,
         run.keypair,
@@ -116,8 +120,14 @@ def _close(
         audit_rate=row.audit_rate,
         audit_step=row.audit_id,
         verdict=digest_bytes(verdict.encode()),
+        salt=_salt(run, row),
     )
     return lease
+
+
+def _salt(run: Run, row: SubmissionRow) -> str:
+    """Heads of the ledger are public before its newest entries: without it the worker could try what its verdict says."""
+    return blake3(f"shoal verdict/{row.submission_id}/{row.claim_id}".encode(), key=run.secret).hexdigest(16)
 
 
 def _drift_level(connection: Connection, row: SubmissionRow, body: api.VerdictBody) -> drift.DriftLevel:
@@ -144,7 +154,8 @@ def _accept(
     earns = usable and not _is_expired_choice(connection, run, lease)
     _close(connection, run, row, body, "counts" if earns else "unpaid" if usable else "unused")
     if slot is not None:
-        groups = [_group_row(lease, row, body, group, deferred=slot.deferred) for group in body.groups]
+        kind = {"deferred": slot.deferred, "voided": lease.epoch < epoch(connection)}
+        groups = [_group_row(lease, row, body, group, **kind) for group in body.groups]
         slots.add_groups(connection, groups)
         for group in body.groups:
             task_stats.count_group(connection, group)
@@ -181,7 +192,7 @@ def _is_expired_choice(connection: Connection, run: Run, lease: LeaseRow) -> boo
 
 
 def _group_row(
-    lease: LeaseRow, row: SubmissionRow, body: api.VerdictBody, group: api.GroupVerdict, *, deferred: bool
+    lease: LeaseRow, row: SubmissionRow, body: api.VerdictBody, group: api.GroupVerdict, *, deferred: bool, voided: bool
 ) -> GroupRow:
     return GroupRow(
         group_id=group_name(lease.step_id, lease.slot, group.group),
@@ -196,9 +207,17 @@ def _group_row(
         rewards=json.dumps(group.rewards),
         task_rewards=json.dumps(group.task_rewards),
         logprobs_verified=group.group in body.audited_groups,
-        state=GroupState.ACCEPTED if group.useful else GroupState.NO_SIGNAL,
+        state=_first_state(group, voided=voided),
         deferred=deferred,
+        epoch=lease.epoch,
     )
+
+
+def _first_state(group: api.GroupVerdict, *, voided: bool) -> GroupState:
+    """Work of a voided step is paid for and enters no batch."""
+    if not group.useful:
+        return GroupState.NO_SIGNAL
+    return GroupState.WITHDRAWN if voided else GroupState.ACCEPTED
 
 
 def _reject(
@@ -237,6 +256,7 @@ def ban(connection: Transaction, run: Run, worker: WorkerRow, reason: str, *, by
     ledger.append(connection, run.keypair, now, "slash", worker=worker.key, held=-held, slashed=held)
     ledger.append(connection, run.keypair, now, "ban", worker=worker.key, reason=public_reason(reason), by=by)
     connection.on_commit(lambda: run.presence.forget_banned(worker.key))
+    connection.on_commit(lambda: run.metrics.event("ban", worker=worker.key, by=by, why=public_reason(reason)))
     _withdraw(connection, worker.key)
     return banned
 
@@ -250,7 +270,7 @@ def _withdraw(connection: Connection, key: str) -> None:
     for lease in select(
         connection,
         LeaseRow,
-        f"JOIN slots USING (step, slot) WHERE leases.worker=? AND (leases.state='{LeaseState.LEASED}'"
+        f"JOIN slots USING (epoch, step, slot) WHERE leases.worker=? AND (leases.state='{LeaseState.LEASED}'"
         f" OR leases.state='{LeaseState.SUBMITTED}' AND slots.state IN {one_of(*FILLING)})",
         (key,),
     ):
@@ -258,8 +278,8 @@ def _withdraw(connection: Connection, key: str) -> None:
     for lease in select(
         connection,
         LeaseRow,
-        "JOIN slots USING (step, slot, lease_id) WHERE leases.step=? AND leases.worker=?"
+        "JOIN slots USING (epoch, step, slot, lease_id) WHERE leases.epoch=? AND leases.step=? AND leases.worker=?"
         f" AND slots.state='{SlotState.RESOLVED}'",
-        (current_step(connection), key),
+        (epoch(connection), current_step(connection), key),
     ):
         slots.void_slot(connection, slots.move_lease(connection, lease, LeaseState.VOID))

@@ -8,6 +8,7 @@ from shoal.coordinator.http.service import Service
 from shoal.coordinator.page import contributor, curves, ledger_page
 from shoal.coordinator.page.files import page_response
 from shoal.coordinator.page.stream import EventStream, encode
+from shoal.coordinator.store.database import Connection
 from shoal.errors import RefusedError
 from shoal.metrics.prometheus import CONTENT_TYPE
 from shoal.protocol import api, page_views
@@ -65,11 +66,14 @@ async def show_contributor(
     return await service.read(lambda connection: contributor.contributor(connection, service.run, body.key))
 
 
-async def show_ledger(service: Service, body: page_views.LedgerAddress, caller: None) -> page_views.LedgerPage:
+async def show_ledger(service: Service, body: page_views.LedgerAddress, caller: Visitor) -> page_views.LedgerPage:
     """Entries of the ledger, newest first, and how far this coordinator has checked it again."""
-    return await service.read(
-        lambda connection: ledger_page.ledger_page(connection, service.run, service.ledger_check, body)
-    )
+
+    def read(connection: Connection) -> page_views.LedgerPage:
+        extent = views.ledger_extent(connection, service.run, is_owner=caller.is_owner)
+        return ledger_page.ledger_page(connection, service.run, service.ledger_check, extent, body)
+
+    return await service.read(read)
 
 
 async def prometheus(service: Service, body: None, caller: None) -> Response:
@@ -83,5 +87,6 @@ def _gauges(service: Service, status: api.StatusView) -> dict[str, object]:
         "event_streams": len(service.hub),
         "relay_bytes_sent": {relay.url: relay.bytes_sent for relay in status.relays},
         "relay_bytes_received": {relay.url: relay.bytes_received for relay in status.relays},
+        "relay_success": {relay.url: relay.success for relay in status.relays},
         "relay_version": {relay.url: relay.newest_version for relay in status.relays},
     }

@@ -92,7 +92,7 @@ async def batch(service: Service, body: api.BatchAddress, caller: Signed) -> api
     deadline = clock() + body.wait_s
     while True:
         version = service.changes.version
-        record = await service.read(lambda connection: steps.batch_record(connection, body.step))
+        record = await service.read(lambda connection: _batch(connection, body))
         if record is not None:
             return api.BatchAnswer(batch=record)
         if service.stopping or (left_s := deadline - clock()) <= 0:
@@ -106,6 +106,11 @@ async def batch(service: Service, body: api.BatchAddress, caller: Signed) -> api
     return await service.read(what_is_missing)
 
 
+def _batch(connection: Connection, body: api.BatchAddress) -> api.BatchRecord | None:
+    steps.require_epoch(connection, body.epoch)
+    return steps.batch_record(connection, body.step)
+
+
 async def screen(service: Service, body: api.ScreeningBody, caller: Signed) -> api.BatchRecord:
     """Records a proposed batch without the groups that the trainer finds improbable, or proposes other groups for them."""
     return await service.write(
@@ -117,6 +122,8 @@ async def recall_batch(service: Service, body: api.RecallBody, caller: Signed) -
     """Takes back a batch that no version was trained on yet; all of it is audited before it is proposed again."""
 
     def operation(connection: Connection) -> int:
+        if body.epoch is not None:
+            steps.require_epoch(connection, body.epoch)
         groups = recalls.recall(connection, service.run, body)
         recalls.propose_again(connection, service.run)
         return groups

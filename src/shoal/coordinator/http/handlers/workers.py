@@ -1,6 +1,7 @@
 """What workers and relays ask for: register, send a heartbeat, lease a slot, give it back, announce a relay."""
 
 from shoal.coordinator import views, workers
+from shoal.coordinator.batching import steps
 from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.service import Service
 from shoal.coordinator.ledger.heads import HeadState
@@ -34,20 +35,21 @@ async def heartbeat(service: Service, body: api.HeartbeatBody, caller: Signed) -
         run.presence.hear(caller.key, body, caller.stamp)
         return views.worker_view(connection, run, row)
 
-    def heads(connection: Connection) -> tuple[str, HeadState]:
+    def heads(connection: Connection) -> tuple[str, HeadState, int]:
         known = service.heads.state_of(connection, body.ledger_head, caller.key)
-        return service.heads.newest(connection), known
+        return service.heads.newest(connection), known, steps.epoch(connection)
 
     view = await service.read_rows(look)
     if view.state == "gone":
         await service.write(caller, lambda connection: workers.mark_seen(connection, run, caller.key))
         view = await service.read_rows(look)
-    newest, kept = await service.read_rows(heads)
+    newest, kept, epoch = await service.read_rows(heads)
     return api.HeartbeatAnswer(
         worker=view,
         relay_urls=views.live_relay_urls(run),
         interval_s=run.config.coordinator.heartbeat_s,
         ledger_head=newest,
+        epoch=epoch,
         kept_head=kept,
     )
 
@@ -74,7 +76,10 @@ async def announce_relay(service: Service, body: api.RelayBody, caller: Signed) 
     answer = views.relays(service.run, caller.key)
     is_news = known is None or known.body.newest_version != body.newest_version
     if is_news and answer.is_listed:  # others could fill the disk with events
-        service.run.metrics.event("relay", key=caller.key, **body.model_dump())
+        relay = service.run.presence.relays.known[caller.key]
+        success = service.run.presence.relays.success(relay)
+        measured = {} if success is None else {"success": round(success.share, 4), "reporters": success.reporters}
+        service.run.metrics.event("relay", key=caller.key, **body.model_dump(), **measured)
     return answer
 
 

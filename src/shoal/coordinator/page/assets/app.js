@@ -29,7 +29,7 @@ function header() {
   const { session, status } = app;
   document.title = status ? `${status.run_id} · step ${status.step}` : "Shoal";
   fill(document.getElementById("run"), session?.run_id ?? "");
-  const state = session && !session.is_live ? "stopped" : status?.run_state;
+  const state = session && !session.is_live && status?.run_state !== "finished" ? "stopped" : status?.run_state;
   if (state) document.getElementById("state").replaceWith(Object.assign(chip(state), { id: "state" }));
   document.getElementById("who").textContent = session?.is_owner ? "owner" : "";
   if (status) {
@@ -80,6 +80,8 @@ function sentence(kind, fields) {
     version: () => `version ${fields.version} published`,
     evaluation: () => `version ${fields.version}: held-out accuracy ${fields.accuracy.toFixed(3)}`,
     registered: () => `${key} joined`,
+    ban: () => `${key} banned: ${fields.why}`,
+    run_state: () => `the run is ${fields.state}`,
     alert: () => `alert ${fields.name.replaceAll("_", " ")}: ${fields.seen}`,
     alert_over: () => `alert ${fields.name.replaceAll("_", " ")} is over`,
   }[kind]?.() ?? kind;
@@ -91,7 +93,7 @@ const handlers = { status: (status) => {
   tabs(document.querySelector("nav [aria-current]") && !own ? currentTab() : null);
   app.screen?.status?.(status);
 } };
-for (const kind of ["verdict", "version", "evaluation", "registered", "alert", "alert_over"]) {
+for (const kind of ["verdict", "version", "evaluation", "registered", "ban", "run_state", "alert", "alert_over"]) {
   handlers[kind] = (fields) => { note(kind, clean(sentence(kind, fields)), fields.at); app.screen?.happened?.(kind, fields); };
 }
 

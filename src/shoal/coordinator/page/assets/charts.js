@@ -1,5 +1,5 @@
 // Line charts by uPlot. The canvas holds lines only: ticks, legend, title and values are HTML.
-import { figure, h } from "./dom.js";
+import { duration, figure, h } from "./dom.js";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -11,7 +11,7 @@ function ticks(plot) {
   box.querySelectorAll(".tick").forEach((old) => old.remove());
   const { offsetLeft: left, offsetTop: top, offsetHeight: height } = plot.over;
   for (const value of plot.axes[0]._splits ?? []) {
-    const tick = h("span", { class: "tick" }, figure(value));
+    const tick = h("span", { class: "tick" }, (plot.isTime ? duration : figure)(value));
     tick.style.left = `${left + plot.valToPos(value, "x")}px`;
     tick.style.top = `${top + height + 5}px`;
     tick.style.transform = "translateX(-50%)";
@@ -25,6 +25,7 @@ function ticks(plot) {
   }
 }
 
+const TIMES = [1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 604800];
 const WHOLE = [1, 2, 5].flatMap((digit) => [0, 1, 2, 3, 4, 5].map((power) => digit * 10 ** power)).sort((a, b) => a - b);
 
 function spread(_, low, high) {
@@ -36,10 +37,17 @@ function spread(_, low, high) {
 // The legend shows the last values while nobody points at the chart.
 const newest = (plot) => requestAnimationFrame(() => plot.setLegend({ idx: plot.data[0].length - 1 }));
 
+// The first line of a chart with a band has it as its interval.
+function interval(definition, index, plot, at) {
+  const [high, low] = definition.bands?.[0] ?? [];
+  if (index || !high || at === null || at === undefined || plot.data[low][at] === null || plot.data[low][at] === undefined) return "";
+  return ` (${figure(plot.data[low][at])} to ${figure(plot.data[high][at])})`;
+}
+
 function options(definition, width, height) {
   const series = definition.lines.map((line, index) => ({
     label: line.label, scale: "y", width: line.hidden ? 0 : 1.8, points: { show: Boolean(line.points), size: 5 }, spanGaps: true,
-    stroke: () => colour(line.colour ?? `--c${index + 1}`), value: (_, value) => figure(value), show: true,
+    stroke: () => colour(line.colour ?? `--c${index + 1}`), value: (plot, value, _, at) => figure(value) + interval(definition, index, plot, at), show: true,
   }));
   const axis = { stroke: "transparent", grid: { stroke: () => colour("--grid"), width: 1 }, ticks: { show: false },
     values: (_, splits) => splits.map(() => "") };
@@ -47,10 +55,14 @@ function options(definition, width, height) {
     width, height, padding: [8, 10, 0, 0], cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false } },
     legend: { show: true, live: true },
     scales: { x: { time: false, range: (_, low, high) => (low === high ? [low, low + 1] : [low, high]) }, y: { range: definition.range ?? spread } },
-    axes: [{ ...axis, size: 22, space: 60, incrs: definition.x === "hours" ? undefined : WHOLE }, { ...axis, size: 46, space: 28 }],
-    series: [{ label: definition.x ?? "step", value: (_, value) => (value === null ? "–" : figure(value)) }, ...series],
+    axes: [{ ...axis, size: 22, space: 60, incrs: definition.x === "time" ? TIMES : WHOLE }, { ...axis, size: 46, space: 28 }],
+    series: [{ label: definition.x ?? "step", value: (_, value) => (value === null ? "–" : (definition.x === "time" ? duration : figure)(value)) }, ...series],
     bands: (definition.bands ?? []).map(([high, low, name]) => ({ series: [high, low], fill: () => `${colour(name)}2e` })),
-    hooks: { draw: [ticks], ready: [(plot) => plot.over.addEventListener("mouseleave", () => newest(plot))] },
+    hooks: { init: [(plot) => { plot.isTime = definition.x === "time"; }], draw: [ticks], ready: [(plot) => {
+      plot.over.addEventListener("mouseleave", () => newest(plot));
+      const rows = plot.root.querySelectorAll(".u-legend .u-series");
+      definition.lines.forEach((line, index) => { if (line.hidden) rows[index + 1].style.display = "none"; });
+    }] },
   };
 }
 

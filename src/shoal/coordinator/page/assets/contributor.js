@@ -4,7 +4,7 @@ import { get } from "./data.js";
 import { chip, clean, copyable, count, duration, facts, fill, h, table } from "./dom.js";
 
 export async function contributor(place, key) {
-  const top = h("div", {}), chart = new Chart("Accepted tokens", "over the time of the run, hours", { x: "hours", lines: [{ label: "tokens", colour: "--c2" }] });
+  const top = h("div", {}), chart = new Chart("Accepted tokens", "over the time of the run", { x: "time", lines: [{ label: "tokens", colour: "--c2" }] });
   const lists = h("div", {});
   fill(place, top, chart.element, lists);
 
@@ -17,12 +17,13 @@ export async function contributor(place, key) {
         ["Accepted", one.submissions_accepted, "submissions"], ["Rejected", one.submissions_rejected], ["Tokens per hour", count(view.tokens_per_hour)],
         ["Last seen", one.last_seen_s < 0 ? "–" : `${duration(one.last_seen_s)} ago`]]),
       h("p", {}, view.trust), h("p", {}, h("b", {}, "What raises it: "), view.raises),
+      h("p", { class: "soft small" }, "Credit is paid once per slot: where another key filled the same slot too, it is shared."),
       one.state === "banned" ? h("p", { class: "error" }, clean(one.reason, 600)) : null),
       h("div", { class: "card" }, h("h2", {}, "Now"),
         view.leases.length ? view.leases.map((lease) => h("p", {}, `Works for step ${lease.step} with version ${lease.policy_version}; `,
           lease.expires_in_s > 0 ? `${duration(lease.expires_in_s)} left.` : "its time is over.")) : h("p", { class: "soft" }, "Holds no lease."),
         one.activity && one.state !== "banned" ? h("p", { class: "soft" }, clean(one.activity)) : null));
-    chart.update([view.tokens_s.map((at) => at / 3600), view.tokens_total]);
+    chart.update([view.tokens_s, view.tokens_total]);
     chart.element.hidden = view.tokens_s.length === 0;
     fill(lists,
       h("div", { class: "card" }, h("h2", {}, "Last submissions"), table([

@@ -21,9 +21,14 @@ export function add(element, children) {
   }
 }
 
+const FOCUSABLE = "a[href], button, input, select, [tabindex]";
+
+// Live screens are drawn again and again: whoever uses the keyboard stays where they are.
 export function fill(element, ...children) {
+  const place = element.contains(document.activeElement) ? [...element.querySelectorAll(FOCUSABLE)].indexOf(document.activeElement) : -1;
   element.textContent = "";
   add(element, children);
+  if (place >= 0) element.querySelectorAll(FOCUSABLE)[place]?.focus({ preventScroll: true });
   return element;
 }
 
@@ -58,7 +63,7 @@ export function figure(value) {
 export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
 export const short = (key) => `${key.slice(0, 10)}…`;
 
-const STATES = { active: "good", banned: "bad", suspect: "warn", quarantined: "warn", gone: "quiet", running: "good", finished: "good",
+const STATES = { active: "good", current: "good", banned: "bad", suspect: "warn", quarantined: "warn", gone: "quiet", running: "good", finished: "good",
   paused: "warn", draining: "warn", drained: "warn", accepted: "good", rejected: "bad", waiting: "quiet", consumed: "good",
   withdrawn: "bad", expired: "warn", no_signal: "quiet", stopped: "quiet" };
 export const chip = (state) => h("span", { class: `chip ${STATES[state] ?? ""}` }, state.replaceAll("_", " "));

@@ -2,7 +2,9 @@
 import { get } from "./data.js";
 import { clean, duration, fill, h, table } from "./dom.js";
 
-const words = (body) => Object.entries(body).map(([name, value]) => `${name} ${typeof value === "string" && value.length > 20 ? `${value.slice(0, 12)}…` : JSON.stringify(value)}`).join(" · ");
+const brief = (value) => (typeof value === "string" ? (value.length > 20 ? `${value.slice(0, 12)}…` : value)
+  : Array.isArray(value) && value.length > 8 ? `${value.length}: ${value.slice(0, 3).join(", ")}, …` : JSON.stringify(value));
+const words = (body) => Object.entries(body).map(([name, value]) => `${name} ${brief(value)}`).join(" · ");
 
 export async function ledger(place) {
   const top = h("div", { class: "card" }), body = h("div", { class: "card" });
@@ -15,6 +17,7 @@ export async function ledger(place) {
     fill(top, h("h1", {}, "Ledger"),
       h("p", {}, page.problem ? [h("span", { class: "chip bad" }, "broken"), " ", page.problem]
         : [h("span", { class: `chip ${whole ? "good" : "quiet"}` }, whole ? "verified" : "being verified"), ` ${page.verified_entries} of ${page.total} entries: chain and signatures hold.`]),
+      page.shown < page.total ? h("p", {}, `The newest ${page.total - page.shown} entries are of steps that are still open. They are public when the batches of these steps are recorded.`) : null,
       h("p", { class: "small soft" }, "Head ", h("code", {}, page.head), h("br"), "Signed by ", h("code", {}, page.coordinator_key)),
       h("p", {}, h("a", { href: "/v1/ledger", download: "ledger.jsonl" }, "Download"), " and check it yourself: ", h("code", {}, "shoal ledger verify ledger.jsonl")));
     const entries = page.entries;

@@ -1,7 +1,7 @@
 // What the run is doing: alerts, who waits, curves with intervals, ages.
 import { Chart } from "./charts.js";
 import { get } from "./data.js";
-import { bytes, duration, facts, fill, h } from "./dom.js";
+import { bytes, duration, facts, figure, fill, h } from "./dom.js";
 
 const PANELS = [
   ["Reward", "mean of each batch, 95 % interval", { wide: true, lines: [
@@ -12,7 +12,7 @@ const PANELS = [
   ["Entropy", "per trained token", { lines: [{ label: "entropy", metric: "entropy", colour: "--c4" }] }],
   ["Clip fractions", "share of tokens", { lines: [{ label: "raised", metric: "clip_fraction_positive" },
     { label: "lowered", metric: "clip_fraction_negative", colour: "--c5" }] }],
-  ["Trainer–behaviour divergence", "k3 per token", { lines: [{ label: "divergence", metric: "kl_behaviour", colour: "--c5" }] }],
+  ["Trainer–behaviour divergence", "k3 / token", { lines: [{ label: "divergence", metric: "kl_behaviour", colour: "--c5" }] }],
   ["Cut and repeating completions", "share", { lines: [{ label: "cut at the limit", metric: "truncation_rate", colour: "--c3" },
     { label: "repeating", metric: "repetition_rate", colour: "--c6" }] }],
   ["Trainer's time", "seconds per step", { lines: [{ label: "waits for rollouts", metric: "time_wait_batch_s", colour: "--c5" },
@@ -25,6 +25,8 @@ const HELDOUT = ["Held-out accuracy", "95 % interval", { x: "version", range: [0
   bands: [[2, 3, "--c2"]] }];
 const SIDES = { none: ["good", "balanced"], trainer: ["warn", "the trainer waits for rollouts"], workers: ["", "workers wait for work"],
   weights: ["warn", "workers wait for weights"], validators: ["warn", "validators are behind"], unknown: ["quiet", "not known yet"] };
+
+const total = (counts) => Object.values(counts).reduce((sum, n) => sum + n, 0);
 
 export async function overview(place, _, app) {
   const select = (step) => { if (app.session.is_owner) location.hash = `#/step/${step}`; };
@@ -39,11 +41,12 @@ export async function overview(place, _, app) {
     const [tone, words] = SIDES[status.starving] ?? SIDES.unknown;
     fill(top,
       status.alerts.map((alert) => h("div", { class: "card alert", role: "alert" },
-        h("b", {}, alert.name.replaceAll("_", " ")), ": ", alert.seen, h("p", { class: "soft small" }, alert.means), h("p", {}, alert.advice))),
+        h("b", {}, alert.name.replaceAll("_", " ")), ": ", alert.seen, h("p", { class: "soft small" }, `${alert.means} Threshold: ${figure(alert.threshold)}.`), h("p", {}, alert.advice))),
       h("div", { class: "card" }, facts([
         ["Step", `${Math.min(status.step, status.steps)} / ${status.steps}`, `version ${status.newest_version}`],
         ["Next batch", `${status.useful_groups} / ${status.groups_needed}`, "useful groups"],
-        ["Workers", status.workers_present, Object.entries(status.worker_counts).map(([name, n]) => `${n} ${name}`).join(", ")],
+        ["Workers", app.session.is_live ? status.workers_present : total(status.worker_counts),
+          `${app.session.is_live ? "present; " : ""}${Object.entries(status.worker_counts).map(([name, n]) => `${n} ${name}`).join(", ")}`],
         ["To check", status.submissions_pending, "submissions"],
         ["Verdicts", `${status.verdicts.accepted ?? 0}`, `accepted, ${status.verdicts.rejected ?? 0} rejected`],
         ["Running for", duration(status.uptime_s)],

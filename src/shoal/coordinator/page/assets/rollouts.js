@@ -44,16 +44,18 @@ export async function step(place, [number]) {
   return {};
 }
 
+// Title, how much of it a token has, the least amount that is drawn darkest, colour. The darkest token of the group has the most.
 const OVERLAYS = {
-  none: ["Text", () => 0, ""],
-  logprob: ["Log-probability", (token) => (token.logprob === null ? 0 : Math.min(1, -token.logprob / 5)), "--c1"],
-  entropy: ["Entropy", (token) => (token.entropy === null ? 0 : Math.min(1, token.entropy / 3)), "--c4"],
-  margin: ["Audit margin", (token) => (token.margin === null ? 0 : token.margin > 0 ? Math.min(1, 0.25 + token.margin * 20) : 0), "--c5"],
+  none: ["Text", () => 0, 1, ""],
+  logprob: ["Log-probability", (token) => -(token.logprob ?? 0), 0.5, "--c1"],
+  entropy: ["Entropy", (token) => token.entropy ?? 0, 0.2, "--c4"],
+  margin: ["Audit margin", (token) => token.margin ?? 0, 0.01, "--c5"],
 };
 
 export async function group(place, [step, slot, number]) {
   const view = await get(`/v1/owner/groups/${[step, slot, number].map(encodeURIComponent).join("/")}`);
-  const readout = h("p", { class: "readout", "aria-live": "polite" }, "Point at a token to see its numbers.");
+  const readout = h("p", { class: "readout", "aria-live": "polite" }, "Point at a token to see its numbers; with the keyboard, go to the text and use the arrow keys.");
+  const scale = h("span", { class: "small" });
   const panels = view.completions.map((one) => completion(one, readout));
   const buttons = Object.entries(OVERLAYS).map(([name, [title]]) => {
     const known = name === "none" || view.completions.some((one) => one.turns.some((turn) => turn.tokens.some((token) => token[name] !== null)));
@@ -61,11 +63,14 @@ export async function group(place, [step, slot, number]) {
       onclick: (event) => { paint(name); buttons.forEach((button) => button.setAttribute("aria-pressed", String(button === event.currentTarget))); } }, title);
   });
   function paint(name) {
-    const [, value, colour] = OVERLAYS[name];
-    for (const { spans } of panels) for (const [span, token] of spans) {
+    const [, value, least, colour] = OVERLAYS[name];
+    const tokens = panels.flatMap((panel) => panel.spans);
+    const most = tokens.reduce((found, [, token]) => Math.max(found, value(token)), least);
+    for (const [span, token] of tokens) {
       span.style.setProperty("--heat-colour", colour ? `var(${colour})` : "transparent");
-      span.style.setProperty("--heat", `${Math.round(70 * value(token))}%`);
+      span.style.setProperty("--heat", `${Math.round(70 * Math.max(0, value(token)) / most)}%`);
     }
+    scale.textContent = colour ? `Darkest: ${figure(name === "logprob" ? -most : most)}.` : "";
   }
   const verdict = view.verdict;
   fill(place,
@@ -73,8 +78,8 @@ export async function group(place, [step, slot, number]) {
       facts([["Task", clean(view.task_id, 60)], ["Version", view.policy_version, `age ${view.age}`], ["Verdict", verdict.accepted === null ? verdict.state : verdict.accepted ? "accepted" : "rejected", verdict.audited ? "audited" : "not audited"],
         ["Audit rate", percent(verdict.audit_rate)], ["Largest margin", verdict.audited ? figure(verdict.metrics.margin_max ?? 0) : "–"]]),
       h("p", {}, "By ", h("a", { href: `#/worker/${view.worker}` }, clean(view.worker_name, 60) || short(view.worker)), ". ",
-        clean([verdict.reasons.join(", "), verdict.detail].filter(Boolean).join(": "), 600)),
-      h("div", { class: "tools", role: "group", "aria-label": "Colour tokens by" }, h("span", { class: "soft" }, "Tokens:"), buttons, h("span", { class: "soft small" }, view.overlay)), readout),
+        verdict.accepted ? "" : `${verdict.words} `, h("span", { class: "soft" }, clean([verdict.reasons.join(", "), verdict.detail].filter(Boolean).join(": "), 600))),
+      h("div", { class: "tools", role: "group", "aria-label": "Colour tokens by" }, h("span", { class: "soft" }, "Tokens:"), buttons, scale, h("span", { class: "soft small" }, view.overlay)), readout),
     h("div", { class: "samples" }, panels.map((panel) => panel.element)));
   buttons[0].setAttribute("aria-pressed", "true");
   return {};
@@ -82,13 +87,26 @@ export async function group(place, [step, slot, number]) {
 
 function completion(one, readout) {
   const spans = [];
-  const tell = (token) => readout.textContent = `${JSON.stringify(token.text)}: log-probability ${figure(token.logprob)}, entropy ${figure(token.entropy)}, margin ${figure(token.margin)}`;
-  const turns = one.turns.map((turn) => h("section", { class: `turn ${turn.speaker}` }, h("h3", {}, turn.speaker),
-    h("div", { class: "text" }, turn.tokens.length ? turn.tokens.map((token) => {
-      const span = h("span", { class: "token", onmouseenter: () => tell(token) }, token.text);
+  let chosen = -1;
+  const tell = (index) => {
+    spans[chosen]?.[0].classList.remove("chosen");
+    chosen = Math.min(spans.length - 1, Math.max(0, index));
+    const [span, token] = spans[chosen];
+    span.classList.add("chosen");
+    readout.textContent = `Sample ${one.sample}, token ${chosen + 1} of ${spans.length}, ${JSON.stringify(token.text)}: log-probability ${figure(token.logprob)}, entropy ${figure(token.entropy)}, margin ${figure(token.margin)}`;
+  };
+  const moves = { ArrowLeft: () => chosen - 1, ArrowRight: () => chosen + 1, Home: () => 0, End: () => spans.length - 1 };
+  const key = (event) => { if (moves[event.key] && spans.length) { event.preventDefault(); tell(moves[event.key]()); } };
+  const sampled = one.turns.filter((turn) => turn.speaker === "policy").length;
+  let number = 0;
+  const turns = one.turns.map((turn) => h("section", { class: `turn ${turn.speaker}` },
+    h("h3", {}, turn.speaker === "policy" && sampled > 1 ? `policy, turn ${++number} of ${sampled}` : turn.speaker),
+    turn.tokens.length ? h("div", { class: "text", tabindex: "0", role: "group", "aria-label": "Tokens; arrow keys move", onkeydown: key }, turn.tokens.map((token) => {
+      const index = spans.length;
+      const span = h("span", { class: "token", onmouseenter: () => tell(index), onclick: () => tell(index) }, token.text);
       spans.push([span, token]);
       return span;
-    }) : turn.text)));
+    })) : h("div", { class: "text" }, turn.text)));
   return { spans, element: h("article", { class: "card" },
     h("h2", {}, `Sample ${one.sample}: reward ${figure(one.reward)}`),
     h("p", { class: "small" }, one.why ? clean(one.why, 400) : h("span", { class: "soft" }, "no reason recorded")),

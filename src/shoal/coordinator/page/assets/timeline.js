@@ -7,14 +7,14 @@ const LANES = 200;
 
 export async function timeline(place, _, app) {
   let window_s = 300, until = null;
-  const body = h("div", {});
+  const body = h("div", {}), readout = h("p", { class: "readout", "aria-live": "polite" });
   const spans = [[60, "1 min"], [300, "5 min"], [1800, "30 min"], [7200, "2 h"], [86400, "1 day"]];
   const choose = h("select", { "aria-label": "Window", onchange: () => { window_s = Number(choose.value); draw(); } }, spans.map(([value, title]) => h("option", { value, selected: value === window_s }, title)));
   const move = (share) => () => { until = Math.max(window_s, (until ?? last) + share * window_s); draw(); };
   fill(place, h("div", { class: "card" }, h("div", { class: "tools" }, h("h1", {}, "Timeline"), choose,
     h("button", { class: "plain", type: "button", onclick: move(-0.5) }, "‹ earlier"), h("button", { class: "plain", type: "button", onclick: move(0.5) }, "later ›"),
     h("button", { class: "plain", type: "button", onclick: () => { until = null; draw(); } }, "now"),
-    h("span", { class: "soft small" }, "Colour: policy version. Red frame: late. Dashed: a second key for the same slot. Hatched: came to nothing.")), body));
+    h("span", { class: "soft small" }, "Colour: policy version. Red frame: late. Dashed: a second key for the same slot. Hatched: came to nothing.")), readout, body));
   let last = 0;
 
   async function draw() {
@@ -31,10 +31,10 @@ export async function timeline(place, _, app) {
         h("div", { class: "lane" }, h("span", { class: "soft" }, "published"), h("div", { class: "track" }, published.map((one) =>
           h("div", { class: "mark", left: at(one.published_s), "--hue": hue(one.version) }, h("span", {}, `v${one.version}`))))),
         [...byWorker].slice(0, LANES).map(([key, leases]) => h("div", { class: "lane" }, h("a", { href: `#/worker/${key}` }, name(key)),
-          h("div", { class: "track" }, leases.map((lease) => h("div", { left: at(lease.issued_s), width: wide(lease.issued_s, lease.ended_s ?? view.until_s), "--hue": hue(lease.policy_version),
+          track(leases, name(key), readout, (lease) => h("div", { left: at(lease.issued_s), width: wide(lease.issued_s, lease.ended_s ?? view.until_s), "--hue": hue(lease.policy_version),
             class: `lease${lease.is_late ? " late" : ""}${lease.is_backup ? " backup" : ""}${["returned", "expired", "abandoned", "void"].includes(lease.state) || lease.accepted === false ? " lost" : ""}`,
-            title: `step ${lease.step} slot ${lease.slot}, version ${lease.policy_version}, ${lease.state}${lease.accepted === false ? ", rejected" : ""}; ${duration(lease.issued_s)} to ${lease.ended_s === null ? "now" : duration(lease.ended_s)}` },
-            (lease.ended_s ?? view.until_s) - lease.issued_s > 0.035 * span ? `${lease.step}/${lease.slot}` : ""))))),
+            title: sentence(lease) },
+            (lease.ended_s ?? view.until_s) - lease.issued_s > 0.035 * span ? `${lease.step}/${lease.slot}` : "")))),
         h("div", { class: "lane" }, h("span", {}), h("div", { class: "track" }, [0, 0.25, 0.5, 0.75].map((share) => h("div", { class: "mark", left: `${100 * share}%`, "--hue": "210" }, h("span", {}, duration(view.from_s + share * span)))))))),
       view.leases.length ? null : h("p", { class: "soft" }, "No lease in this window."),
       byWorker.size > LANES ? h("p", { class: "soft" }, `${LANES} of ${byWorker.size} workers are shown.`) : null,
@@ -45,6 +45,37 @@ export async function timeline(place, _, app) {
   await draw();
   let due = null;
   return { leave: () => clearTimeout(due), happened: () => { if (until === null) { clearTimeout(due); due = setTimeout(() => draw().catch(() => {}), 1500); } } };
+}
+
+const sentence = (lease) => `step ${lease.step} slot ${lease.slot}, version ${lease.policy_version}, ${lease.state}${lease.accepted === false ? ", rejected" : ""}${lease.is_late ? ", late" : ""}${lease.is_backup ? ", second key for its slot" : ""}; ${duration(lease.issued_s)} to ${lease.ended_s === null ? "now" : duration(lease.ended_s)}`;
+
+// A worker that works on several slots at once has its bars below each other.
+function stacked(leases) {
+  const ends = [];
+  return leases.map((lease) => {
+    let row = ends.findIndex((end) => end <= lease.issued_s);
+    if (row < 0) row = ends.length;
+    ends[row] = lease.ended_s ?? Infinity;
+    return row;
+  });
+}
+
+// The bars of one worker: with the mouse, a finger or the arrow keys each tells what it is.
+function track(leases, who, readout, bar) {
+  const bars = leases.map(bar);
+  let chosen = -1;
+  const tell = (index) => {
+    bars[chosen]?.classList.remove("chosen");
+    chosen = Math.min(bars.length - 1, Math.max(0, index));
+    bars[chosen].classList.add("chosen");
+    readout.textContent = `${who}: ${sentence(leases[chosen])}`;
+  };
+  bars.forEach((one, index) => ["mouseenter", "click"].forEach((kind) => one.addEventListener(kind, () => tell(index))));
+  const moves = { ArrowLeft: () => chosen - 1, ArrowRight: () => chosen + 1, Home: () => 0, End: () => bars.length - 1 };
+  const rows = stacked(leases);
+  bars.forEach((one, index) => one.style.setProperty("--row", rows[index]));
+  return h("div", { class: "track", "--rows": String(1 + Math.max(0, ...rows)), tabindex: "0", role: "group", "aria-label": `Leases of ${who}; arrow keys move`,
+    onkeydown: (event) => { if (moves[event.key] && bars.length) { event.preventDefault(); tell(moves[event.key]()); } } }, bars);
 }
 
 function arrivals(view, name) {

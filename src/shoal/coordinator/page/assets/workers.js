@@ -59,7 +59,7 @@ async function ownerWorker(place, key) {
       one.state === "banned" ? h("p", { class: "error" }, `Banned after ${duration(one.banned_at_s)}: `, h("span", { class: "evidence" }, clean(view.reason, 2000))) : null,
       facts([["Accepted", one.submissions_accepted], ["Rejected", one.submissions_rejected], ["Credit", count(credit(one)), `${count(one.credit_held)} held`],
         ["Audit rate", percent(view.audit_rate)], ["Clean audits", view.clean_audits], ["Anomalies", view.anomalies], ["Drift", figure(view.drift), "log-likelihood ratio"],
-        ["Late or failed", percent(view.missed_share)], ["Time per slot", `${figure(view.work_s)} s`], ["Tokens/s", count(one.tokens_per_s), "as it says"],
+        ["Late or failed", percent(view.missed_share)], ["Time per slot", view.work_s ? `${figure(view.work_s)} s` : "–"], ["Tokens/s", count(one.tokens_per_s), "as it says"],
         ["Memory", one.memory_bytes ? bytes(one.memory_bytes) : "–"]]),
       h("p", {}, h("a", { href: `/worker/${one.key}` }, "What its contributor sees"))),
     h("div", { class: "card" }, h("h2", {}, "Submissions"), submissions(view.submissions)));
@@ -72,7 +72,7 @@ export function submissions(rows) {
     { title: "Step / slot", cell: (row) => [h("a", { href: `#/step/${row.step ?? ""}` }, `${row.step ?? "–"}`), ` / ${row.slot}`] },
     { title: "Version", class: "number", cell: (row) => row.policy_version },
     { title: "Verdict", cell: (row) => chip(row.accepted === null ? row.state : row.accepted ? "accepted" : "rejected") },
-    { title: "Why", class: "name", cell: (row) => clean([row.reasons.join(", "), row.detail].filter(Boolean).join(": "), 400) },
+    { title: "Why", class: "name", cell: (row) => (row.accepted ? "" : [h("div", {}, row.words), h("div", { class: "soft small" }, clean([row.reasons.join(", "), row.detail].filter(Boolean).join(": "), 400))]) },
     { title: "Audited", cell: (row) => (row.audited ? `yes, at ${percent(row.audit_rate)}` : "no") },
     { title: "Largest margin", class: "number", cell: (row) => (row.audited ? figure(row.metrics.margin_max ?? 0) : "–") },
     { title: "Flips", class: "number", cell: (row) => (row.audited ? `${row.metrics.rounding_flips ?? 0} / ${row.metrics.tokens ?? 0}` : "–") },

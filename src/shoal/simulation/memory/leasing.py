@@ -1,0 +1,319 @@
+"""Leases over tables in memory: what `coordinator.work.leasing` and `work.deliveries` read and write, with the same rules.
+
+`rules.leases` decides. The pace of the swarm is computed again when something that it follows from has changed.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from shoal.config import ShoalConfig
+from shoal.coordinator.batching.timing import LeaseTiming
+from shoal.coordinator.rules import backups, batches, deliveries, freshness, leases, trust
+from shoal.coordinator.states import LeaseState, SlotState
+from shoal.coordinator.work.deliveries import OBSERVED_KEYS
+from shoal.coordinator.work.leasing import FAILING, PAGE, lease_name
+from shoal.protocol import api
+from shoal.protocol.assignment import slot_seed
+from shoal.simulation.memory import slots
+from shoal.simulation.memory.presence import BeatingPresence
+from shoal.simulation.memory.tables import Key, Lease, Slot, Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    keys: Sequence[Key]
+    pace: deliveries.Pace
+    is_enforced: bool
+    names: frozenset[str]
+    """Of all keys that were looked at."""
+    until: float
+    """When one of them falls silent."""
+    reliable: dict[str, list[str]] = field(default_factory=dict)
+    """Keys that may fill a late slot, by numerics class, once somebody asked."""
+
+
+class Leasing:
+    def __init__(self, tables: Tables, config: ShoalConfig, clock: Callable[[], float], secret: bytes) -> None:
+        self.tables, self.config, self.clock, self.secret = tables, config, clock, secret
+        self.presence = BeatingPresence(clock, config.coordinator.gone_after_s)
+        self.timing = LeaseTiming() if config.coordinator.just_in_time else None
+        self.has_backups = True
+        """Only a simulation can do without them, to show what they are worth."""
+        self._observed: Observed | None = None
+        self._counted: tuple[tuple[int, int], batches.StepCounts] | None = None
+        self._numbers = itertools.count()
+
+    # What is known of keys
+
+    def changed(self, key: Key) -> None:
+        """Its record or trust is another one now."""
+        if self._observed is not None and key.key in self._observed.names:
+            self._observed = None
+
+    def delivered(self, key: Key) -> None:
+        """It has delivered last of all."""
+        self.tables.by_delivery.pop(key.key, None)
+        self.tables.by_delivery[key.key] = key
+        self._observed = None
+
+    def observe(self) -> Observed:
+        known = self._observed
+        if known is None or self.clock() > known.until:
+            known = self._observed = self._observe()
+        return known
+
+    def _observe(self) -> Observed:
+        longest_s, looked = self.config.coordinator.lease_s, list[Key]()
+        for key in reversed(self.tables.by_delivery.values()):
+            if key.trust.state != "banned":
+                looked.append(key)
+                if len(looked) == OBSERVED_KEYS:
+                    break
+        present = [key for key in looked if self.presence.is_present(key.key)]
+        newest_at = max((key.delivered_at for key in present), default=0.0)
+        current = [key for key in present if deliveries.is_current(key.record, newest_at - key.delivered_at, longest_s)]
+        records = [key.record for key in current]
+        pace = deliveries.pace(records, longest_s)
+        until = min((self.presence.silent_at(key.key) for key in present), default=float("inf"))
+        names = frozenset(key.key for key in looked)
+        return Observed(current, pace, deliveries.is_enforced(records, pace), names, until)
+
+    def is_reliable(self, key: Key, observed: Observed) -> bool:
+        if not trust.is_usable(key.trust, self.config.trust):
+            return False
+        return not observed.is_enforced or deliveries.is_reliable(key.record, observed.pace)
+
+    # One request for work
+
+    def decide(self, key: Key, held_versions: Sequence[int]) -> leases.Grant | leases.Refused:
+        self.expire()
+        step, observed = self.tables.step, self.observe()
+        published = self._published(step)
+        held = sorted(set(held_versions) & set(published))
+        swarm = self._swarm_view(key, step, published, observed)
+        return leases.decide(swarm, self._key_view(key, observed, step, held), self.config.training, self.config.trust)
+
+    def grant(self, key: Key, request_id: str, grant: leases.Grant) -> Lease:
+        now, pace = self.clock(), self.observe().pace
+        step, due_at = self.tables.of_step(grant.step), now + pace.in_time_s
+        is_new = grant.slot == len(step.slots)
+        slot = (
+            Slot(
+                grant.step,
+                grant.slot,
+                SlotState.LEASED,
+                None,
+                grant.version,
+                key.numerics_class,
+                grant.deferred,
+                due_at,
+            )
+            if is_new
+            else step.slots[grant.slot]
+        )
+        lease = Lease(
+            lease_name(self.secret, key.key, request_id),
+            key,
+            grant.step,
+            slot,
+            grant.version,
+            now,
+            now + deliveries.lease_s(key.record, pace),
+            by_active_key=key.trust.state == "active",
+        )
+        if is_new:
+            slot.lease = lease
+            slots.first_slot(self.tables, lease)
+        else:
+            terms = {"numerics_class": key.numerics_class, "deferred": grant.deferred, "due_at": due_at}
+            slots.take_again(self.tables, slot, lease, **terms)  # type: ignore[arg-type]
+        self.tables.leases[lease.lease_id] = lease
+        heapq.heappush(self.tables.expiring, (lease.expires_at, next(self._numbers), lease))
+        self.tables.recent[lease.by_active_key].append((now, key))
+        self._note_first_use(key, grant.version, now)
+        return lease
+
+    def lease_view(self, lease: Lease, secret_of_step: bytes) -> api.Lease:
+        return api.Lease.model_construct(
+            lease_id=lease.lease_id,
+            step=lease.step,
+            slot=lease.slot.number,
+            slot_seed=slot_seed(secret_of_step, lease.slot.number).hex(),
+            policy_version=lease.version,
+            manifest_digest="",
+            expires_at=lease.expires_at,
+        )
+
+    def _note_first_use(self, key: Key, version: int, now: float) -> None:
+        if version <= key.newest_used:
+            return
+        if key.newest_used >= 0:
+            published_at = self.tables.versions[version].published_at
+            key.record = deliveries.after_first_use(key.record, now - published_at)
+            self.changed(key)
+        key.newest_used = version
+
+    def expire(self) -> bool:
+        """Drops leases whose deadline has passed."""
+        expiring, now, found = self.tables.expiring, self.clock(), False
+        while expiring and expiring[0][0] < now:
+            lease = heapq.heappop(expiring)[2]
+            if lease.state is LeaseState.LEASED:
+                self.drop(lease, LeaseState.EXPIRED)
+                found = True
+        return found
+
+    def drop(self, lease: Lease, state: LeaseState) -> None:
+        slots.drop_lease(self.tables, lease, state)
+        self.fail(lease.key)
+
+    def fail(self, key: Key) -> None:
+        """Counts a lease that came to nothing."""
+        key.record = deliveries.after_failure(key.record, self.clock())
+        self.changed(key)
+
+    def _published(self, step: int) -> list[int]:
+        oldest = max(0, step - self.config.training.async_level)
+        return list(range(oldest, min(step + 1, len(self.tables.versions))))
+
+    def _swarm_view(self, key: Key, step: int, published: Sequence[int], observed: Observed) -> leases.SwarmView:
+        timing = self._decide_timing(step)
+        settled_at, versions = self.clock() - observed.pace.grace_s, self.tables.versions
+        settled = [number for number in published if versions[number].published_at <= settled_at]
+        others_active = self._has_others(key, active=True)
+        return leases.SwarmView(
+            run_state="finished" if len(versions) > self.config.run.steps else "running",
+            step=step,
+            steps=self.config.run.steps,
+            has_space=True,
+            published=published,
+            settled_version=settled[-1] if settled else None,
+            counts=self.counts(step),
+            next_slot=len(self.tables.of_step(step).slots),
+            tasks_per_slot=self.config.rollouts.tasks_per_slot,
+            keys_polling=self.presence.polling(has_delivered=key.delivered_at > 0),
+            has_other_workers=others_active or self._has_others(key, active=False),
+            has_other_active_workers=others_active,
+            awaited_version=timing.oldest_version if timing else 0,
+            has_time=timing is not None and timing.has_time,
+        )
+
+    def counts(self, step: int) -> batches.StepCounts:
+        now = (self.tables.revision, step)
+        if self._counted is None or self._counted[0] != now:
+            self._counted = (now, self._count(step))
+        return self._counted[1]
+
+    def _count(self, step: int) -> batches.StepCounts:
+        per_slot, tally = self.config.rollouts.tasks_per_slot, self.tables.of_step(step).tally
+        oldest = batches.oldest_version(step, self.config.training)
+        useful = of_step = deferred = 0
+        for (of, version, is_deferred), number in self.tables.waiting.items():
+            if version >= oldest:
+                useful += number
+                if of == step:
+                    of_step += number
+                    deferred += number if is_deferred else 0
+        leased, submitted, resolved = SlotState.LEASED, SlotState.SUBMITTED, SlotState.RESOLVED
+        return batches.StepCounts(
+            useful=useful - deferred,
+            useful_of_step=of_step - deferred,
+            outstanding_groups=(tally[leased, False] + tally[submitted, False]) * per_slot,
+            resolved_groups=tally[resolved, False] * per_slot,
+            probation_slots=self.tables.of_step(step).probation,
+            deferred=batches.Deferred(
+                deferred, (tally[leased, True] + tally[submitted, True]) * per_slot, tally[resolved, True] * per_slot
+            ),
+        )
+
+    def _decide_timing(self, step: int) -> freshness.Timing | None:
+        newest = len(self.tables.versions) - 1
+        if self.timing is None or newest < 0:
+            return None
+        return self.timing.decide(self, step, newest, self.config.training.async_level, self.clock())
+
+    def cycles(self, since: float) -> list[freshness.Cycle]:
+        """Of the last trained steps that began since then, oldest first."""
+        last = min(self.tables.step, len(self.tables.versions) - 1)
+        steps = range(max(0, last - freshness.MEMORY), last)
+        return [self._cycle(step, opened) for step in steps if (opened := self._opened_at(step)) >= since]
+
+    def _opened_at(self, step: int) -> float:
+        opened_at = self.tables.steps[step].opened_at if step in self.tables.steps else None
+        return float("-inf") if opened_at is None else opened_at
+
+    def _cycle(self, step: int, opened_at: float) -> freshness.Cycle:
+        formed_at, versions = self.tables.batches[step].formed_at, self.tables.versions
+        return freshness.Cycle(
+            fill_s=formed_at - opened_at,
+            train_s=versions[step + 1].published_at - max(versions[step].published_at, formed_at),
+            publish_s=versions[step + 1].stage_s,
+        )
+
+    def trains_since(self, newest: int) -> float:
+        formed_at = self.tables.batches[newest].formed_at if newest < self.tables.step else 0.0
+        return max(self.tables.versions[newest].published_at, formed_at)
+
+    def _key_view(self, key: Key, observed: Observed, step: int, held: list[int]) -> leases.KeyView:
+        is_reliable, now = self.is_reliable(key, observed), self.clock()
+        return leases.KeyView(
+            is_active=key.trust.state == "active",
+            held_versions=held,
+            leases_held=len(key.leased),
+            leases_allowed=deliveries.leases_allowed(key.record, observed.pace, reliable=is_reliable),
+            slots_of_step=key.holding.get(step, 0),
+            open_slot=self._open_slot(key, step, any_slot=is_reliable),
+            late_slot=self._late_slot(key, observed, step, held, now) if is_reliable and self.has_backups else None,
+            is_reliable=is_reliable,
+            backoff_s=deliveries.backoff_s(key.record, now),
+        )
+
+    def _open_slot(self, key: Key, step: int, *, any_slot: bool) -> leases.OpenSlot | None:
+        dropped = self.tables.of_step(step).open_slots
+        if not dropped:
+            return None
+        for number in sorted(dropped):
+            slot = dropped[number]
+            if (any_slot or slot.deferred) and not slot.was_held_by(key):
+                return leases.OpenSlot(number, slot.version)
+        return None
+
+    def _late_slot(
+        self, key: Key, observed: Observed, step: int, held: Sequence[int], now: float
+    ) -> leases.OpenSlot | None:
+        fitting = (
+            slot
+            for slot in slots.late_slots(self.tables.of_step(step), now)
+            if slot.numerics_class == key.numerics_class and not slot.was_held_by(key)
+        )
+        late = list(itertools.islice(fitting, PAGE))
+        if not late:
+            return None
+        poll_s = leases.poll_s(self.presence.polling(has_delivered=key.delivered_at > 0))
+        others = self._reliable_keys(observed, key.numerics_class) or list(
+            itertools.islice(self.presence.workers, PAGE)
+        )
+        for slot in late:
+            view = backups.LateSlot(step, slot.number, slot.version, slot.attempts, slot.due_at)
+            if slot.version in held and backups.may_take(view, key.key, others, self.secret, now, poll_s):
+                return leases.OpenSlot(slot.number, slot.version)
+        return None
+
+    def _reliable_keys(self, observed: Observed, numerics_class: str) -> list[str]:
+        known = observed.reliable.get(numerics_class)
+        if known is None:
+            same = [one for one in observed.keys if one.numerics_class == numerics_class]
+            known = observed.reliable[numerics_class] = [one.key for one in same if self.is_reliable(one, observed)]
+        return known
+
+    def _has_others(self, key: Key, *, active: bool) -> bool:
+        """Whether another key that is present and does not fail took a lease lately."""
+        recent, since = self.tables.recent[active], self.clock() - self.config.coordinator.lease_s
+        while recent and recent[0][0] < since:
+            recent.popleft()
+        return any(
+            other is not key and other.record.failures < FAILING and self.presence.is_present(other.key)
+            for _, other in reversed(recent)
+        )

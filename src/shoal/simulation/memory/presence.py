@@ -1,0 +1,57 @@
+"""Presence in a simulation: keys send heartbeats until they leave, so only keys that left can fall silent.
+
+A heartbeat of ten thousand keys costs one assignment here; what follows from it is what `coordinator.presence` says.
+"""
+
+import heapq
+from collections.abc import Callable
+
+from shoal.coordinator.presence import Presence, WorkerPresence
+
+
+class BeatingPresence(Presence):
+    def __init__(self, clock: Callable[[], float], gone_after_s: float) -> None:
+        super().__init__(clock, gone_after_s)
+        self.beat_at = clock()
+        self.left: set[str] = set()
+        self._quiet: list[tuple[float, str]] = []
+        """Heap of those that may still count as present, by when they do not any more."""
+
+    def seen(self, key: str) -> WorkerPresence:
+        worker = self.workers.get(key)
+        if worker is None:
+            return super().seen(key)
+        worker.seen_at = self.clock()
+        return worker
+
+    def leave(self, key: str) -> None:
+        """Its last heartbeat was the last one of all keys."""
+        worker = self.workers.get(key)
+        if worker is not None:
+            worker.seen_at = max(worker.seen_at, self.beat_at)
+        self.left.add(key)
+        heapq.heappush(self._quiet, (self.silent_at(key), key))
+
+    def rejoin(self, key: str) -> None:
+        self.left.discard(key)
+
+    def is_present(self, key: str) -> bool:
+        return super().is_present(key) if key in self.left else key in self.workers
+
+    def silent_at(self, key: str) -> float:
+        """From when on a key that sends nothing more is absent."""
+        worker = self.workers.get(key)
+        if key not in self.left or worker is None:
+            return float("inf")
+        return worker.seen_at + self.gone_after_s
+
+    def silent(self) -> list[str]:
+        found = []
+        while self._quiet and self._quiet[0][0] < self.clock():
+            _, key = heapq.heappop(self._quiet)
+            if key in self.left and key in self.workers:
+                if self.is_present(key):  # something of it arrived after it had left
+                    heapq.heappush(self._quiet, (self.silent_at(key), key))
+                else:
+                    found.append(key)
+        return found

@@ -1,0 +1,79 @@
+"""Runs a scenario: builds the actors, lets the clock go until the last step is trained, and returns what came of it.
+
+The same scenario gives the same numbers, on every machine. A swarm that makes no progress for long is stopped.
+"""
+
+from collections.abc import Callable
+
+from shoal.simulation.clock import EventClock
+from shoal.simulation.memory.coordinator import MemoryCoordinator
+from shoal.simulation.operations import MakeCoordinator
+from shoal.simulation.scenario import SWEEP_S, digest_secret
+from shoal.simulation.swarm.links import Broadcast
+from shoal.simulation.swarm.members import Member
+from shoal.simulation.swarm.owners import SwarmTrainer, Validators
+from shoal.simulation.swarm.result import SwarmResult, summarise
+from shoal.simulation.swarm.spec import SwarmSpec
+from shoal.simulation.swarm.work import Workload
+from shoal.simulation.swarm.world import Counted, World
+
+WARM_UP = 8
+"""Steps that do not count, or a quarter of a shorter run: probation, first pace, three cycles for leases in time."""
+
+PATIENCE = 40.0
+"""Leases, or training steps, after which a step that is not trained never will be."""
+
+
+class Swarm:
+    def __init__(self, spec: SwarmSpec, make: MakeCoordinator = MemoryCoordinator) -> None:
+        self.spec, config, clock = spec, spec.config(), EventClock()
+        coordinator = make(config, clock, digest_secret(spec.run.seed))
+        if isinstance(coordinator, MemoryCoordinator):
+            coordinator.leasing.has_backups = spec.coordinator.backups
+        self.world = World(spec, config, clock, coordinator, Workload(spec.work, config), Broadcast(spec))
+        self.begun_at = clock.now
+        self.trainer, self.validators = SwarmTrainer(self.world), Validators(self.world)
+        self.world.on_file, self.world.on_verdict = self.validators.look, self.trainer.look
+        groups = [(group, number) for group, one in enumerate(spec.workers) for number in range(one.count)]
+        self.members = [Member(self.world, group, number) for group, number in groups]
+        self.warm_up = min(WARM_UP, spec.run.steps // 4)
+        self.before, self.measured_from = Counted(), clock.now
+
+    def run(self, on_progress: Callable[[float], None] = lambda share: None) -> SwarmResult:
+        self._sweep()
+        self.world.beat()
+        for step in range(1, self.spec.run.steps + 1):
+            if not self._reach(step):
+                break
+            on_progress(step / self.spec.run.steps)
+            if step == self.warm_up:
+                self._settle()
+                self.before, self.measured_from = self.world.counted.copy(), self.world.clock.now
+        self._settle()
+        result = summarise(self)
+        self.world.coordinator.close()
+        return result
+
+    def _reach(self, step: int) -> bool:
+        """Lets time pass until the step is trained; false if the swarm makes no progress."""
+        longest_s = PATIENCE * max(self.spec.trainer.step_s, self.world.config.coordinator.lease_s)
+        self.world.clock.run(lambda: self.trainer.step >= step, longest_s)
+        return self.trainer.step >= step
+
+    def _sweep(self) -> None:
+        self.world.coordinator.maintain()
+        self.trainer.look()
+        self.validators.look()
+        self.world.clock.after(SWEEP_S, self._sweep)
+
+    def _settle(self) -> None:
+        for member in self.members:
+            member.settle()
+
+
+def run_swarm(
+    spec: SwarmSpec,
+    on_progress: Callable[[float], None] = lambda share: None,
+    make: MakeCoordinator = MemoryCoordinator,
+) -> SwarmResult:
+    return Swarm(spec, make).run(on_progress)

@@ -1,0 +1,226 @@
+"""A scenario file: TOML that says who takes part, how fast everything is, and how much there is to send.
+
+Each value that a run decides by (`[settings.*]`) is a setting of a run file. A wrong key or value is refused with the nearest right
+one, and so is a swarm in which nobody works.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from shoal.config import ShoalConfig, build_config
+from shoal.errors import ConfigError
+
+BUNDLED = Path(__file__).parents[1] / "scenarios"
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Conduct = Literal["honest", "stall", "junk", "forge"]
+"""`stall` leases and never delivers, `junk` sends files that do not hold, `forge` sends good files with forged groups in them."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Run(Section):
+    name: str = "scenario"
+    steps: Annotated[int, Field(ge=2, le=100_000)] = 100
+    seed: int = 0
+    """The same scenario with the same seed gives the same numbers."""
+
+
+class Work(Section):
+    median_tokens: Positive
+    """Of a completion."""
+    spread: NotNegative = 0.5
+    """Standard deviation of the logarithm of the length."""
+    prompt_tokens: NotNegative = 100.0
+    """An audit reads prompts too."""
+    useful_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Of the groups, those whose rewards differ."""
+    bytes_per_token: NotNegative = 12.0
+    """Of a rollout file."""
+
+
+class Weights(Section):
+    full_bytes: Positive
+    delta_bytes: NotNegative = 0.0
+    """Of a version that follows another one; 0 publishes every version in full."""
+    keyframe_every: Count = 8
+    """One version of this many is published in full too."""
+
+
+class TrainerSpec(Section):
+    step_s: Positive
+    """From a batch to the weights that follow from it."""
+    stage_s: NotNegative = 0.0
+    """To encode, hash and record a version, beside the next step."""
+    batch_s: NotNegative = 0.0
+    """To fetch the files of a batch."""
+
+
+class ValidatorSpec(Section):
+    count: Count = 1
+    file_s: NotNegative = 0.1
+    """Of every file, without its audit."""
+    audit_tokens_per_s: Positive = 1e4
+    """Tokens of audited groups, prompts included, that one validator reads per second."""
+
+
+class CoordinatorSpec(Section):
+    requests_per_s: NotNegative = 1700.0
+    """What one process answers, heartbeats included; 0: any number."""
+    backups: bool = True
+    """Only a simulation can do without them."""
+
+
+class Link(Section):
+    up_mbit_s: Positive = 1000.0
+
+
+class RelaySpec(Section):
+    count: Count = 1
+    up_mbit_s: Positive = 1000.0
+    region: str = ""
+
+
+class WorkerSpec(Section):
+    name: str
+    count: Count
+    tokens_per_s: Positive
+    """Of one machine with all its rows busy."""
+    rows: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Samples at a time."""
+    speed_spread: NotNegative = 0.0
+    """Standard deviation of the logarithm of the speed, over the machines."""
+    down_mbit_s: Positive = 100.0
+    up_mbit_s: Positive = 20.0
+    region: str = ""
+    swap_s: NotNegative = 0.1
+    """To change weights in an engine with nothing in it."""
+    stays_s: NotNegative = 0.0
+    """Mean time until it leaves without a word; 0: it stays."""
+    away_s: Positive = 3600.0
+    """Mean time until it is back."""
+    continuous: bool = True
+    """Whether samples enter while others run; else a slot ends before the next begins."""
+    conduct: Conduct = "honest"
+    forged_share: Share = 0.25
+    """Of the groups of a key that forges."""
+
+
+class Network(Section):
+    between_regions_mbit_s: Positive = 1e5
+    """Of one download from a relay of another region."""
+    latency_s: NotNegative = 0.3
+    """From the publication of a version until a worker receives it: head, hops, verification."""
+
+
+class SwarmSpec(Section):
+    run: Run = Run()
+    settings: dict[str, dict[str, Any]] = {}
+    """Settings of a run file, by section."""
+    work: Work
+    weights: Weights
+    trainer: TrainerSpec
+    validators: ValidatorSpec = ValidatorSpec()
+    coordinator: CoordinatorSpec = CoordinatorSpec()
+    origin: Link = Link()
+    network: Network = Network()
+    relays: tuple[RelaySpec, ...] = ()
+    workers: Annotated[tuple[WorkerSpec, ...], Field(min_length=1)]
+
+    def config(self) -> ShoalConfig:
+        tree = {name: dict(values) for name, values in self.settings.items()}
+        tree.setdefault("run", {})["steps"] = 10 * self.run.steps + 1000  # the end of a run is no part of a scenario
+        return build_config(tree)
+
+    @property
+    def machines(self) -> int:
+        return sum(group.count for group in self.workers)
+
+
+def bundled_names() -> list[str]:
+    return sorted(path.stem for path in BUNDLED.glob("*.toml"))
+
+
+def load_scenario(where: str | Path) -> SwarmSpec:
+    """A scenario of the package by its name, or a file."""
+    path = Path(where)
+    if not path.suffix and not path.exists():
+        path = BUNDLED / f"{where}.toml"
+    try:
+        return build_scenario(tomllib.loads(path.read_text()))
+    except FileNotFoundError:
+        raise ConfigError(f"There is no scenario {where}.", hint=_nearest_name(str(where))) from None
+    except IsADirectoryError:
+        raise ConfigError(
+            f"{where} is a directory, not a scenario.", hint="Name a file, or a run's directory."
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from None
+
+
+def build_scenario(tree: Mapping[str, Any]) -> SwarmSpec:
+    try:
+        spec = SwarmSpec.model_validate(tree)
+    except ValidationError as error:
+        raise _refusal(error) from None
+    spec.config()
+    if all(group.conduct != "honest" for group in spec.workers):
+        raise ConfigError("Nobody in this swarm is honest.", hint='Add [[workers]] with conduct = "honest".')
+    return spec
+
+
+def _refusal(error: ValidationError) -> ConfigError:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return ConfigError(f"Unknown key {place}.", hint=_nearest_key(place))
+    if first["type"] == "missing":
+        return ConfigError(f"The scenario has no {place}.", hint="docs/design/simulation.md has every key.")
+    if place == "workers":
+        return ConfigError("The swarm is empty.", hint="Add [[workers]] with name, count and tokens_per_s.")
+    return ConfigError(
+        f"{place} = {first['input']!r} is wrong: {first['msg'].lower()}.", hint="See `shoal simulate --help`."
+    )
+
+
+def all_keys() -> list[str]:
+    return list(_keys(SwarmSpec, ""))
+
+
+def _keys(section: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, info in section.model_fields.items():
+        yield prefix + name
+        inner = [kind for kind in (info.annotation, *getattr(info.annotation, "__args__", ())) if _is_section(kind)]
+        for kind in inner:
+            yield from _keys(kind, f"{prefix}{name}.")
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
+
+
+def _nearest_key(place: str) -> str:
+    """Numbers of tables in a list are no part of a key."""
+    wanted = ".".join(part for part in place.split(".") if not part.isdigit())
+    keys = all_keys()
+    matches = difflib.get_close_matches(wanted, keys, n=1, cutoff=0.6)
+    if not matches:
+        by_name = {key.split(".")[-1]: key for key in keys}
+        near = difflib.get_close_matches(wanted.split(".")[-1], by_name, n=1, cutoff=0.6)
+        matches = [by_name[name] for name in near]
+    return f"Did you mean {matches[0]}?" if matches else f"Sections: {', '.join(SwarmSpec.model_fields)}."
+
+
+def _nearest_name(name: str) -> str:
+    near = difflib.get_close_matches(Path(name).stem, bundled_names(), n=1, cutoff=0.5)
+    known = f"The package has {', '.join(bundled_names())}."
+    return f"Did you mean {near[0]}? {known}" if near else f"Give a file, or one of these. {known}"
