@@ -1,5 +1,7 @@
 """Each limit with its condition: which reason to rest, with which grace, and which of several comes first."""
 
+from typing import Any
+
 import pytest
 
 from shoal.contributor.limits import Conditions, Hours, Limits, memory_excess, reason_to_rest
@@ -27,7 +29,7 @@ def reason(limits: Limits, *, is_paused: bool = False, **seen: object) -> str:
     ],
 )
 def test_a_limit_rests_the_worker_exactly_while_its_condition_holds(
-    limits: Limits, seen: dict[str, object], words: str
+    limits: Limits, seen: dict[str, Any], words: str
 ) -> None:
     found = reason(limits, **seen)
     assert words in found
