@@ -7,7 +7,7 @@ stated times per token and per step, so that two cores do not decide. Each run i
 simulated. `prediction_error_max` is the largest relative error of steps per minute and mean age; `share_error_max` the largest
 absolute error of the shares of time in which the trainer and the workers wait. The first 8 steps do not count.
 
-`explain`: INTELLECT-2's published numbers against the scenario `intellect-2`, for SHORT and LONG targets, with three free parameters.
+`explain`: INTELLECT-2's published numbers against the scenario `intellect-2`, for SHORT and LONG targets, with 3 free parameters.
 Then the same swarm with each of deltas, continuous engines, leases in time and backups, and with all of them.
 
 `scale`: `seconds_10k` is the processor time of the scenario `ten-thousand-laptops`, 100 steps, in one process. Then swarms of 100,
