@@ -44,14 +44,16 @@ def origin(tmp_path: Path) -> Origin:
     return new_origin(tmp_path / "origin")
 
 
-def new_origin(root: Path, **options: int) -> Origin:
+def new_origin(root: Path, remember_bytes: int = 0) -> Origin:
     """One that reads the base of a delta from its shards, as for a large model."""
     settings = OriginSettings(
-        **{"remember_bytes": 0, "keyframe_every": 4, "keep_versions": 3, **options},
         shard_bytes=1000,
+        keyframe_every=4,
         delta_from_bytes=0,
         span_bytes=3000,
+        keep_versions=3,
         grace_s=0,
+        remember_bytes=remember_bytes,
     )
     return Origin(root, RUN_KEY, settings)
 
