@@ -218,8 +218,8 @@ def test_a_long_chain_never_has_more_than_two_copies_on_disk(
     counts: list[int] = []
     finish = StagedWeights.finish
 
-    def counted(staged: StagedWeights, target: Path) -> None:
-        finish(staged, target)
+    def counted(staged: StagedWeights, target: Path, on_tensor: Callable[[], None]) -> None:
+        finish(staged, target, on_tensor)
         counts.append(len(list(target.parent.iterdir())))
 
     monkeypatch.setattr(StagedWeights, "finish", counted)
