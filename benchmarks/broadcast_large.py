@@ -312,7 +312,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--memory-mb", type=int, default=1024, help="anonymous memory that each process may have")
-    parser.add_argument("--deltas", type=int, default=2, help="the figures are medians over so many")
+    parser.add_argument("--deltas", type=int, default=2, help="results are medians over this number of deltas")
     options = parser.parse_args()
     count = sum(rows * columns for _, (rows, columns) in shapes_of(options.hidden, options.layers))
     with tempfile.TemporaryDirectory(dir=options.dir) as name:

@@ -287,8 +287,13 @@ def test_a_newer_version_is_priced_once_and_not_for_every_shard(
     publish(origin)
     opened: list[bytes] = []
     read = manifest.open_manifest
+
+    def counted(data: bytes, run_key: str) -> manifest.Manifest:
+        opened.append(data)
+        return read(data, run_key)
+
     for module in ("heads", "peers"):
-        monkeypatch.setattr(f"shoal.broadcast.{module}.open_manifest", lambda *a: (opened.append(a[0]), read(*a))[1])
+        monkeypatch.setattr(f"shoal.broadcast.{module}.open_manifest", counted)
     client = make_client(make_mirror(root=origin.root).url, connections=1)
     shards: list[int] = []
 

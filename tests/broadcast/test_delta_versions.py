@@ -44,14 +44,16 @@ def origin(tmp_path: Path) -> Origin:
     return new_origin(tmp_path / "origin")
 
 
-def new_origin(root: Path, **options: int) -> Origin:
+def new_origin(root: Path, remember_bytes: int = 0) -> Origin:
     """One that reads the base of a delta from its shards, as for a large model."""
     settings = OriginSettings(
-        **{"remember_bytes": 0, "keyframe_every": 4, "keep_versions": 3, **options},
         shard_bytes=1000,
+        keyframe_every=4,
         delta_from_bytes=0,
         span_bytes=3000,
+        keep_versions=3,
         grace_s=0,
+        remember_bytes=remember_bytes,
     )
     return Origin(root, RUN_KEY, settings)
 
@@ -216,8 +218,8 @@ def test_a_long_chain_never_has_more_than_two_copies_on_disk(
     counts: list[int] = []
     finish = StagedWeights.finish
 
-    def counted(staged: StagedWeights, target: Path) -> None:
-        finish(staged, target)
+    def counted(staged: StagedWeights, target: Path, on_tensor: Callable[[], None]) -> None:
+        finish(staged, target, on_tensor)
         counts.append(len(list(target.parent.iterdir())))
 
     monkeypatch.setattr(StagedWeights, "finish", counted)

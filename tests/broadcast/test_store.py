@@ -1,4 +1,4 @@
-"""What an earlier process left is used only after it was hashed, whoever looks at it at the same time."""
+"""What an earlier process left is used only after it was hashed, also when several look at it at the same time."""
 
 from pathlib import Path
 
@@ -19,14 +19,14 @@ def left(tmp_path: Path) -> tuple[Path, str, str]:
 def test_what_is_found_counts_after_it_was_hashed(left: tuple[Path, str, str]) -> None:
     root, right, damaged = left
     store = ShardStore(root)
-    told: list[str] = []
-    store.listeners.append(told.append)
+    heard: list[str] = []
+    store.listeners.append(heard.append)
     assert not store.has("shards", right)
     assert store.held("shards") == {right, damaged}
     assert [store.recover("shards", digest) for digest in (right, damaged, "a" * 64)] == [True, False, False]
     assert store.has("shards", right)
     assert store.held("shards") == {right}
-    assert told == [right]
+    assert heard == [right]
 
 
 def test_a_damaged_file_that_is_replaced_while_it_is_looked_at_stays(

@@ -158,9 +158,7 @@ class WeightFollower:
         def note(progress: DownloadProgress) -> None:
             nonlocal seen
             self._progress_at = time.monotonic()
-            if (
-                progress.bytes_done > seen and progress.bytes_s
-            ):  # putting a version together says nothing about the link
+            if progress.bytes_done > seen and progress.bytes_s:  # putting a version together is no transfer
                 self.link_bytes_per_s = progress.bytes_s
             seen = progress.bytes_done
             line(progress)
