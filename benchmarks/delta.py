@@ -29,11 +29,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.broadcast.baseline import SPAN_BYTES
 from shoal.broadcast.codec.blocks import apply_block, encode_block
 from shoal.broadcast.codec.pieces import Block, TensorBits, partition
 from shoal.broadcast.manifest import TensorEntry
-from shoal.broadcast.store import map_file
+from shoal.broadcast.published import SPAN_BYTES
 from shoal.files import digest_bytes
 
 FETCH = Path(__file__).resolve().parents[1] / "examples" / "smollm2" / "fetch.py"
@@ -109,7 +108,7 @@ def grpo_step(model: Any, tokenizer: Any, optimiser: Any, parameters: list[Any],
 
 def load_version(directory: Path, version: int) -> TensorBits:
     layout = json.loads((directory / "tensors.json").read_text())
-    data = map_file(directory / f"v{version}.raw")
+    data = memoryview(np.memmap(directory / f"v{version}.raw", np.uint8, "r"))
     entries, at = [], 0
     for name, shape in layout:
         end = at + 2 * math.prod(shape)

@@ -6,7 +6,7 @@ the group, the worker and the banned key are the first ones that fit, so that th
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -26,7 +26,7 @@ def shoot(page: Page, address: str, text: str, path: Path, *, is_whole: bool = T
 
 def opened(chromium: Browser, link: str, size: Any, *, is_dark: bool = False) -> Page:
     """A page of the run; with the owner's link it has exchanged the secret for its cookie."""
-    scheme = "dark" if is_dark else "light"
+    scheme: Literal["dark", "light"] = "dark" if is_dark else "light"
     page = chromium.new_context(viewport=size, color_scheme=scheme, device_scale_factor=1).new_page()
     page.goto(link)
     page.get_by_text("Running for").first.wait_for()

@@ -44,8 +44,8 @@ def install(environment: Path, requirement: str) -> Path:
     """A new environment with this and nothing else, in the tested versions; the directory of its commands."""
     venv.create(environment, with_pip=True)
     commands = environment / "bin"
-    command = [commands / "python", "-m", "pip", "install", "-qq", "--no-input", "--no-cache-dir"]
-    subprocess.run([*command, "--constraint", ROOT / "constraints.txt", requirement], check=True)
+    command = [str(commands / "python"), "-m", "pip", "install", "-qq", "--no-input", "--no-cache-dir"]
+    subprocess.run([*command, "--constraint", str(ROOT / "constraints.txt"), requirement], check=True)
     return commands
 
 

@@ -1,14 +1,19 @@
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
-from shoal.broadcast import DownloadProgress, Origin, OriginServer, WeightClient
+from shoal.broadcast import DownloadProgress, Origin, OriginServer, OriginSettings, WeightClient, manifest
+from shoal.broadcast.download import duration
+from shoal.broadcast.peers import Deadline
+from shoal.broadcast.plan import Plan
+from shoal.broadcast.store import DiskError
 from shoal.errors import IntegrityError, UnavailableError
 
-from .conftest import Mirror, answer, make_tensors
+from .conftest import RUN_KEY, Mirror, answer, make_tensors
 
 MakeClient = Callable[..., WeightClient]
 MakeMirror = Callable[..., Mirror]
@@ -172,6 +177,26 @@ def test_served_files_come_whole_and_bounded(origin: Origin, make_mirror: MakeMi
         client.fetch_file(large, max_bytes=100, deadline_s=1)
 
 
+def test_a_version_that_is_here_is_usable_on_a_disk_that_became_read_only(
+    origin: Origin, origin_server: OriginServer, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = [publish(origin, version) for version in range(2)]
+    for version, digest in enumerate(digests):
+        make_client(origin_server.url).fetch_version(version, digest)
+
+    def refuses(*arguments: object, **options: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    more = origin.add_file(b"more")
+    for name in ("unlink", "utime", "replace", "mkdir", "rmdir"):
+        monkeypatch.setattr(os, name, refuses)
+    client = make_client(origin_server.url, keep_versions=1)
+    assert weights_of(client.fetch_version(1, digests[1])) == expected_weights(1)
+    with pytest.raises(DiskError, match="Read-only") as caught:
+        client.fetch_file(more)
+    assert caught.value.hint
+
+
 def test_progress_is_reported_and_ends_complete(
     origin: Origin, origin_server: OriginServer, make_client: MakeClient
 ) -> None:
@@ -187,7 +212,23 @@ def test_progress_line_is_for_people() -> None:
     now = [0.0]
     progress = DownloadProgress(7, 512_000_000, clock=lambda: now[0])
     progress.bytes_done, now[0] = 128_000_000, 2.0
-    assert progress.line() == "version 7: 128.0 of 512.0 MB (25%), 64.0 MB/s"
+    assert progress.line() == "version 7: 128.0 of 512.0 MB (25%), 64.0 MB/s, 6 s left"
+
+
+def test_what_an_earlier_fetch_left_does_not_count_as_speed() -> None:
+    now = [0.0]
+    progress = DownloadProgress(7, 65_000_000_000, clock=lambda: now[0])
+    progress.bytes_done = progress.bytes_found = 2_500_000_000
+    assert progress.line() == "version 7: 2500.0 of 65000.0 MB (4%), 0.0 MB/s"
+    progress.bytes_done, now[0] = progress.bytes_found + 62_500_000, 10.0
+    assert progress.line().endswith("6.2 MB/s, 2 h 46 min left")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(4, "4 s"), (600, "10 min"), (10_400, "2 h 53 min"), (300_000, "3 days")]
+)
+def test_durations_are_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 def test_newest_version_is_found_by_itself(
@@ -200,22 +241,73 @@ def test_newest_version_is_found_by_itself(
     assert weights_of(directory) == expected_weights(1)
 
 
+@pytest.fixture
+def priced(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Set when a client has planned how to fetch version 1."""
+    done = threading.Event()
+    plan = WeightClient._plan
+
+    def planned(client: WeightClient, wanted: str, deadline: Deadline) -> Plan:
+        result = plan(client, wanted, deadline)
+        if client._manifests.get(wanted, deadline=deadline).version == 1:
+            done.set()
+        return result
+
+    monkeypatch.setattr(WeightClient, "_plan", planned)
+    yield done
+    done.set()
+
+
 def test_superseded_fetch_moves_to_the_newer_version(
-    origin: Origin, origin_server: OriginServer, make_mirror: MakeMirror, make_client: MakeClient
+    origin: Origin, make_mirror: MakeMirror, make_client: MakeClient, priced: threading.Event
 ) -> None:
     publish(origin)
-    mirror = make_mirror()
-    client = make_client(mirror.url, origin_server.url, connections=1)
+    client = make_client(make_mirror().url, connections=1)
     published: list[str] = []
 
     def publish_next(progress: DownloadProgress) -> None:
         if not published:
             published.append(publish(origin, 1))
             client.head(newer_than=1, wait_s=20)
+            assert priced.wait(20)
 
     entry, directory = client.fetch_newest(on_progress=publish_next)
     assert entry.version == 1
     assert weights_of(directory) == expected_weights(1)
+
+
+def test_a_newer_version_is_priced_once_and_not_for_every_shard(
+    tmp_path: Path,
+    make_mirror: MakeMirror,
+    make_client: MakeClient,
+    priced: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    origin = Origin(tmp_path / "origin", RUN_KEY, OriginSettings(shard_bytes=100))
+    publish(origin)
+    opened: list[bytes] = []
+    read = manifest.open_manifest
+
+    def counted(data: bytes, run_key: str) -> manifest.Manifest:
+        opened.append(data)
+        return read(data, run_key)
+
+    for module in ("heads", "peers"):
+        monkeypatch.setattr(f"shoal.broadcast.{module}.open_manifest", counted)
+    client = make_client(make_mirror(root=origin.root).url, connections=1)
+    shards: list[int] = []
+
+    def publish_late(progress: DownloadProgress) -> None:
+        shards.append(progress.bytes_done)
+        if len(shards) == 60:  # version 1 costs more than the rest of version 0 from here on
+            publish(origin, 1)
+            client.head(newer_than=1, wait_s=20)
+            assert priced.wait(20)
+
+    entry, _ = client.fetch_newest(on_progress=publish_late)
+    assert entry.version == 0
+    assert len(shards) > 100
+    assert len(opened) <= 4
 
 
 def test_nothing_published_yet_is_an_error(

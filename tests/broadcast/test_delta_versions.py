@@ -6,10 +6,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors import safe_open
 
 from shoal.broadcast import Origin, OriginServer, OriginSettings, Relay, WeightClient, WireTensor
 from shoal.broadcast.manifest import open_manifest
+from shoal.broadcast.staging import StagedWeights
 from shoal.metrics import EventLog
 
 from .conftest import RUN_KEY, Mirror
@@ -41,9 +44,16 @@ def origin(tmp_path: Path) -> Origin:
     return new_origin(tmp_path / "origin")
 
 
-def new_origin(root: Path) -> Origin:
+def new_origin(root: Path, remember_bytes: int = 0) -> Origin:
+    """One that reads the base of a delta from its shards, as for a large model."""
     settings = OriginSettings(
-        shard_bytes=1000, keyframe_every=4, delta_from_bytes=0, span_bytes=3000, keep_versions=3, grace_s=0
+        shard_bytes=1000,
+        keyframe_every=4,
+        delta_from_bytes=0,
+        span_bytes=3000,
+        keep_versions=3,
+        grace_s=0,
+        remember_bytes=remember_bytes,
     )
     return Origin(root, RUN_KEY, settings)
 
@@ -103,12 +113,119 @@ def test_restarted_origin_goes_on_with_deltas(origin: Origin) -> None:
     assert kinds(again, publish(again, 1)) == ["delta"]
 
 
-def test_damaged_baseline_is_not_used(origin: Origin) -> None:
+def test_a_version_whose_shards_were_damaged_before_a_restart_is_no_base(origin: Origin) -> None:
     publish(origin, 0)
-    (baseline,) = (origin.root / ".baselines").iterdir()
-    baseline.write_bytes(bytes(20_000))
+    publish(origin, 1)
+    shard = sorted((origin.root / "shards").iterdir())[0]
+    shard.write_bytes(bytes(shard.stat().st_size))
     again = new_origin(origin.root)
-    assert kinds(again, publish(again, 1)) == ["full"]
+    assert kinds(again, publish(again, 2)) == ["full"]
+
+
+def test_a_remembered_base_gives_the_same_deltas(tmp_path: Path) -> None:
+    from_shards, from_memory = new_origin(tmp_path / "shards"), new_origin(tmp_path / "memory", remember_bytes=20_000)
+    for version in range(7):
+        assert publish(from_shards, version) == publish(from_memory, version)
+        if version == 4:
+            from_memory = new_origin(tmp_path / "memory", remember_bytes=20_000)
+
+
+def test_a_stage_that_failed_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It overwrote a part of what was remembered: the next base is read from the shards."""
+    expected, origin = new_origin(tmp_path / "expected"), new_origin(tmp_path / "origin", remember_bytes=20_000)
+    for version in range(2):
+        assert publish(expected, version) == publish(origin, version)
+    with monkeypatch.context() as failing:
+        failing.setattr(origin, "_sign", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            origin.stage(2, version_tensors(6))
+    assert publish(expected, 2) == publish(origin, 2)
+
+
+def test_a_version_that_is_staged_again_with_other_weights_has_the_right_base(tmp_path: Path) -> None:
+    expected, origin = new_origin(tmp_path / "expected"), new_origin(tmp_path / "origin", remember_bytes=20_000)
+    publish(expected, 0)
+    publish(origin, 0)
+    origin.stage(1, version_tensors(6))
+    assert publish(expected, 1) == publish(origin, 1)
+
+
+def test_a_delta_writes_nothing_but_itself(origin: Origin) -> None:
+    """No copy of the base is kept: it is read from the shards that are served."""
+    publish(origin, 0)
+    publish(origin, 1)
+    before = {path: path.stat().st_mtime_ns for path in origin.root.rglob("*") if path.is_file()}
+    publication = origin.stage(2, version_tensors(2))
+    written = [path for path in origin.root.rglob("*") if path.is_file() and path not in before]
+    shards = [path for path in written if path.parent.name == "shards"]
+    assert sum(path.stat().st_size for path in shards) == publication.follow_bytes < 6000
+    assert {path.parent.name for path in written} == {"shards", "manifests"}
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+
+
+@pytest.mark.parametrize("change", ["appears", "vanishes", "type", "shape", "order"])
+def test_other_tensors_than_those_of_the_base_travel_in_full(
+    change: str, origin: Origin, origin_server: OriginServer, make_client: MakeClient
+) -> None:
+    publish(origin, 0)
+    first, second = version_tensors(0)
+    tensors = {
+        "appears": [first, second, WireTensor("c", "int64", (), bytes(8))],
+        "vanishes": [first],
+        "type": [WireTensor("a", "float16", first.shape, first.data), second],
+        "shape": [WireTensor("a", "bfloat16", (1, *first.shape), first.data), second],
+        "order": [second, first],
+    }[change]
+    publication = origin.stage(1, tensors)
+    origin.announce(ledger_head="")
+    assert kinds(origin, publication.manifest_digest) == ["full"]
+    directory = make_client(origin_server.url).fetch_version(1, publication.manifest_digest)
+    assert weights_of(directory) == b"".join(bytes(tensor.data) for tensor in tensors)
+
+
+def test_integers_travel_bit_for_bit_through_full_and_delta(
+    origin: Origin, origin_server: OriginServer, make_client: MakeClient
+) -> None:
+    numbers = np.array([100_003, -1, 2**62 + 1, 0], np.int64)
+    flags = np.array([True, False, True])
+    client = make_client(origin_server.url)
+    for version in range(3):
+        numbers[3] = version
+        tensors = [
+            *version_tensors(version),
+            WireTensor("flags", "bool", (3,), flags.data),
+            WireTensor("count", "int64", (), np.array(100_003 + version).data),
+            WireTensor("numbers", "int64", (2, 2), numbers.reshape(2, 2).data),
+        ]
+        publication = origin.stage(version, tensors)
+        origin.announce(ledger_head="")
+        assert publication.kind == ("full" if version == 0 else "delta")
+        directory = client.fetch_version(version, publication.manifest_digest)
+        with safe_open(directory / "model.safetensors", "numpy") as file:
+            assert file.get_tensor("count").item() == 100_003 + version
+            assert file.get_tensor("numbers").tolist() == numbers.reshape(2, 2).tolist()
+            assert file.get_tensor("flags").tolist() == [True, False, True]
+
+
+def test_a_long_chain_never_has_more_than_two_copies_on_disk(
+    origin: Origin,
+    origin_server: OriginServer,
+    make_client: MakeClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digests = [publish(origin, version) for version in range(4)]
+    counts: list[int] = []
+    finish = StagedWeights.finish
+
+    def counted(staged: StagedWeights, target: Path, on_tensor: Callable[[], None]) -> None:
+        finish(staged, target, on_tensor)
+        counts.append(len(list(target.parent.iterdir())))
+
+    monkeypatch.setattr(StagedWeights, "finish", counted)
+    directory = make_client(origin_server.url).fetch_version(3, digests[3])
+    assert weights_of(directory) == version_bytes(3)
+    assert counts == [1, 2, 2, 2]
 
 
 def test_version_that_was_staged_but_never_announced_is_no_base(origin: Origin) -> None:

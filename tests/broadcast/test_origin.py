@@ -1,10 +1,14 @@
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shoal.broadcast import Origin, OriginSettings, WireTensor
 from shoal.broadcast.manifest import open_head, open_manifest
+from shoal.broadcast.store import Bytes, DiskError, Folder
+from shoal.broadcast.wire import TensorError
 from shoal.errors import IntegrityError
 
 from .conftest import RUN_KEY, make_tensors
@@ -173,8 +177,78 @@ def test_head_is_signed_again_before_it_expires(tmp_path: Path) -> None:
     assert origin.head.expires_at == clock.now + 100
 
 
-def test_tensor_whose_bytes_do_not_fit_its_shape_is_refused(origin: Origin) -> None:
-    with pytest.raises(IntegrityError, match="shape"):
-        origin.stage(0, [WireTensor("w", "bfloat16", (3,), b"12345")])
-    with pytest.raises(IntegrityError, match="dtype"):
-        origin.stage(0, [WireTensor("w", "int8", (1,), b"1")])
+def test_head_is_signed_again_while_a_long_stage_goes_on(tmp_path: Path) -> None:
+    clock = Clock()
+    origin = Origin(tmp_path, RUN_KEY, OriginSettings(head_ttl_s=100, shard_bytes=1000), clock=clock)
+    announce_versions(origin, 0)
+    put = origin.store.put
+    refreshed: list[bool] = []
+
+    def slow_put(folder: Folder, data: Bytes, digest: str | None = None) -> str:
+        if folder == "manifests":
+            clock.now += 60
+            refresher = threading.Thread(target=origin.refresh, daemon=True)
+            refresher.start()
+            refresher.join(10)
+            refreshed.append(not refresher.is_alive())
+        return put(folder, data, digest)
+
+    origin.store.put = slow_put  # type: ignore[method-assign]
+    origin.stage(1, make_tensors(seed=1))
+    assert refreshed == [True]
+    assert origin.head is not None
+    assert origin.head.counter == 2
+    assert [entry.version for entry in origin.announce(ledger_head="").versions] == [0, 1]
+
+
+BAD_TENSORS = {
+    "too few bytes": (WireTensor("w", "bfloat16", (3,), b"12345"), "shape"),
+    "unknown type": (WireTensor("w", "complex64", (1,), b"12345678"), "dtype"),
+    "a space in the name": (WireTensor("a weight", "uint8", (1,), b"1"), "name is not allowed"),
+    "no name": (WireTensor("", "uint8", (1,), b"1"), "name is not allowed"),
+    "a long name": (WireTensor("w" * 256, "uint8", (1,), b"1"), "name is not allowed"),
+    "a reserved name": (WireTensor("__metadata__", "uint8", (1,), b"1"), "reserved"),
+    "the same name": (WireTensor("norm", "uint8", (1,), b"1"), "two tensors"),
+    "many dimensions": (WireTensor("w", "uint8", (1,) * 9, b"1"), "shape is not allowed"),
+    "every second byte": (WireTensor("w", "uint8", (2,), memoryview(b"1234")[::2]), "one piece"),
+    "transposed": (WireTensor("w", "uint8", (3, 2), np.zeros((2, 3), np.uint8).T.data), "one piece"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_TENSORS)
+def test_a_tensor_that_cannot_travel_is_refused_before_anything_is_written(bad: str, origin: Origin) -> None:
+    tensor, reason = BAD_TENSORS[bad]
+    with pytest.raises(TensorError, match=reason) as caught:
+        origin.stage(0, [*make_tensors(), tensor])
+    assert caught.value.hint
+    assert not origin.store.held("shards")
+
+
+def test_buffers_of_any_dimensions_travel(origin: Origin) -> None:
+    matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensors = [
+        WireTensor("scalar", "float32", (), np.array(1.5, np.float32).data),
+        WireTensor("matrix", "float32", (2, 3), matrix.data),
+        WireTensor("none", "float32", (0, 3), np.empty((0, 3), np.float32).data),
+    ]
+    digest = origin.stage(0, tensors).manifest_digest
+    assert published_bytes(origin, digest) == np.array(1.5, np.float32).tobytes() + matrix.tobytes()
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[]", b'{"payload": 1}', b"[" * 100_000])
+def test_a_damaged_head_says_what_to_do(damage: bytes, origin: Origin) -> None:
+    announce_versions(origin, 0)
+    (origin.root / "head.json").write_bytes(damage)
+    with pytest.raises(IntegrityError, match=r"head\.json is damaged") as caught:
+        Origin(origin.root, RUN_KEY)
+    assert "from a relay" in caught.value.hint
+
+
+def test_a_full_disk_ends_a_stage_in_one_sentence(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shoal.broadcast.store.write_atomic", full)
+    with pytest.raises(DiskError, match="no space") as caught:
+        origin.stage(0, make_tensors())
+    assert caught.value.hint

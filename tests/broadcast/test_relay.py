@@ -247,9 +247,9 @@ def test_missing_parent_is_reported_at_once(make_relay: MakeRelay) -> None:
     assert reported.wait(10)
 
 
-def test_full_disk_is_reported_and_cured(
+def test_full_disk_is_reported_and_cured_without_fetching_anything_twice(
     origin: Origin,
-    origin_server: OriginServer,
+    make_mirror: MakeMirror,
     make_relay: MakeRelay,
     make_client: MakeClient,
     monkeypatch: pytest.MonkeyPatch,
@@ -265,17 +265,61 @@ def test_full_disk_is_reported_and_cured(
         return write(store, folder, data, digest)
 
     class Heard(EventLog):
+        heard = 0
+
         def event(self, name: str, /, **fields: object) -> None:
             if "no space on the disk" in str(fields.get("reason")):
-                reported.set()
+                self.heard += 1
+                if self.heard > 12:
+                    reported.set()
 
     monkeypatch.setattr(ShardStore, "put", put)
-    relay = make_relay(origin_server.url, metrics=Heard())
+    monkeypatch.setattr("shoal.broadcast.relay.AFTER_TROUBLE_S", 0.01)
+    mirror = make_mirror()
+    relay = make_relay(mirror.url, metrics=Heard())
     assert reported.wait(10)
     full.clear()
     client = make_client(relay.url)
     client.head(newer_than=0, wait_s=20)
     assert weights_of(client.fetch_version(0, digest)) == expected_weights()
+    shards = [path for path in mirror.requests if path.startswith("/shards/")]
+    assert len(shards) == len(set(shards))
+
+
+def test_a_restarted_relay_serves_at_once_what_is_right_and_fetches_what_is_not(
+    origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient, tmp_path: Path
+) -> None:
+    digest = publish(origin)
+    mirror = make_mirror()
+    relay = make_relay(mirror.url)
+    client = make_client(relay.url)
+    client.head(newer_than=0, wait_s=20)
+    client.fetch_version(0, digest)
+    relay.stop()
+    damaged = sorted((tmp_path / "relay" / "shards").iterdir())[0]
+    damaged.write_bytes(b"?" * damaged.stat().st_size)
+    mirror.requests.clear()
+    again = make_relay(mirror.url)
+    other = make_client(again.url, name="other")
+    other.head(newer_than=0, wait_s=20)
+    assert weights_of(other.fetch_version(0, digest)) == expected_weights()
+    assert [path for path in mirror.requests if path.startswith("/shards/")] == [f"/shards/{damaged.name}"]
+
+
+def test_a_relay_whose_parents_are_gone_serves_what_it_has_after_a_restart(
+    origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    digest = publish(origin)
+    mirror = make_mirror()
+    relay = make_relay(mirror.url)
+    client = make_client(relay.url)
+    client.head(newer_than=0, wait_s=20)
+    client.fetch_version(0, digest)
+    relay.stop()
+    again = make_relay("http://127.0.0.1:1")
+    other = make_client(again.url, name="other")
+    other.head(newer_than=0, wait_s=20)
+    assert weights_of(other.fetch_version(0, digest)) == expected_weights()
 
 
 def test_peers_that_never_answer_do_not_keep_a_relay_from_its_parents(

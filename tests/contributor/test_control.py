@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,8 @@ def test_a_wish_of_another_user_is_not_heard(tmp_path: Path) -> None:
 def test_without_a_worker_there_is_nobody_to_tell(tmp_path: Path) -> None:
     control = Control(tmp_path)
     control.tell(WorkerStatus(pid=1, state="working"))  # left behind by one that was killed
-    for act in (control.status, lambda: control.ask("pause")):
+    acts: list[Callable[[], object]] = [control.status, lambda: control.ask("pause")]
+    for act in acts:
         with pytest.raises(NoWorkerError, match=r"No worker runs in .* --dir"):
             act()
     assert control.wish() == "work"
@@ -131,4 +133,8 @@ def test_a_worker_that_does_not_look_is_named_after_the_deadline_and_the_wish_is
 def test_a_worker_that_ends_meanwhile_has_finished(tmp_path: Path) -> None:
     control, held = Control(tmp_path), hold(tmp_path / "lock", "")
     held.__enter__()
-    assert control.ask("finish", sleep=lambda _: held.__exit__(None, None, None)) is None
+
+    def end(_: float) -> None:
+        held.__exit__(None, None, None)
+
+    assert control.ask("finish", sleep=end) is None

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import nacl.pwhash.argon2id as argon2id
 import pytest
 
 from shoal.cli.main import main
@@ -13,8 +14,8 @@ from shoal.identity import Keypair
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "OPERATIONS", keys.argon2id.OPSLIMIT_MIN)
-    monkeypatch.setattr(keys, "MEMORY_BYTES", keys.argon2id.MEMLIMIT_MIN)
+    monkeypatch.setattr(keys, "OPERATIONS", argon2id.OPSLIMIT_MIN)
+    monkeypatch.setattr(keys, "MEMORY_BYTES", argon2id.MEMLIMIT_MIN)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 
 from end_to_end.chaos import CHEATER, HONEST, Outcome
 from shoal.broadcast.manifest import digest_weights
-from shoal.broadcast.origin import tensor_entry
+from shoal.broadcast.wire import tensor_entry
 from shoal.coordinator import ledger
 from shoal.coordinator.batching import steps
 from shoal.files import digest_bytes, digest_file

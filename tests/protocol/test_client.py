@@ -105,7 +105,7 @@ def test_requests_are_signed_over_what_is_sent() -> None:
 def test_the_query_is_signed_too() -> None:
     server = Server(answer(200, {"waiting_for": "groups"}))
     connect(server).batch(7, wait_s=1.5)
-    assert server.requests[0].url.query == b"wait_s=1.5"
+    assert server.requests[0].url.query == b"wait_s=1.5&epoch=0"
     check_signed(server.requests[0], b"")
 
 

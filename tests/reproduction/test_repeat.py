@@ -13,6 +13,7 @@ from shoal.errors import ConfigError, ShoalError
 from shoal.host.outcome import save_ledger
 from shoal.owner.records import export_run
 from shoal.owner.reproduce import parse_steps, reproduce_run
+from shoal.roles.process import use_threads
 from shoal.rundir import RunDirectory
 from support.tiny_run import Reports
 
@@ -44,7 +45,14 @@ def run(finished: Path, tmp_path: Path) -> Iterator[Path]:
 def reproduced(where: Path, **options: Any) -> tuple[bool, str, str]:
     """Whether it came out, the page, and what was said."""
     said = Reports()
-    chosen = {"steps": None, "sample": 4, "model": None, "run_key": None, "threads": 0} | options
+    chosen = {
+        "steps": None,
+        "sample": 4,
+        "model": None,
+        "run_key": None,
+        "threads": 0,
+        "use_threads": use_threads,
+    } | options
     done = reproduce_run(str(where), None, said, **chosen)
     return done, (where / "reproduction.md").read_text(), "\n".join(said)
 

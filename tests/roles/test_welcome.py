@@ -2,6 +2,9 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from shoal.broadcast.client import Preview
 from shoal.config import RewardConfig
@@ -21,6 +24,9 @@ class Weights:
             raise self.answer
         return self.answer
 
+    def held_bytes(self) -> int:
+        return 500_000
+
 
 def reported(answer: Preview | Exception | None, folder: Path) -> Reports:
     reports = Reports()
@@ -37,12 +43,28 @@ def test_a_contributor_reads_what_will_be_fetched_and_run() -> None:
 
 
 def test_the_size_of_the_policy_is_reported_with_the_disk_it_needs(tmp_path: Path) -> None:
-    (line,) = reported(Preview(7, 1_500_000, 2_000_000), tmp_path)
-    assert line.startswith(f"policy: version 7, 1.5 MB to fetch; 4 versions will take 8.0 MB in {tmp_path}, where ")
+    (line,) = reported(Preview(7, 1_500_000, 2_000_000, 2_100_000), tmp_path)
+    assert line.startswith(
+        "policy: version 7, 1.5 MB to fetch; 4 versions and the next one on its way will take 10.1 MB"
+    )
+    assert f" in {tmp_path}, where " in line
+
+
+def test_the_copy_that_is_put_together_counts_as_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four versions fit, but not while the fifth is made."""
+    usage = SimpleNamespace(free=9_000_000)
+    monkeypatch.setattr("shoal.roles.welcome.shutil.disk_usage", lambda folder: usage)
+    preview = Preview(7, 1_500_000, 2_000_000, 2_000_000)
+    assert reported(preview, tmp_path)[-1] == "that will not fit: choose a larger disk with --dir"
+    usage.free = 9_500_000
+    assert len(reported(preview, tmp_path)) == 1
 
 
 def test_a_policy_that_does_not_fit_is_reported_before_it_is_fetched(tmp_path: Path) -> None:
-    assert reported(Preview(7, 1 << 60, 1 << 60), tmp_path)[-1] == "that will not fit: choose a larger disk with --dir"
+    assert (
+        reported(Preview(7, 1 << 60, 1 << 60, 1 << 60), tmp_path)[-1]
+        == "that will not fit: choose a larger disk with --dir"
+    )
 
 
 def test_a_policy_that_is_not_there_yet_stops_nobody(tmp_path: Path) -> None:

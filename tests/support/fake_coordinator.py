@@ -125,7 +125,7 @@ class FakeCoordinator:
             "POST /v1/batches/screening": self._screen,
             "POST /v1/batches/recall": self._recall,
             "POST /v1/versions": self._version,
-            "GET /v1/run/line": lambda rest, content: self.line,
+            "GET /v1/epochs": lambda rest, content: self.line,
             "GET /v1/history": lambda rest, content: self.history,
             "POST /v1/evaluations": self._evaluation,
         }

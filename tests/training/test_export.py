@@ -3,12 +3,16 @@
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from shoal.config import TrainingConfig
+from shoal.policy import build_empty_model
+from shoal.policy.weights import unique_tensors
 from shoal.training import Group, Trainer
 from shoal.training.export import ExportError, RunFacts, export_policy, latest_checkpoint, model_card
 
@@ -120,3 +124,22 @@ def test_vllm_serves_the_export(tmp_path: Path) -> None:
     for prompt, answer in zip(prompts, served, strict=True):
         expected = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, len(prompt) :]
         assert list(answer.outputs[0].token_ids) == expected.tolist()
+
+
+def test_integer_buffers_are_exported_bit_for_bit(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_counter(*arguments: Any) -> Any:
+        model = build_empty_model(*arguments)
+        model.register_buffer("count", torch.tensor(0))
+        return model
+
+    monkeypatch.setattr("shoal.training.export.build_empty_model", with_counter)
+    model = with_counter(model_dir, "float32")
+    model.count.fill_(100_003)
+    source = tmp_path / "published"
+    source.mkdir()
+    save_file({name: tensor.detach() for name, tensor in unique_tensors(model).items()}, source / "model.safetensors")
+    output = export_policy(source, model_dir, tmp_path / "policy", FACTS)
+    exported = load_file(output / "model.safetensors")["count"]
+    assert (exported.dtype, exported.item()) == (torch.int64, 100_003)

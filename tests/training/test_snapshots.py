@@ -1,4 +1,4 @@
-"""A snapshot holds the weights as they were, whoever copies them and whenever."""
+"""A snapshot holds the weights as they were, no matter which thread copies them, and when."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -90,7 +90,7 @@ def test_a_trainer_that_waits_counts_how_long() -> None:
     assert snapshot.stood_still_s == 2.5
 
 
-def test_a_copy_that_fails_is_reported_to_whoever_needs_it() -> None:
+def test_a_copy_that_fails_is_reported_to_both_sides() -> None:
     def fail() -> list[WireTensor]:
         raise MemoryError("no room")
 

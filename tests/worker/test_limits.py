@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,8 +10,8 @@ from shoal.contributor.control import Control
 from shoal.contributor.limits import Conditions, Limits
 from shoal.contributor.watch import LimitWatch, MemoryLimitError
 from shoal.protocol import api
-from support.tiny_run import TinyRun
-from worker.test_loop import Contributor, at_step, eight_rows, make_lease
+from support.tiny_run import TinyRun, make_lease
+from worker.test_loop import Contributor, at_step, eight_rows
 
 __all__ = ["eight_rows"]
 FOR_EVER_S = 1e6
@@ -92,7 +93,12 @@ def test_what_ends_within_the_grace_is_finished_and_submitted(contributor: Contr
 
     at_step(contributor, 2, unplug)
     submitted = contributor.worker._deliveries._on_submitted
-    contributor.worker._deliveries._on_submitted = lambda *facts: (submitted(*facts), plug_in())[0]
+
+    def plug_in_afterwards(*facts: Any) -> None:
+        submitted(*facts)
+        plug_in()
+
+    contributor.worker._deliveries._on_submitted = plug_in_afterwards
     contributor.worker.run()
     assert contributor.submitted == ["lease-3-0"]
     assert contributor.coordinator.returned == []

@@ -6,6 +6,7 @@ verified byte twice. All calls block and may come from any thread. A deadline co
 link takes long but arrives.
 """
 
+import contextlib
 import math
 import os
 import random
@@ -23,9 +24,9 @@ from shoal.broadcast.peers import ANSWER_WITHIN_S, Deadline, Sources
 from shoal.broadcast.plan import Plan, cheapest_plan
 from shoal.broadcast.scores import RelayReport
 from shoal.broadcast.staging import StagedWeights, StagingArea, Trash, check_weights
-from shoal.broadcast.store import ShardStore
+from shoal.broadcast.store import ShardStore, disk_error, make_directory
 from shoal.errors import IntegrityError, UnavailableError
-from shoal.files import WEIGHTS_FILE, digest_bytes, is_digest
+from shoal.files import WEIGHTS_FILE, is_digest
 from shoal.metrics import EventLog
 
 
@@ -35,6 +36,8 @@ class Preview:
     fetch_bytes: int
     """Of the cheapest plan from what is already here."""
     size_bytes: int
+    staging_bytes: int
+    """Beside the versions that are kept: the copy that is being put together, and a delta."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class WeightClient:
         # One directory per run: counters and versions of different runs have nothing to do with each other.
         self._root = cache_dir / run_key[:16]
         self._versions = self._root / "versions"
-        self._versions.mkdir(parents=True, exist_ok=True)
+        make_directory(self._versions)
         self._settings = settings = settings or WeightClientSettings()
         self._store = ShardStore(self._root)
         self._metrics = metrics or EventLog()
@@ -100,11 +103,8 @@ class WeightClient:
 
     def fetch_file(self, digest: str, *, max_bytes: int = MAX_SHARD_BYTES, deadline_s: float = 60) -> bytes:
         """A small file that is served beside the shards."""
-        if self._store.has("shards", digest):
-            data = self._store.read("shards", digest)
-            if digest_bytes(data) == digest:
-                return data
-            self._store.remove("shards", [digest])
+        if self._store.recover("shards", digest):
+            return self._store.read("shards", digest)
         data = self._sources.file(digest, max_bytes=max_bytes, deadline=Deadline(self._monotonic, deadline_s))
         self._store.put("shards", data, digest)
         return data
@@ -116,7 +116,14 @@ class WeightClient:
         if newest is None:
             return None
         manifest = self._manifests.get(newest.manifest_digest, deadline=deadline)
-        return Preview(newest.version, self._plan(newest.manifest_digest, deadline).fetch_bytes, manifest.size_bytes)
+        plan = self._plan(newest.manifest_digest, deadline)
+        delta = manifest.encoding("delta")
+        staging_bytes = manifest.size_bytes + (delta.size_bytes if delta is not None else 0)
+        return Preview(newest.version, plan.fetch_bytes, manifest.size_bytes, staging_bytes)
+
+    def held_bytes(self) -> int:
+        """What versions and unfinished copies take on disk now."""
+        return sum(path.stat().st_blocks * 512 for path in self._root.rglob("*") if path.is_file())
 
     def fetch_version(
         self,
@@ -162,29 +169,32 @@ class WeightClient:
         self._sources.stop()
         self._trash.close()
 
-    def _usable(self, digest: str, manifest: Manifest) -> bool:
+    def _usable(self, digest: str, manifest: Manifest, on_tensor: Callable[[], None] = lambda: None) -> bool:
         """Whether the version is on disk; its bytes are hashed once per process, because a power cut may have damaged them."""
         ready = self._versions / digest
         if not ready.exists():
             return False
         if digest not in self._checked:
             try:
-                check_weights(ready / WEIGHTS_FILE, manifest)
+                check_weights(ready / WEIGHTS_FILE, manifest, on_tensor)
             except (IntegrityError, OSError):
                 shutil.rmtree(ready)
                 return False
             self._checked.add(digest)
-        os.utime(ready)
+        with contextlib.suppress(OSError):  # a version that is here can be used on a disk that takes no more bytes
+            os.utime(ready)
         return True
 
     def _fetch_unless_superseded(
         self, wanted: VersionEntry, counter: int, deadline: Deadline, on_progress: OnProgress | None
     ) -> Path | None:
-        with HeadNews(self._watch, counter) as news:
+        def price(newer: VersionEntry) -> float:
+            return self._plan(newer.manifest_digest, deadline).fetch_bytes
+
+        with HeadNews(self._watch, counter, wanted, price) as news:
 
             def superseded(progress: DownloadProgress) -> bool:
-                newer = news.newest
-                return newer not in (None, wanted) and self._cost(newer, deadline) <= progress.bytes_left
+                return news.cheapest_newer <= progress.bytes_left
 
             return self._fetch(wanted.version, wanted.manifest_digest, deadline, on_progress, superseded)
 
@@ -204,10 +214,22 @@ class WeightClient:
             manifest = self._manifests.get(digest, deadline=deadline)
             if manifest.version != version:
                 raise IntegrityError(f"Manifest {digest[:12]}… is of version {manifest.version}, not of {version}.")
-            if not self._usable(digest, manifest) and not self._obtain(digest, deadline, on_progress, stop_when):
+            whole = DownloadProgress(version, manifest.size_bytes, manifest.size_bytes, manifest.size_bytes)
+
+            def still_checking() -> None:
+                deadline.progress()
+                if on_progress is not None:
+                    on_progress(whole)
+
+            if not self._usable(digest, manifest, still_checking) and not self._obtain(
+                digest, deadline, on_progress, stop_when
+            ):
                 return None
             ready = self._versions / digest
-            self._prune(ready)
+            try:
+                self._prune(ready)
+            except OSError as error:  # a version that is here can be used on a disk that cannot be written
+                self._metrics.event("trouble", reason=str(disk_error(error, self._root)))
             return ready
         finally:
             self._busy.release()
@@ -245,11 +267,15 @@ class WeightClient:
         )
         if plan.fetch_full and not self._build(plan.start, load(plan.start), None, fetch):
             return False
-        base = plan.start
+        base, only_a_step = plan.start, plan.fetch_full
         for digest in plan.steps:
             if not self._build(digest, load(digest), (self._versions / base / WEIGHTS_FILE, load(base)), fetch):
                 return False
-            base = digest
+            if only_a_step:
+                # Of a long chain at most two copies are on disk at a time.
+                self._checked.discard(base)
+                self._trash.drop(self._versions / base)
+            base, only_a_step = digest, True
         return True
 
     def _plan(self, wanted: str, deadline: Deadline) -> Plan:
@@ -260,12 +286,9 @@ class WeightClient:
             return self._manifests.get(digest, deadline=deadline, absent_after_s=0)
 
         def held(digest: str) -> bool:
-            return self._usable(digest, load(digest))
+            return self._usable(digest, load(digest), deadline.progress)
 
         return cheapest_plan(wanted, load, peek, held, self._staging.staged_bytes)
-
-    def _cost(self, entry: VersionEntry | None, deadline: Deadline) -> float:
-        return self._plan(entry.manifest_digest, deadline).fetch_bytes if entry else math.inf
 
     def _build(self, digest: str, manifest: Manifest, base: tuple[Path, Manifest] | None, fetch: ShardFetch) -> bool:
         """Fetch one encoding of a version and put it together; the name is given only to bytes with the right digest."""
@@ -277,8 +300,8 @@ class WeightClient:
             if not fetch.run(encoding.shards, staged.missing(), staged.write):
                 return False
             if base is not None:
-                staged.apply(*base)
-            staged.finish(self._versions / digest)
+                staged.apply(*base, fetch.still_working)
+            staged.finish(self._versions / digest, fetch.still_working)
             self._checked.add(digest)
             return True
         except IntegrityError:

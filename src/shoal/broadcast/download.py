@@ -1,5 +1,6 @@
 """Many shards over several connections at once, with one deadline and one account of progress."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ class DownloadProgress:
     version: int
     bytes_total: int
     bytes_done: int = 0
+    bytes_found: int = 0
+    """Of those that are done, what an earlier fetch left here."""
     clock: Callable[[], float] = time.monotonic
     started: float = field(default=0.0, init=False)
 
@@ -27,12 +30,33 @@ class DownloadProgress:
 
     @property
     def bytes_s(self) -> float:
-        return self.bytes_done / max(self.clock() - self.started, 1e-6)
+        """As fast as bytes came in; what was here already did not come in."""
+        return (self.bytes_done - self.bytes_found) / max(self.clock() - self.started, 1e-6)
+
+    @property
+    def left_s(self) -> float:
+        """How long the rest takes at the rate so far."""
+        return self.bytes_left / self.bytes_s if self.bytes_s else math.inf
 
     def line(self) -> str:
         share = self.bytes_done / self.bytes_total if self.bytes_total else 1.0
         done, total = self.bytes_done / 1e6, self.bytes_total / 1e6
-        return f"version {self.version}: {done:.1f} of {total:.1f} MB ({share:.0%}), {self.bytes_s / 1e6:.1f} MB/s"
+        text = f"version {self.version}: {done:.1f} of {total:.1f} MB ({share:.0%}), {self.bytes_s / 1e6:.1f} MB/s"
+        if not self.bytes_left:
+            return f"{text}, checking it"
+        return f"{text}, {duration(self.left_s)} left" if math.isfinite(self.left_s) else text
+
+
+def duration(seconds: float) -> str:
+    """To a person's precision: 40 s, 12 min, 2 h 50 min, 3 days."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    if minutes < 36 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes / 60 / 24:.0f} days"
 
 
 StopWhen = Callable[[DownloadProgress], bool]
@@ -68,7 +92,9 @@ class ShardFetch:
         sink: Callable[[int, memoryview], None],
     ) -> bool:
         """Hand every missing shard, verified, to `sink`; whether all came. The first error ends it."""
-        self._advance(sum(shard.size_bytes for shard in shards) - sum(shard.size_bytes for _, shard in missing))
+        found = sum(shard.size_bytes for shard in shards) - sum(shard.size_bytes for _, shard in missing)
+        self._progress.bytes_found += found
+        self._advance(found)
         queue = iter(missing)
 
         def work() -> None:
@@ -88,6 +114,12 @@ class ShardFetch:
             for worker in [pool.submit(work) for _ in range(min(self._connections, len(missing)))]:
                 worker.result()
         return not self._stopped.is_set()
+
+    def still_working(self) -> None:
+        """No bytes arrive while a delta is applied, but it goes on."""
+        self._deadline.progress()
+        if self._on_progress is not None:
+            self._on_progress(self._progress)
 
     def _advance(self, size_bytes: int) -> None:
         with self._lock:

@@ -4,6 +4,7 @@ The highest head is kept in a file, so that a restart cannot be rolled back eith
 one that withholds a new head delays nobody; answers that arrive late still count for the next call.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,15 +13,16 @@ from pathlib import Path
 
 from shoal.broadcast.manifest import MAX_HEAD_BYTES, Head, Manifest, VersionEntry, open_head, open_manifest
 from shoal.broadcast.peers import ABSENT_AFTER_S, Deadline, Sources
-from shoal.broadcast.store import ShardStore
+from shoal.broadcast.store import ShardStore, disk_error
 from shoal.errors import IntegrityError, ShoalError, SignatureError, UnavailableError
-from shoal.files import digest_bytes, write_atomic
+from shoal.files import write_atomic
 
 MAX_LONG_POLL_S = 20.0
 MAX_POLLS = 4
 ANSWER_GRACE_S = 5.0
 """How much longer than the long poll an answer may take."""
 POLL_PAUSE_S = 0.5
+MANIFESTS_OPEN = 16
 
 
 class HeadWatch:
@@ -76,7 +78,15 @@ class HeadWatch:
         if head is not None and not fresh:
             problems["the newest head known"] = f"expired {self._clock() - head.expires_at:.0f} s ago"
         reasons = "; ".join(f"{url}: {problem}" for url, problem in problems.items()) or "no relay is known"
-        raise UnavailableError(f"No relay showed a valid head within {deadline_s:.0f} s ({reasons}).")
+        raise UnavailableError(
+            f"No relay showed a valid head within {deadline_s:.0f} s ({reasons}).", hint=self._hint(reasons)
+        )
+
+    def _hint(self, reasons: str) -> str:
+        if "expired" not in reasons:
+            return ""
+        here = time.strftime("%Y-%m-%d %H:%M", time.gmtime(self._clock()))
+        return f"Either nothing is published any more, or the clock here, {here} UTC, is wrong: check both."
 
     def _ask_some(self, newer_than: int | None, wait_s: float, deadline: float, problems: dict[str, str]) -> None:
         """Start polls until some are under way and wait for the first news, or for all of them."""
@@ -95,6 +105,8 @@ class HeadWatch:
                     problems[url] = str(error)
                 elif error is not None:
                     raise error
+                elif poll in pending:
+                    problems.setdefault(url, "it takes requests and does not answer")
             if not done or self._counter() > known:
                 return
 
@@ -139,7 +151,11 @@ class HeadWatch:
         self._sources.ask(url, "head.json", attempt, min(deadline, self._monotonic() + wait_s + ANSWER_GRACE_S))
 
     def _accept(self, data: bytes) -> None:
-        head = open_head(data, self._run_key)
+        try:
+            head = open_head(data, self._run_key)
+        except IntegrityError as error:
+            # Nobody vouches for these bytes: a head that was cut off, not one that was made up.
+            raise UnavailableError(f"bytes that are no whole head: {error}") from None
         if self._run_id and head.run_id != self._run_id:
             raise IntegrityError(f"a head of run {head.run_id} instead of {self._run_id}")
         if head.expires_at <= self._clock():
@@ -147,31 +163,40 @@ class HeadWatch:
             raise UnavailableError(f"a head that expired {self._clock() - head.expires_at:.0f} s ago")
         with self._lock:
             if head.counter > self._counter():
-                write_atomic(self._path, data)
+                self._save(data)
                 self._newest = data, head
+
+    def _save(self, data: bytes) -> None:
+        try:
+            write_atomic(self._path, data)
+        except OSError as error:
+            raise disk_error(error, self._path) from error
 
     def _load(self) -> tuple[bytes, Head | None]:
         """The head that was seen last; a damaged file counts as none, or no head could ever replace it."""
         try:
             data = self._path.read_bytes()
             return data, open_head(data, self._run_key)
-        except (FileNotFoundError, IntegrityError, SignatureError):
+        except (OSError, IntegrityError, SignatureError):
             return b"", None
 
 
 class HeadNews:
-    """Listens for newer heads in the background while something else is done; used as a context."""
+    """Listens for versions newer than `wanted` while that is fetched, and prices each of them once; used as a context.
 
-    def __init__(self, watch: HeadWatch, counter: int) -> None:
+    `cheapest_newer` is what the newest one would cost, infinite while there is none or its price is not known.
+    """
+
+    def __init__(
+        self, watch: HeadWatch, counter: int, wanted: VersionEntry, price: Callable[[VersionEntry], float]
+    ) -> None:
         self._watch = watch
         self._counter = counter
+        self._wanted = wanted
+        self._price = price
+        self.cheapest_newer = math.inf
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="head news", daemon=True)
-
-    @property
-    def newest(self) -> VersionEntry | None:
-        head = self._watch.newest
-        return head.newest if head is not None else None
 
     def __enter__(self) -> "HeadNews":
         self._thread.start()
@@ -184,14 +209,21 @@ class HeadNews:
         while not self._done.is_set():
             try:
                 head = self._watch.get(newer_than=self._counter, wait_s=MAX_LONG_POLL_S, deadline_s=MAX_LONG_POLL_S)
-                self._counter = head.counter
-            except ShoalError:
+                if head.counter > self._counter and not self._done.is_set():
+                    self.cheapest_newer = math.inf
+                    if head.newest is not None and head.newest != self._wanted:
+                        self.cheapest_newer = self._price(head.newest)
+                    self._counter = head.counter
+            except (ShoalError, OSError):
                 # The fetch meets the same trouble and reports it.
                 self._done.wait(POLL_PAUSE_S)
 
 
 class ManifestCache:
-    """Manifests on disk, fetched when missing; signature and digest are checked every time one is opened."""
+    """Manifests on disk, fetched when missing; digest and signature are checked once, and the last few stay open.
+
+    Opening one of a large model takes a second. Safe to use from several threads.
+    """
 
     def __init__(
         self, store: ShardStore, sources: Sources, run_key: str, *, among: Callable[[], Sequence[str]] | None = None
@@ -201,22 +233,25 @@ class ManifestCache:
         self._store = store
         self._sources = sources
         self._run_key = run_key
+        self._open: dict[str, Manifest] = {}
+        self._unsaved: dict[str, tuple[Manifest, bytes]] = {}
 
     def get(self, digest: str, *, deadline: Deadline, absent_after_s: float = ABSENT_AFTER_S) -> Manifest:
-        kept = self._kept(digest)
-        if kept is not None:
-            return open_manifest(kept, self._run_key)
-        manifest, data = self._sources.manifest(
-            digest, self._run_key, deadline=deadline, absent_after_s=absent_after_s, among=self._among
-        )
-        self._store.put("manifests", data, digest)
+        if self._store.recover("manifests", digest):
+            manifest = self._open.get(digest) or open_manifest(self._store.read("manifests", digest), self._run_key)
+        else:
+            manifest = self._fetch(digest, deadline, absent_after_s)
+        self._open[digest] = manifest
+        for old in list(self._open)[:-MANIFESTS_OPEN]:
+            self._open.pop(old, None)
         return manifest
 
-    def _kept(self, digest: str) -> bytes | None:
-        if not self._store.has("manifests", digest):
-            return None
-        data = self._store.read("manifests", digest)
-        if digest_bytes(data) == digest:
-            return data
-        self._store.remove("manifests", [digest])
-        return None
+    def _fetch(self, digest: str, deadline: Deadline, absent_after_s: float) -> Manifest:
+        """Bytes that a full disk refuses are kept for the next call."""
+        manifest, data = self._unsaved.get(digest) or self._sources.manifest(
+            digest, self._run_key, deadline=deadline, absent_after_s=absent_after_s, among=self._among
+        )
+        self._unsaved = {digest: (manifest, data)}
+        self._store.put("manifests", data, digest)
+        self._unsaved = {}
+        return manifest

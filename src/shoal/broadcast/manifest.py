@@ -35,9 +35,37 @@ MAX_SPAN_BYTES = 256 << 20
 HEAD_KIND = "head"
 MANIFEST_KIND = "manifest"
 
-SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+SAFETENSORS_DTYPES = {
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+    "int32": "I32",
+    "uint32": "U32",
+    "int16": "I16",
+    "uint16": "U16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 
-Dtype = Literal["bfloat16", "float16", "float32"]
+Dtype = Literal[
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+    "int64",
+    "uint64",
+    "int32",
+    "uint32",
+    "int16",
+    "uint16",
+    "int8",
+    "uint8",
+    "bool",
+]
 EncodingKind = Literal["full", "delta"]
 # "__metadata__" would be read as a header field of the safetensors file that is made from the manifest.
 TensorName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-][A-Za-z0-9._/-]{0,254}$")]

@@ -6,7 +6,6 @@ with the same weights is free, with others it is refused, unless a rewind voided
 repeated; a restarted origin removes damaged files and continues from the head it finds.
 """
 
-import math
 import os
 import threading
 import time
@@ -15,12 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.broadcast.baseline import SPAN_BYTES, Baselines, write_delta
-from shoal.broadcast.codec.pieces import ITEM_BYTES, TensorBits
+import numpy as np
+
 from shoal.broadcast.manifest import (
     MAX_CHAIN,
     MAX_SHARD_BYTES,
-    BaseRef,
     Encoding,
     EncodingKind,
     Head,
@@ -35,13 +33,16 @@ from shoal.broadcast.manifest import (
     seal_head,
     seal_manifest,
 )
-from shoal.broadcast.store import ShardCutter, ShardStore, map_file, needed_manifests, prune
-from shoal.errors import ConfigError, IntegrityError
-from shoal.files import digest_bytes
+from shoal.broadcast.published import SPAN_BYTES, PublishedVersion, RememberedVersion, write_delta
+from shoal.broadcast.retention import needed_manifests, prune
+from shoal.broadcast.store import HEAD_FILE, ShardCutter, ShardStore
+from shoal.broadcast.wire import TensorDigests, WireBits, check_tensors
+from shoal.errors import ConfigError, IntegrityError, SignatureError
 from shoal.identity import Keypair
 
 # A delta that is not much smaller than the whole only makes chains longer.
 LARGEST_DELTA = 0.5
+MANIFESTS_OPEN = 32
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ class OriginSettings:
     delta_from_bytes: int | None = 16 << 20
     """Smaller models are published in full only; None switches deltas off."""
     span_bytes: int = SPAN_BYTES
+    remember_bytes: int = 1 << 29
+    """Up to this size the newest version stays in memory too, which makes the next delta cheaper."""
 
     def __post_init__(self) -> None:
         if not 0 < self.shard_bytes <= MAX_SHARD_BYTES:
@@ -98,14 +101,17 @@ class Origin:
         self._run_key = run_key
         self._settings = settings = settings or OriginSettings()
         self._run_id = settings.run_id or run_key.public[:16]
-        self._baselines = Baselines(root / ".baselines")
         self._clock = clock
+        # Staging takes minutes; the head must be signed again meanwhile.
+        self._staging = threading.RLock()
         self._lock = threading.RLock()
         self._staged: dict[int, Publication] = {}
+        self._open_manifests: dict[str, Manifest] = {}
+        self._remembered = RememberedVersion(settings.remember_bytes if settings.delta_from_bytes is not None else 0)
         self._unneeded_since: dict[str, float] = {}
         self.files_collected = 0
         """Shards and manifests of old versions that were removed since the start."""
-        self.store.verify()
+        self.store.remove_leftovers()
         self._head = self._read_head()
         self._epoch = self._head.epoch if self._head else 0
         self._files = {file.digest: file for file in self._head.files} if self._head else {}
@@ -124,36 +130,32 @@ class Origin:
         return digest
 
     def stage(self, version: int, tensors: Iterable[WireTensor]) -> Publication:
-        """Write a version's files without showing them to anybody yet; tensors are taken one at a time."""
-        with self._lock, ThreadPoolExecutor(_worker_threads()) as pool:
+        """Write a version's files without showing them to anybody yet; the tensors must not change meanwhile."""
+        checked = check_tensors(tensors)
+        with self._staging, ThreadPoolExecutor(_worker_threads()) as pool:
+            digests = TensorDigests(checked, pool)
             known = self._announced(version)
             if known is not None:
-                return _same_weights(known, tensors)
+                return _same_weights(known, digests.entries())
             self._staged = {number: staged for number, staged in self._staged.items() if number < version}
-            if self._settings.delta_from_bytes is None:
-                # Without deltas nothing refers to a version, so no copy of it is kept.
-                entries, full = self._write_tensors(tensors, None, pool, cut=True)
-                return self._sign(version, entries, full, None)
-            raw = self._baselines.temporary(version)
-            publication = self._stage_with_delta(version, tensors, raw, pool)
-            self._baselines.adopt(raw, publication.manifest_digest)
+            base = self._base(checked, pool)
+            self._remembered.begin(sum(len(tensor.data) for tensor in checked))
+            full = delta = None
+            if base is None or self._keyframe_due(base.manifest):
+                full = self._write_full(checked, digests, pool)
+            if base is not None:
+                delta = self._write_delta(checked, digests, base, pool)
+            else:
+                self._remember(checked)
+            if full is None and delta is None:
+                full = self._write_full(checked, digests, pool)
+            publication = self._sign(version, digests.entries(), full, delta)
+            self._remembered.end(publication.manifest_digest)
             return publication
-
-    def _stage_with_delta(
-        self, version: int, tensors: Iterable[WireTensor], raw: Path, pool: ThreadPoolExecutor
-    ) -> Publication:
-        base = self._base()
-        entries, full = self._write_tensors(tensors, raw, pool, cut=base is None or self._keyframe_due(base[1]))
-        delta = self._write_delta(entries, raw, *base, pool) if base is not None else None
-        if delta is not None and delta.size_bytes > LARGEST_DELTA * sum(entry.size_bytes for entry in entries):
-            delta = None
-        if full is None and delta is None:
-            full = self._cut_file(raw, pool)
-        return self._sign(version, entries, full, delta)
 
     def announce(self, *, ledger_head: str) -> Head:
         """Show all staged versions at once, then delete what nobody needs any more."""
-        with self._lock:
+        with self._staging:
             entries = {entry.version: entry for entry in (self._head.versions if self._head else ())}
             for version, publication in self._staged.items():
                 digest = publication.manifest_digest
@@ -161,7 +163,6 @@ class Origin:
             kept = sorted(entries.values(), key=lambda entry: entry.version)[-self._settings.keep_versions :]
             head = self._write_head(tuple(kept), ledger_head)
             self._staged.clear()
-            self._baselines.keep_only(entry.manifest_digest for entry in head.versions[-1:])
             self._prune()
             return head
 
@@ -171,7 +172,7 @@ class Origin:
         `is_void` is given the epoch in which a version was made, and its number.
         The head is newer than any before, so that nobody who has seen it takes an old one again.
         """
-        with self._lock:
+        with self._staging, self._lock:
             self._epoch = epoch
             if self._head is None or self._head.epoch == epoch:
                 return []
@@ -188,37 +189,28 @@ class Origin:
             if self._head is not None and self._head.expires_at - self._clock() < self._settings.head_ttl_s / 2:
                 self._write_head(self._head.versions, self._head.ledger_head)
 
-    def _write_tensors(
-        self, tensors: Iterable[WireTensor], raw: Path | None, pool: ThreadPoolExecutor, *, cut: bool
-    ) -> tuple[list[TensorEntry], Encoding | None]:
-        """Copy all tensors into the next baseline, if one is kept, and, for a keyframe, into shards."""
+    def _write_full(self, tensors: list[WireTensor], digests: TensorDigests, pool: ThreadPoolExecutor) -> Encoding:
         cutter = ShardCutter(self.store, self._settings.shard_bytes, pool)
-        entries = []
-        with open(raw or os.devnull, "wb", opener=_open_to_overwrite) as file:
-            for tensor in tensors:
-                copied = pool.submit(file.write, tensor.data)
-                if cut:
-                    cutter.feed(tensor.data)
-                entries.append(tensor_entry(tensor))
-                copied.result()
-                cutter.join()
-            if raw is not None:
-                file.truncate()
-        return entries, Encoding(kind="full", shards=cutter.finish()) if cut else None
+        for number, tensor in enumerate(tensors):
+            digests.start(number)
+            cutter.feed(memoryview(tensor.data))
+        return Encoding(kind="full", shards=cutter.finish())
+
+    def _remember(self, tensors: list[WireTensor]) -> None:
+        start = 0
+        for tensor in tensors:
+            if len(tensor.data):
+                self._remembered.put(start, np.frombuffer(tensor.data, np.uint8))
+            start += len(tensor.data)
 
     def _write_delta(
-        self, entries: list[TensorEntry], raw: Path, digest: str, base: Manifest, pool: ThreadPoolExecutor
-    ) -> Encoding:
-        reference = BaseRef(version=base.version, manifest_digest=digest, weights_digest=base.weights_digest)
-        new = TensorBits(tuple(entries), map_file(raw))
-        old = self._baselines.bits(digest, base.tensors)
+        self, tensors: list[WireTensor], digests: TensorDigests, base: PublishedVersion, pool: ThreadPoolExecutor
+    ) -> Encoding | None:
+        """None if the delta is no better than the whole."""
         cutter = ShardCutter(self.store, self._settings.shard_bytes, pool)
-        return write_delta(old, reference, new, cutter, pool, self._settings.span_bytes)
-
-    def _cut_file(self, raw: Path, pool: ThreadPoolExecutor) -> Encoding:
-        cutter = ShardCutter(self.store, self._settings.shard_bytes, pool)
-        cutter.feed(map_file(raw))
-        return Encoding(kind="full", shards=cutter.finish())
+        new, span_bytes = WireBits(tensors), self._settings.span_bytes
+        delta = write_delta(base, new, digests, cutter, pool, span_bytes, self._remembered)
+        return delta if delta.size_bytes <= LARGEST_DELTA * base.manifest.size_bytes else None
 
     def _sign(
         self, version: int, entries: list[TensorEntry], full: Encoding | None, delta: Encoding | None
@@ -235,17 +227,19 @@ class Origin:
         self._staged[version] = _describe(manifest, digest)
         return self._staged[version]
 
-    def _base(self) -> tuple[str, Manifest] | None:
+    def _base(self, tensors: list[WireTensor], pool: ThreadPoolExecutor) -> PublishedVersion | None:
         """The version that a delta would refer to: the newest staged one, or the newest announced one."""
         newest = self._head.newest if self._head else None
         digest = newest.manifest_digest if newest else None
         if self._staged:
             digest = self._staged[max(self._staged)].manifest_digest
-        if digest is None:
+        smallest = self._settings.delta_from_bytes
+        if digest is None or smallest is None or self._manifest(digest).size_bytes < smallest:
             return None
-        manifest = self._manifest(digest)
-        small = manifest.size_bytes < (self._settings.delta_from_bytes or 0)
-        return None if small or not self._baselines.usable(digest, manifest) else (digest, manifest)
+        # Newest first, back to one that is there in full.
+        chain = list(needed_manifests([digest], self._manifest).items())
+        base = PublishedVersion(self.store, chain[::-1], self._settings.span_bytes, self._remembered)
+        return base if base.usable(tensors, pool) else None
 
     def _keyframe_due(self, manifest: Manifest) -> bool:
         """Whether the chain of deltas back to the last full version is as long as it may become."""
@@ -265,53 +259,54 @@ class Origin:
         return None
 
     def _manifest(self, digest: str) -> Manifest:
-        return open_manifest(self.store.read("manifests", digest), self._run_key.public)
+        """Opening one of a large model takes a second, so the last few stay open."""
+        if digest not in self._open_manifests:
+            self._open_manifests[digest] = open_manifest(self.store.read("manifests", digest), self._run_key.public)
+            for old in list(self._open_manifests)[:-MANIFESTS_OPEN]:
+                del self._open_manifests[old]
+        return self._open_manifests[digest]
 
     def _write_head(self, versions: tuple[VersionEntry, ...], ledger_head: str) -> Head:
-        head = Head(
-            run_id=self._run_id,
-            counter=self._head.counter + 1 if self._head else 1,
-            epoch=self._epoch,
-            expires_at=self._clock() + self._settings.head_ttl_s,
-            ledger_head=ledger_head,
-            versions=versions,
-            files=tuple(self._files.values()),
-        )
-        self.store.put_head(seal_head(head, self._run_key), sync=True)
-        self._head = head
-        return head
+        with self._lock:
+            head = Head(
+                run_id=self._run_id,
+                counter=self._head.counter + 1 if self._head else 1,
+                epoch=self._epoch,
+                expires_at=self._clock() + self._settings.head_ttl_s,
+                ledger_head=ledger_head,
+                versions=versions,
+                files=tuple(self._files.values()),
+            )
+            self.store.put_head(seal_head(head, self._run_key), sync=True)
+            self._head = head
+            return head
 
     def _read_head(self) -> Head | None:
         data = self.store.head()
-        return open_head(data, self._run_key.public) if data is not None else None
+        try:
+            return open_head(data, self._run_key.public) if data is not None else None
+        except (IntegrityError, SignatureError) as error:
+            raise IntegrityError(
+                f"{self.root / HEAD_FILE} is damaged or belongs to another run: {error}",
+                hint="Its counter must never fall: copy head.json from a relay or from a backup into its place.",
+            ) from None
 
     def _prune(self) -> None:
         assert self._head is not None
         manifests = needed_manifests((entry.manifest_digest for entry in self._head.versions), self._manifest)
-        keep = set(self._files)
         self.files_collected += prune(
-            self.store, manifests, keep, self._unneeded_since, grace_s=self._settings.grace_s, now=self._clock()
+            self.store,
+            manifests,
+            set(self._files),
+            self._unneeded_since,
+            self._manifest,
+            grace_s=self._settings.grace_s,
+            now=self._clock(),
         )
 
 
-def tensor_entry(tensor: WireTensor) -> TensorEntry:
-    """The manifest line of a tensor whose bytes really have the size that its shape claims."""
-    if tensor.dtype not in ITEM_BYTES:
-        raise IntegrityError(f"Tensor {tensor.name} has dtype {tensor.dtype}; the wire knows {', '.join(ITEM_BYTES)}.")
-    size_bytes = memoryview(tensor.data).nbytes
-    if size_bytes != math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]:
-        raise IntegrityError(f"Tensor {tensor.name} has {size_bytes} bytes, its shape {tensor.shape} says otherwise.")
-    fields = {
-        "name": tensor.name,
-        "dtype": tensor.dtype,
-        "shape": tensor.shape,
-        "digest": digest_bytes(memoryview(tensor.data)),
-    }
-    return TensorEntry.model_validate(fields)
-
-
-def _same_weights(known: Publication, tensors: Iterable[WireTensor]) -> Publication:
-    if known.weights_digest != digest_weights(tensor_entry(tensor) for tensor in tensors):
+def _same_weights(known: Publication, entries: list[TensorEntry]) -> Publication:
+    if known.weights_digest != digest_weights(entries):
         message = f"Version {known.version} was announced with other weights."
         raise IntegrityError(message, hint="Publish under a new number.")
     return known
@@ -321,10 +316,6 @@ def _describe(manifest: Manifest, digest: str) -> Publication:
     kind: EncodingKind = "full" if manifest.encoding("full") else "delta"
     smallest = min(encoding.size_bytes for encoding in manifest.encodings)
     return Publication(manifest.version, digest, manifest.weights_digest, smallest, manifest.size_bytes, kind)
-
-
-def _open_to_overwrite(path: str, flags: int) -> int:
-    return os.open(path, flags & ~os.O_TRUNC, 0o644)
 
 
 def _worker_threads() -> int:

@@ -2,8 +2,8 @@
 
 New heads come by long poll from parents and peers at once. A head is served as soon as its manifests are here; the shards follow,
 newest version first, and a request for one that is still on its way is held until it arrives, so versions stream through a
-chain of relays. With peers, each relay fetches its share from the parents and the rest from the others. A restart keeps every
-shard that matches its name.
+chain of relays. With peers, each relay fetches its share from the parents and the rest from the others. A restarted relay serves
+at once: what it finds is hashed when it is asked for, and in order of use.
 """
 
 import contextlib
@@ -22,7 +22,8 @@ from shoal.broadcast.manifest import Head, Manifest, descriptor_key
 from shoal.broadcast.mesh import Mesh, Neighbours
 from shoal.broadcast.peers import Deadline, Sources
 from shoal.broadcast.queue import DownloadQueue, Route, WantedShard, wanted_in_order
-from shoal.broadcast.store import DiskError, ShardStore, needed_manifests, prune
+from shoal.broadcast.retention import needed_manifests, prune
+from shoal.broadcast.store import DiskError, ShardStore
 from shoal.errors import ConfigError, ShoalError
 from shoal.files import write_atomic
 from shoal.identity import MAX_DESCRIPTOR_BYTES
@@ -131,7 +132,7 @@ class Relay:
 
     def start(self) -> None:
         self._trusted_key()
-        self._store.verify()
+        self._store.remove_leftovers()
         self._server.start()
         self._spawn("follower", self._follow)
         in_mesh = self._neighbours is not None
@@ -203,7 +204,7 @@ class Relay:
         self._tell_if_complete()
         keep = {file.digest for file in head.files}
         now = self._monotonic()
-        prune(self._store, needed, keep, self._unneeded_since, grace_s=self._settings.grace_s, now=now)
+        prune(self._store, needed, keep, self._unneeded_since, load, grace_s=self._settings.grace_s, now=now)
         self.metrics.event("head_mirrored", counter=head.counter, versions=len(head.versions))
 
     def _route(self, item: WantedShard) -> Route:
@@ -214,17 +215,26 @@ class Relay:
     def _fetch(self, route: Route) -> None:
         while (item := self._queue.take(route)) is not None:
             try:
-                data = self._from_parents(item) if route == "parents" else self._from_peer(item)
-                self._store.put("shards", data, item.digest)
+                if not self._store.recover("shards", item.digest):
+                    self._keep(item, self._from_parents(item) if route == "parents" else self._from_peer(item))
                 self._queue.done(item)
                 self._tell_if_complete()
             except ShoalError as error:
                 self._queue.put_back(item)
-                if route == "parents" or isinstance(error, DiskError):
+                if route == "parents":
                     self._report_trouble(error)
                 elif not (isinstance(error, FetchError) and error.status in NOT_YET):
                     # A peer is gone or lied: its shards have another owner now.
                     self._queue.reroute()
+
+    def _keep(self, item: WantedShard, data: memoryview) -> None:
+        """Store a verified shard; while there is no room it is held, not fetched again, and nothing else is fetched."""
+        while not self._stopping.is_set():
+            try:
+                self._store.put("shards", data, item.digest)
+                return
+            except DiskError as error:
+                self._report_trouble(error)
 
     def _from_parents(self, item: WantedShard) -> memoryview:
         return self.sources.shard(item.shard, deadline=Deadline(self._monotonic, SHARD_DEADLINE_S), among=self._parents)

@@ -2,31 +2,35 @@
 
 The file has its final size from the start, so a full disk shows before the first byte is fetched. Verified shards are written
 in place and listed in a journal, which is how a restarted process knows what it has. Every tensor is hashed once more, as soon as
-all its bytes are in the file, and only if all are right does `finish` give the file its name. Any error while a delta is applied
-ends the apply with that error.
+all its bytes are in the file, and only if all are right does `finish` give the file its name. Files are read and written through
+small buffers, so memory does not grow with the model. Any error while a delta is applied ends the apply with that error.
 """
 
+import contextlib
 import os
 import secrets
 import shutil
 import threading
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+from blake3 import blake3
 
-from shoal.broadcast.codec.pieces import Block, TensorBits, block_bytes, offsets, partition
+from shoal.broadcast.codec.pieces import Block, TensorFile, block_bytes, partition, read_at
 from shoal.broadcast.manifest import Encoding, EncodingKind, Manifest, ShardEntry, TensorEntry, safetensors_header
-from shoal.broadcast.store import DiskError, disk_error, map_file
+from shoal.broadcast.store import DiskError, disk_error, make_directory
 from shoal.errors import IntegrityError
-from shoal.files import WEIGHTS_FILE, digest_bytes
+from shoal.files import WEIGHTS_FILE
 
 JOURNAL_FILE = "verified"
 INDEX_BYTES = 4
+# Through a buffer that stays in the processor's cache: mapped pages would count as memory of this process.
+HASH_BYTES = 256 << 10
 
 
 class StagedWeights:
@@ -44,7 +48,7 @@ class StagedWeights:
         self._path = directory / "weights" / WEIGHTS_FILE
         self._delta_path = directory / "delta"
         self._header = safetensors_header(manifest.tensors)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self._path.parent)
         try:
             with ExitStack() as held:
                 self._open_files(held)
@@ -55,7 +59,7 @@ class StagedWeights:
 
     def _open_files(self, held: ExitStack) -> None:
         def open_file(path: Path, size_bytes: int | None) -> int:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            handle = _open_to_write(path)
             held.callback(os.close, handle)
             if size_bytes is not None:
                 reserve(handle, size_bytes, path)
@@ -67,7 +71,7 @@ class StagedWeights:
             self._shards, self._shards_offset = open_file(self._delta_path, self._encoding.size_bytes), 0
         self._journal = open_file(self._directory / JOURNAL_FILE, None)
         write_at(self._weights, memoryview(self._header), 0, self._path)
-        self._checks = TensorChecks(self._path, self._manifest)
+        self._checks = TensorChecks(self._weights, self._manifest)
         held.callback(self._checks.close)
 
     def missing(self) -> list[tuple[int, ShardEntry]]:
@@ -88,36 +92,35 @@ class StagedWeights:
             write_at(self._journal, memoryview(index.to_bytes(INDEX_BYTES, "little")), end, self._path)
         self._wrote_shard(index)
 
-    def apply(self, base_path: Path, base: Manifest) -> None:
-        """Make the weights from the base and the fetched delta, block by block on all cores."""
+    def apply(self, base_path: Path, base: Manifest, on_block: Callable[[], None] = lambda: None) -> None:
+        """Make the weights from the base and the fetched delta, block by block on all cores; each byte is written once."""
         from shoal.broadcast.codec.blocks import apply_block  # compiled code, needed for deltas only
 
         tensors, encoding = self._manifest.tensors, self._encoding
-        old = TensorBits(base.tensors, map_weights(base_path, base))
-        delta = map_file(self._delta_path)
-        ends = list(accumulate(encoding.block_bytes))
-        tensor_offsets = offsets(tensors)
+        delta_ends = list(accumulate(encoding.block_bytes))
         blocks = partition(tensors, encoding.span_bytes)
-        largest = max((block_bytes(block) for block in blocks), default=0)
+        ends = list(accumulate(map(block_bytes, blocks)))
         own = threading.local()  # one buffer per thread; new pages for every block would cost more than applying it
 
         def apply_one(number: int, block: Block) -> None:
             if not hasattr(own, "buffer"):
-                own.buffer = np.empty(largest, np.uint8)
-            payload = delta[ends[number] - encoding.block_bytes[number] : ends[number]]
-            at = len(self._header) + tensor_offsets[block[0].tensor] + block[0].start * block[0].item_bytes
-            size = block_bytes(block)
+                own.buffer = np.empty(max(map(block_bytes, blocks)), np.uint8)
+            payload = memoryview(bytearray(encoding.block_bytes[number]))
+            read_at(self._shards, payload, delta_ends[number] - len(payload))
             apply_block(payload, block, old, tensors, own.buffer)
+            size = block_bytes(block)
+            at = len(self._header) + ends[number] - size
             write_at(self._weights, own.buffer[:size].data, at, self._path)
             self._checks.wrote(at, at + size)
 
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        with open_weights(base_path, base) as (file, start), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            old = TensorFile(base.tensors, file, start)
             for _ in pool.map(apply_one, range(len(blocks)), blocks):
-                pass
+                on_block()
 
-    def finish(self, target: Path) -> None:
+    def finish(self, target: Path, on_tensor: Callable[[], None] = lambda: None) -> None:
         """Give the directory its name if all tensors are right."""
-        self._checks.finish()
+        self._checks.finish(on_tensor)
         self.close()
         os.replace(self._directory / "weights", target)
         shutil.rmtree(self._directory)
@@ -137,9 +140,9 @@ class TensorChecks:
     Safe to use from several threads; the file has its final size before the first byte is reported.
     """
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, file: int, manifest: Manifest) -> None:
         self._manifest = manifest
-        self._view = map_file(path)
+        self._file = file
         self._slices = tensor_slices(manifest.tensors, len(safetensors_header(manifest.tensors)))
         self._starts = [start for _, start, _ in self._slices]
         self._missing = [end - start for _, start, end in self._slices]
@@ -157,37 +160,44 @@ class TensorChecks:
                 if covered > 0:
                     self._missing[number] -= covered
                     if self._missing[number] == 0:
-                        self._found.append(self._pool.submit(_wrong_tensor, self._view, tensor, first, last))
+                        self._found.append(self._pool.submit(_wrong_tensor, self._file, tensor, first, last))
                 number += 1
 
-    def finish(self) -> None:
+    def finish(self, on_tensor: Callable[[], None]) -> None:
         """Raise unless every tensor is there and has its digest."""
         if any(self._missing):
             raise IntegrityError(f"Some bytes of version {self._manifest.version} never arrived.")
-        _refuse(self._manifest, [wrong for future in self._found if (wrong := future.result())])
+        for future in self._found:
+            _refuse(self._manifest, future.result())
+            on_tensor()
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
 
-def map_weights(path: Path, manifest: Manifest) -> memoryview:
-    """The tensors of a safetensors file that begins with the header of this manifest and has its size."""
+@contextlib.contextmanager
+def open_weights(path: Path, manifest: Manifest) -> Iterator[tuple[int, int]]:
+    """An open safetensors file that begins with the header of this manifest and has its size, and where its tensors begin."""
     header = safetensors_header(manifest.tensors)
     try:
-        view = map_file(path)
+        file = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise IntegrityError(f"{path} cannot be read: {error.strerror}.") from None
-    if len(view) != len(header) + manifest.size_bytes or view[: len(header)] != header:
-        raise IntegrityError(f"{path} has another header or size than version {manifest.version}.")
-    return view[len(header) :]
+    try:
+        if os.fstat(file).st_size != len(header) + manifest.size_bytes or os.pread(file, len(header), 0) != header:
+            raise IntegrityError(f"{path} has another header or size than version {manifest.version}.")
+        yield file, len(header)
+    finally:
+        os.close(file)
 
 
-def check_weights(path: Path, manifest: Manifest) -> None:
+def check_weights(path: Path, manifest: Manifest, on_tensor: Callable[[], None] = lambda: None) -> None:
     """Raise unless the file is the safetensors file of this manifest, byte for byte."""
-    view = map_weights(path, manifest)
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        slices = tensor_slices(manifest.tensors, 0)
-        _refuse(manifest, [wrong for wrong in pool.map(lambda item: _wrong_tensor(view, *item), slices) if wrong])
+    with open_weights(path, manifest) as (file, start), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        slices = tensor_slices(manifest.tensors, start)
+        for wrong in pool.map(lambda item: _wrong_tensor(file, *item), slices):
+            _refuse(manifest, wrong)
+            on_tensor()
 
 
 def tensor_slices(tensors: Sequence[TensorEntry], start: int) -> list[tuple[TensorEntry, int, int]]:
@@ -200,13 +210,26 @@ def tensor_slices(tensors: Sequence[TensorEntry], start: int) -> list[tuple[Tens
     return slices
 
 
-def _wrong_tensor(view: memoryview, tensor: TensorEntry, start: int, end: int) -> str:
-    return "" if digest_bytes(view[start:end]) == tensor.digest else tensor.name
+def _wrong_tensor(file: int, tensor: TensorEntry, start: int, end: int) -> str:
+    hasher, buffer = blake3(), memoryview(bytearray(min(HASH_BYTES, end - start)))
+    while start < end:
+        part = buffer[: end - start]
+        read_at(file, part, start)
+        hasher.update(part)
+        start += len(part)
+    return "" if hasher.hexdigest() == tensor.digest else tensor.name
 
 
-def _refuse(manifest: Manifest, wrong: list[str]) -> None:
+def _open_to_write(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def _refuse(manifest: Manifest, wrong: str) -> None:
     if wrong:
-        raise IntegrityError(f"Tensor {wrong[0]} of version {manifest.version} has another digest than promised.")
+        raise IntegrityError(f"Tensor {wrong} of version {manifest.version} has another digest than promised.")
 
 
 class StagingArea:
@@ -241,7 +264,7 @@ class Trash:
         self._directory = directory
         self._threads: list[threading.Thread] = []
         shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
 
     def drop(self, path: Path) -> None:
         doomed = self._directory / secrets.token_hex(8)

@@ -1,39 +1,36 @@
-"""Content-addressed files in one directory: kept, cut from streams, and pruned when no version needs them.
+"""Content-addressed files in one directory, and streams that are cut into them.
 
 `ShardStore` holds `manifests/<digest>`, `shards/<digest>` and the head; a file under its final name is whole. Files are not synced
-one by one (a model has thousands); instead a restarted owner calls `verify`, which removes what does not match its name. A delta
-version needs its base, and that base's base, back to a full one: `needed_manifests` walks there, `prune` deletes the rest, but
-nothing that somebody read within the grace period.
+one by one (a model has thousands); instead what an earlier process left counts only after `recover` has hashed it, which happens
+when it is first needed. `AccessTimes` says what was asked for lately, `ShardCutter` cuts a stream into shards.
 """
 
 import contextlib
 import errno
-import mmap
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from typing import Literal
 
-from shoal.broadcast.manifest import MAX_CHAIN, Manifest, ShardEntry
+from shoal.broadcast.manifest import ShardEntry
 from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import TEMPORARY_PREFIX, digest_bytes, digest_file, is_digest, write_atomic
 
 Folder = Literal["shards", "manifests"]
 FOLDERS: tuple[Folder, ...] = ("shards", "manifests")
 HEAD_FILE = "head.json"
-# A reader that never finishes must not fill the disk.
-MAX_HOLD_S = 1800
 SHARDS_AHEAD = 4
 
 Bytes = bytes | bytearray | memoryview
 
 
 class DiskError(UnavailableError):
-    """The disk takes no more bytes."""
+    """The disk takes no more bytes, or gives none."""
 
     code = "disk"
 
@@ -46,10 +43,11 @@ class ShardStore:
         self.access = AccessTimes(clock=clock)
         self.listeners: list[Callable[[str], None]] = []
         self._lock = threading.Lock()
-        self._held: dict[Folder, set[str]] = {}
+        self._held: dict[Folder, set[str]] = {folder: set() for folder in FOLDERS}
+        self._found: dict[Folder, set[str]] = {}
         for folder in FOLDERS:
-            (root / folder).mkdir(parents=True, exist_ok=True)
-            self._held[folder] = {entry.name for entry in os.scandir(root / folder) if is_digest(entry.name)}
+            make_directory(root / folder)
+            self._found[folder] = {entry.name for entry in os.scandir(root / folder) if is_digest(entry.name)}
 
     def path(self, folder: Folder, digest: str) -> Path:
         if not is_digest(digest):
@@ -57,20 +55,35 @@ class ShardStore:
         return self.root / folder / digest
 
     def has(self, folder: Folder, digest: str) -> bool:
+        """Whether the file is here and this process wrote or verified it."""
         return digest in self._held[folder]
 
+    def recover(self, folder: Folder, digest: str) -> bool:
+        """Whether the file is here; one that an earlier process left is hashed first, and removed if it is damaged."""
+        if digest in self._found[folder]:
+            if self._matches(folder, digest):
+                self._keep(folder, digest)
+            else:
+                self._discard_found(folder, digest)
+        return self.has(folder, digest)
+
+    def may_have(self, folder: Folder, digest: str) -> bool:
+        """Whether `recover` could find it."""
+        return digest in self._held[folder] or digest in self._found[folder]
+
     def held(self, folder: Folder) -> set[str]:
+        """All files of the folder, those that are not verified yet included."""
         with self._lock:
-            return set(self._held[folder])
+            return self._held[folder] | self._found[folder]
 
     def put(self, folder: Folder, data: Bytes, digest: str | None = None) -> str:
         """Store bytes under their digest; a `digest` that is given has been checked by the caller."""
         digest = digest or digest_bytes(memoryview(data))
         if not self.has(folder, digest):
-            self._write(self.path(folder, digest), data, sync=False)
             with self._lock:
-                self._held[folder].add(digest)
-        self._notify(digest)
+                self._found[folder].discard(digest)  # or a check of the old bytes could remove the new ones
+            self._write(self.path(folder, digest), data, sync=False)
+        self._keep(folder, digest)
         return digest
 
     def put_head(self, data: bytes, *, sync: bool = False) -> None:
@@ -93,20 +106,30 @@ class ShardStore:
         for digest in digests:
             with self._lock:
                 self._held[folder].discard(digest)
+                self._found[folder].discard(digest)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path(folder, digest))
                 count += 1
         return count
 
-    def verify(self) -> int:
-        """Remove every file that does not match its name, and what an interrupted write left; returns how many."""
-        removed = 0
+    def remove_leftovers(self) -> None:
+        """Remove what interrupted writes left; for the only process that writes here."""
         for folder in FOLDERS:
             for leftover in (self.root / folder).glob(f"{TEMPORARY_PREFIX}*"):
                 leftover.unlink(missing_ok=True)
-            wrong = [digest for digest in self.held(folder) if not self._matches(folder, digest)]
-            removed += self.remove(folder, wrong)
-        return removed
+
+    def _discard_found(self, folder: Folder, digest: str) -> None:
+        """Remove a damaged file, unless somebody has replaced it since it was looked at."""
+        with self._lock:
+            if digest in self._found[folder]:
+                self._found[folder].discard(digest)
+                self.path(folder, digest).unlink(missing_ok=True)
+
+    def _keep(self, folder: Folder, digest: str) -> None:
+        with self._lock:
+            self._held[folder].add(digest)
+            self._found[folder].discard(digest)
+        self._notify(digest)
 
     def _write(self, path: Path, data: Bytes, *, sync: bool) -> None:
         try:
@@ -197,57 +220,26 @@ class ShardCutter:
         return ShardEntry(digest=digest, size_bytes=len(data))
 
 
-def needed_manifests(roots: Iterable[str], load: Callable[[str], Manifest]) -> dict[str, Manifest]:
-    """The manifests of these digests and of every base that is needed to rebuild them."""
-    needed: dict[str, Manifest] = {}
-    for root in roots:
-        digest: str | None = root
-        for _ in range(MAX_CHAIN + 1):
-            if digest is None or digest in needed:
-                break
-            needed[digest] = load(digest)
-            digest = needed[digest].required_base
-        else:
-            raise IntegrityError(f"Manifest {root[:12]}… needs more than {MAX_CHAIN} others.")
-    return needed
+@contextlib.contextmanager
+def open_to_read(path: Path) -> Iterator[FileIO]:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            yield file
+    except OSError as error:
+        hint = "Was it deleted, or is the disk damaged? A restart notices what is missing."
+        raise DiskError(f"{path} cannot be read: {error.strerror}.", hint=hint) from error
 
 
-def prune(
-    store: ShardStore,
-    needed: dict[str, Manifest],
-    keep_shards: set[str],
-    unneeded_since: MutableMapping[str, float],
-    *,
-    grace_s: float,
-    now: float,
-) -> int:
-    """Delete files that no needed version uses, once they have been unneeded and unread for the grace period."""
-    keep = keep_shards | {shard.digest for manifest in needed.values() for shard in manifest.shards}
-    loose_shards = store.held("shards") - keep
-    loose_manifests = store.held("manifests") - needed.keys()
-    loose = loose_shards | loose_manifests
-    for digest in loose:
-        unneeded_since.setdefault(digest, now)
-    for digest in unneeded_since.keys() - loose:
-        del unneeded_since[digest]
-    wait_s = MAX_HOLD_S if store.access.active(loose, grace_s) else grace_s
-    due = {digest for digest in loose if now - unneeded_since[digest] >= wait_s}
-    for digest in due:
-        del unneeded_since[digest]
-    store.access.forget(due)
-    return store.remove("shards", loose_shards & due) + store.remove("manifests", loose_manifests & due)
-
-
-def map_file(path: Path) -> memoryview:
-    """The bytes of a file, read from disk as they are used; unmapped when the last view of them is gone."""
-    if path.stat().st_size == 0:
-        return memoryview(b"")
-    with open(path, "rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+def make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(error, path) from error
 
 
 def disk_error(error: OSError, path: Path) -> DiskError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "Free some space, or name another directory."
         return DiskError(f"There is no space on the disk for {path}.", hint=hint)
-    return DiskError(f"{path} cannot be written: {error.strerror}.")
+    hint = "Name a directory that this user may write to, or change the owner or mode of this one."
+    return DiskError(f"{path} cannot be written: {error.strerror}.", hint=hint)

@@ -138,9 +138,19 @@ def reproduce(
 ) -> None:
     """Repeat a run from what it left behind: training bit for bit, verdicts from their files. Exit code 1 if anything differs."""
     from shoal.owner.reproduce import parse_steps, reproduce_run
+    from shoal.roles.process import use_threads
 
-    chosen = parse_steps(steps)
-    done = reproduce_run(where, out, report, steps=chosen, sample=sample, model=model, run_key=run_key, threads=threads)
+    done = reproduce_run(
+        where,
+        out,
+        report,
+        steps=parse_steps(steps),
+        sample=sample,
+        model=model,
+        run_key=run_key,
+        threads=threads,
+        use_threads=use_threads,
+    )
     raise SystemExit(0 if done else 1)
 
 

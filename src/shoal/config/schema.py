@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from shoal.net import WILDCARDS, http_url
+
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Url = Annotated[str, Field(pattern=r"^(https?://[^/\s]+(/\S*)?)?$")]
@@ -156,14 +158,6 @@ class TrainingConfig(Section):
     """Checkpoints that stay on disk."""
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where step metrics go besides the JSON lines that are always written."""
-
-
-WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Listening on every address of a machine, and how its own processes reach that."""
-
-
-def http_url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class ListenConfig(Section):

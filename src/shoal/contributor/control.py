@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from shoal.errors import ShoalError, UnavailableError
 from shoal.files import write_atomic
@@ -131,7 +131,7 @@ class Control:
         return None
 
 
-def _read_own(path: Path) -> dict[str, object]:
+def _read_own(path: Path) -> dict[str, Any]:
     """A small JSON object in a plain file of this user; empty for anything else."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

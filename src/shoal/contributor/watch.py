@@ -77,7 +77,7 @@ class LimitWatch:
         status = replace(
             status,
             pid=os.getpid(),
-            state=state,  # type: ignore[arg-type]
+            state=state,
             reason=self.rest.reason if self.rest else "",
             heard=self.wish,
         )

@@ -1,7 +1,7 @@
 """Who sent a request: what counts as one address, and whose `X-Forwarded-For` is believed.
 
 The header is read from its end, past proxies that are trusted; the first address that is not one of them sent the request.
-Everything before it was written by that sender and is not looked at.
+Everything before it was written by that sender and is not looked at. And how an address is written in a URL.
 """
 
 import functools
@@ -10,6 +10,13 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
+
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
+"""Listening on every address of a machine, and how its own processes reach that."""
+
+
+def http_url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @functools.lru_cache(maxsize=4096)

@@ -15,8 +15,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from shoal.config import ShoalConfig
-from shoal.config.schema import WILDCARDS, ListenConfig, http_url
+from shoal.config.schema import ListenConfig
 from shoal.errors import ConfigError
+from shoal.net import WILDCARDS, http_url
 
 SERVERS = ("coordinator", "broadcast")
 SIOCGIFADDR = 0x8915

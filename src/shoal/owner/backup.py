@@ -18,7 +18,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from shoal.broadcast.manifest import Head, Manifest, open_head, open_manifest
-from shoal.broadcast.store import needed_manifests
+from shoal.broadcast.retention import needed_manifests
 from shoal.coordinator import ledger
 from shoal.coordinator.batching import steps
 from shoal.coordinator.store import records

@@ -30,6 +30,9 @@ SENTENCES: dict[str, Callable[[Body], str]] = {
         f"a stake is {body['trust']['stake_tokens']} tokens, a slot has at most {body['slot_tokens']}"
     ),
     "restored": lambda body: f"the run is restored from a backup of {body['entries']} entries",
+    "rewound": lambda body: (
+        f"the owner returns the run to version {body['version']}, epoch {body['epoch']} begins: {body['reason']}"
+    ),
     "run_state": lambda body: f"the owner sets the run to {body['state']}",
     "quarantine": lambda body: f"submission {body['submission'][:KEY_LETTERS]} is quarantined: {body['why']}",
 }

@@ -1,7 +1,7 @@
 """`shoal reproduce`: finds what a run or an export left behind, repeats it, and writes the page."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shoal.errors import ConfigError
@@ -23,11 +23,11 @@ def reproduce_run(
     model: Path | None,
     run_key: str | None,
     threads: int,
+    use_threads: Callable[[int], None],
 ) -> bool:
     """Whether everything came out as recorded. The page is written either way."""
     from shoal.reproduction import headline, read_evidence, render_page, reproduce
     from shoal.reproduction.evidence import evidence_directory
-    from shoal.roles.process import use_threads
     from shoal.training.machine import TrainingMachine
 
     root = load_run(where).run.dir if where.endswith(".toml") else Path(where)

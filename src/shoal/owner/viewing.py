@@ -31,6 +31,7 @@ from shoal.errors import ConfigError, ShoalError
 from shoal.identity import Keypair
 from shoal.inspection.groups import GroupReader
 from shoal.metrics import EventLog, Record, Report, read_events
+from shoal.net import http_url
 from shoal.owner.control import owner_link
 from shoal.owner.restore import restore_backup
 from shoal.protocol import api
@@ -45,8 +46,7 @@ def view_run(where: Path, report: Report, *, host: str, port: int, opens_browser
         directory = _directory_of(where, Path(scratch), report)
         with opened(directory, Path(scratch)) as (app, secret):
             listener = bind(host, port, "port")
-            shown = f"[{host}]" if ":" in host else host
-            link = owner_link(f"http://{shown}:{listener.getsockname()[1]}", secret)
+            link = owner_link(http_url(host, listener.getsockname()[1]), secret)
             report(f"{app.service.run.descriptor.run_id} as it was at its last sign of life; Ctrl-C ends")
             report(f"open {link}")
             if opens_browser:

@@ -199,7 +199,7 @@ class CoordinatorClient:
         return self._post("/v1/run/state", body, api.RunStateAnswer)
 
     def line(self) -> api.LineAnswer:
-        return self._get("/v1/run/line", api.LineAnswer)
+        return self._get("/v1/epochs", api.LineAnswer)
 
     def rewind(self, body: api.RewindBody) -> api.RewindView:
         return self._post("/v1/run/rewind", body, api.RewindView)

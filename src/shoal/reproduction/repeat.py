@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.broadcast import WireTensor
 from shoal.broadcast.manifest import digest_weights
-from shoal.broadcast.origin import tensor_entry
+from shoal.broadcast.wire import tensor_entry
 from shoal.errors import ShoalError
 from shoal.metrics import Report, silent
 from shoal.policy import resolve_model

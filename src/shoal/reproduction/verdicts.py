@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shoal.broadcast import WireTensor
 from shoal.broadcast.manifest import safetensors_header
-from shoal.broadcast.origin import tensor_entry
+from shoal.broadcast.wire import tensor_entry
 from shoal.files import atomic_file
 from shoal.protocol.rollouts import Rollout
 from shoal.reproduction.evidence import Evidence, ReproductionError

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.config.schema import WILDCARDS, http_url
 from shoal.errors import ConfigError
 from shoal.files import remove_all_leftovers
 from shoal.identity import Keypair
 from shoal.locks import hold
 from shoal.metrics import Report, ReportingEventLog
+from shoal.net import WILDCARDS, http_url
 from shoal.owner.addresses import likely_host
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient

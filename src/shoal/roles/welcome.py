@@ -49,12 +49,12 @@ def explain_weights(weights: "WeightClient", keep_versions: int, folder: Path, r
     if newest is None:
         report("no version of the policy is published yet")
         return
-    free, needed = shutil.disk_usage(folder).free, keep_versions * newest.size_bytes
+    free, needed = shutil.disk_usage(folder).free, keep_versions * newest.size_bytes + newest.staging_bytes
     report(
-        f"policy: version {newest.version}, {size(newest.fetch_bytes)} to fetch; {plural(keep_versions, 'version')} will take "
-        f"{size(needed)} in {folder}, where {size(free)} are free"
+        f"policy: version {newest.version}, {size(newest.fetch_bytes)} to fetch; {plural(keep_versions, 'version')} and the next "
+        f"one on its way will take {size(needed)} in {folder}, where {size(free)} are free"
     )
-    if needed > free + newest.size_bytes - newest.fetch_bytes:
+    if needed > free + weights.held_bytes():
         report("that will not fit: choose a larger disk with --dir")
 
 

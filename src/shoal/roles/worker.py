@@ -123,9 +123,21 @@ def work(
         explain_weights(run.weights, descriptor.async_level + 2, root, report)
         name = name or platform.node()[:60] or "worker"
         kind, ready_engine = kind or _worker_kind(None), run.make_engine(engine, numerics)
-        kept = {"outbox": root / "outbox", "evidence": root}
-        observers = {"metrics": metrics, "report": report, "limits": watch}
-        while _is_banned(kind(run, connect(), ready_engine, name=name, **kept, **observers)):
+
+        def new_worker() -> "Worker":
+            return kind(
+                run,
+                connect(),
+                ready_engine,
+                name=name,
+                outbox=root / "outbox",
+                evidence=root,
+                metrics=metrics,
+                report=report,
+                limits=watch,
+            )
+
+        while _is_banned(new_worker()):
             wait_for_unban(connect(), report, sleep=partial(watch.sleep, activity="waiting until the ban is lifted"))
         control.end()
 

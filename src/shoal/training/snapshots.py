@@ -1,7 +1,7 @@
 """The copy of the weights that leaves the trainer: made once, beside the training where that is possible.
 
 Between two optimiser steps the weights do not change, so the publisher's thread copies them while the trainer fetches and
-computes the next gradient. Whoever needs the copy first makes it: the publisher, or the trainer before it changes a weight.
+computes the next gradient. The first that needs the copy makes it: the publisher, or the trainer before it changes a weight.
 The other one waits for it, so neither can wait for ever. `stood_still_s` is how long the trainer did.
 """
 
@@ -22,7 +22,7 @@ class Snapshot:
         self.stood_still_s = 0.0
 
     def tensors(self) -> Sequence[WireTensor]:
-        """The copy; whoever asks first makes it."""
+        """The copy; the first call makes it."""
         with self._lock:
             if self._tensors is None:
                 self._tensors = self._take()

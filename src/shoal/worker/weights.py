@@ -153,12 +153,14 @@ class WeightFollower:
 
     def _measured(self) -> OnProgress:
         """Tells how far a fetch is, and measures the link on the way."""
-        line = ProgressLine(self._report)
+        line, seen = ProgressLine(self._report), 0
 
         def note(progress: DownloadProgress) -> None:
+            nonlocal seen
             self._progress_at = time.monotonic()
-            if progress.bytes_done:
+            if progress.bytes_done > seen and progress.bytes_s:  # putting a version together is no transfer
                 self.link_bytes_per_s = progress.bytes_s
+            seen = progress.bytes_done
             line(progress)
 
         return note

@@ -48,7 +48,9 @@ def models(draw: st.DrawFn) -> tuple[Model, Model]:
         for _ in range(0 if fate == "same" or not size else size if fate == "dense" else 2):
             changed[int(rng.integers(size))] ^= int(rng.integers(256))
         if fate == "dtype":
-            other = {"bfloat16": "float16", "float16": "bfloat16", "float32": "float32"}[dtype]
+            other = {"bfloat16": "float16", "float16": "bfloat16", "float32": "int32", "int64": "uint64"}.get(
+                dtype, dtype
+            )
             new[f"t{number}"] = (other, shape, bytes(changed))
         elif fate == "shape":
             new[f"t{number}"] = (dtype, (1, *shape), bytes(changed))

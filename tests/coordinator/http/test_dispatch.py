@@ -104,7 +104,7 @@ def test_a_key_without_the_role_is_refused_before_its_body_is_read(swarm: Swarm,
 
 def test_only_the_run_key_does_what_the_owner_does(swarm: Swarm) -> None:
     owned = [route for route in ROUTES if route.path.startswith(("/v1/run", "/v1/bans"))]
-    assert len(owned) == 4
+    assert len(owned) == 5
     for route in owned:
         for signer in ("stranger", "trainer", "validator", "coordinator"):
             assert ask(swarm, route, signature(swarm, route, signer), sends())[0] == 403

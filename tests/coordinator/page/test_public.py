@@ -68,7 +68,7 @@ PUBLIC = [
 def test_the_public_answers_are_known() -> None:
     assert set(PUBLIC) == {
         "/v1/descriptor", "/v1/status", "/v1/history", "/v1/relays", "/v1/curves", "/v1/workers", "/v1/workers/{key}",
-        "/v1/ledger/entries", "/v1/session",
+        "/v1/ledger/entries", "/v1/session", "/v1/epochs",
     }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def measured(original: SwarmSpec) -> tuple[SwarmResult, SwarmSpec]:
 
 @pytest.mark.parametrize("step_s", [20.0, 2.0], ids=["trainer-is-the-limit", "swarm-is-the-limit"])
 def test_a_measured_swarm_is_predicted(step_s: float) -> None:
-    unequal = tree(trainer={"step_s": step_s, "stage_s": 0.5}, run={"steps": 48})
+    unequal = tree(trainer={"step_s": step_s, "stage_s": 0.5}, run={"steps": 24})
     unequal["workers"] = [
         {"name": "fast", "count": 2, "tokens_per_s": 300, "rows": 8},
         {"name": "slow", "count": 2, "tokens_per_s": 100, "rows": 8},
@@ -45,7 +45,7 @@ def test_a_measured_swarm_is_predicted(step_s: float) -> None:
     assert found.validators.audit_tokens_per_s == pytest.approx(20_000, rel=0.1)
     predicted = run_swarm(found)
     assert predicted.steps_per_minute == pytest.approx(result.steps_per_minute, rel=0.15)
-    assert predicted.mean_age == pytest.approx(result.mean_age, rel=0.15)
+    assert predicted.mean_age == pytest.approx(result.mean_age, abs=0.3)  # of 150 groups
     assert predicted.trainer_wait == pytest.approx(result.trainer_wait, abs=0.1)
     assert predicted.workers_wait == pytest.approx(result.workers_wait, abs=0.1)
 

@@ -1,19 +1,32 @@
 """One block of a model as bytes, relative to the same block of its base.
 
 Each piece takes its cheapest encoding: nothing (unchanged), changes, compressed, or raw, so a dense update never grows and tensors
-that are new or have changed their type need no base. Applying needs the base and gives every bit back, or refuses.
+that are new or have changed their type need no base. Integers have no changes: they are unchanged, compressed or raw. Applying
+needs the base and gives every bit back, or refuses.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 import zstandard
-from numpy.typing import NDArray
 
 from shoal.broadcast.codec import kernels
 from shoal.broadcast.codec.changes import apply_changes, encode_changes
 from shoal.broadcast.codec.entropy import Reader, corrupt, decompress, varint
-from shoal.broadcast.codec.pieces import LAYOUTS, Bits, Block, Layout, Piece, Tensor, TensorBits, block_bytes
+from shoal.broadcast.codec.pieces import (
+    LAYOUTS,
+    Base,
+    Bits,
+    Block,
+    Bytes,
+    Layout,
+    NewNumbers,
+    OldNumbers,
+    Piece,
+    Tensor,
+    block_bytes,
+    storage_of,
+)
 
 SAME, CHANGED, COMPRESSED, RAW = range(4)
 # Below this rate changes are cheaper than anything else, so the others are not even tried.
@@ -21,12 +34,12 @@ SPARSE_RATE = 0.5
 LEVEL = 3
 
 
-def encode_block(block: Block, base: TensorBits, new: TensorBits) -> bytes:
+def encode_block(block: Block, base: OldNumbers, new: NewNumbers) -> bytes:
     pairs = [(base.same_piece(new.tensors[piece.tensor], piece), new.bits(piece)) for piece in block]
-    layouts = [LAYOUTS[new.tensors[piece.tensor].dtype] for piece in block]
+    layouts = [LAYOUTS.get(new.tensors[piece.tensor].dtype) for piece in block]
     modes, bodies = [], []
-    for (old, numbers), layout in zip(pairs, layouts, strict=True):
-        mode, body = _choose_mode(old, numbers, layout)
+    for piece, (old, numbers), layout in zip(block, pairs, layouts, strict=True):
+        mode, body = _choose_mode(old, numbers, layout, piece.item_bytes)
         modes.append(mode)
         bodies.append(body)
     for layout in LAYOUTS.values():
@@ -45,9 +58,9 @@ def encode_block(block: Block, base: TensorBits, new: TensorBits) -> bytes:
 def apply_block(
     payload: memoryview,
     block: Block,
-    base: TensorBits,
+    base: Base,
     tensors: Sequence[Tensor],
-    buffer: NDArray[np.uint8] | None = None,
+    buffer: Bytes | None = None,
 ) -> list[Bits]:
     """The numbers of every piece of the block, one after the other in `buffer`, if given; the base is only read."""
     reader = Reader(payload)
@@ -58,13 +71,13 @@ def apply_block(
     changed: dict[Layout, list[Bits]] = {layout: [] for layout in LAYOUTS.values()}
     for piece, mode in zip(block, modes, strict=True):
         tensor = tensors[piece.tensor]
-        layout = LAYOUTS[tensor.dtype]
-        numbers: Bits = buffer[at : at + piece.size_bytes].view(layout.storage)
+        part = buffer[at : at + piece.size_bytes]
         at += piece.size_bytes
-        np.copyto(numbers, _read_piece(reader, mode, piece, layout, base.same_piece(tensor, piece)))
+        _read_piece(reader, mode, tensor, piece, base, part)
+        numbers: Bits = part.view(storage_of(tensor.dtype))
         results.append(numbers)
         if mode == CHANGED:
-            changed[layout].append(numbers)
+            changed[LAYOUTS[tensor.dtype]].append(numbers)
     for layout, arrays in changed.items():
         if arrays:
             apply_changes(reader, arrays, layout)
@@ -73,42 +86,33 @@ def apply_block(
     return results
 
 
-def _choose_mode(old: Bits | None, numbers: Bits, layout: Layout) -> tuple[int, bytes]:
+def _choose_mode(old: Bits | None, numbers: Bits, layout: Layout | None, item_bytes: int) -> tuple[int, bytes]:
     if old is not None:
-        if not kernels.differ(old, numbers):
+        if not (kernels.differ(old, numbers) if layout else (old != numbers).any()):
             return SAME, b""
-        if kernels.sampled_changes(old, numbers) < SPARSE_RATE:
+        if layout and kernels.sampled_changes(old, numbers) < SPARSE_RATE:
             return CHANGED, b""
-    compressed = _compress(numbers)
+    compressed = _compress(numbers, item_bytes)
     body = varint(len(compressed)) + compressed
-    if old is not None and len(encode_changes([(old, numbers)], layout)) < min(len(body), numbers.nbytes):
+    if layout and old is not None and len(encode_changes([(old, numbers)], layout)) < min(len(body), numbers.nbytes):
         return CHANGED, b""
     return (COMPRESSED, body) if len(body) < numbers.nbytes else (RAW, numbers.tobytes())
 
 
-def _read_piece(reader: Reader, mode: int, piece: Piece, layout: Layout, old: Bits | None) -> Bits:
-    if mode in (SAME, CHANGED):
-        if old is None:
+def _read_piece(reader: Reader, mode: int, tensor: Tensor, piece: Piece, base: Base, out: Bytes) -> None:
+    if mode == SAME or (mode == CHANGED and tensor.dtype in LAYOUTS):
+        if not base.copy_piece(tensor, piece, out):
             raise corrupt("it changes a tensor that its base does not have")
-        return old
-    if mode == RAW:
-        return _as_bits(reader.take(piece.size_bytes), layout)
-    if mode == COMPRESSED:
-        return _decompress(reader.take(reader.varint(piece.size_bytes)), piece, layout)
-    raise corrupt(f"there is no piece mode {mode}")
+    elif mode == RAW:
+        out[:] = reader.array(piece.size_bytes)
+    elif mode == COMPRESSED:
+        planes = np.frombuffer(decompress(reader.take(reader.varint(piece.size_bytes)), piece.size_bytes), np.uint8)
+        out.reshape(-1, piece.item_bytes)[:] = planes.reshape(piece.item_bytes, -1).T
+    else:
+        raise corrupt(f"a piece of type {tensor.dtype} has no mode {mode}")
 
 
-def _compress(numbers: Bits) -> bytes:
+def _compress(numbers: Bits, item_bytes: int) -> bytes:
     """Byte planes apart: exponents repeat, mantissas do not."""
-    planes = numbers.view(np.uint8).reshape(-1, numbers.itemsize).T
+    planes = numbers.view(np.uint8).reshape(-1, item_bytes).T
     return zstandard.ZstdCompressor(level=LEVEL).compress(planes.tobytes())
-
-
-def _decompress(data: memoryview, piece: Piece, layout: Layout) -> Bits:
-    planes = np.frombuffer(decompress(data, piece.size_bytes), np.uint8)
-    return _as_bits(planes.reshape(piece.item_bytes, -1).T.tobytes(), layout)
-
-
-def _as_bits(data: bytes | memoryview, layout: Layout) -> Bits:
-    numbers: NDArray[np.uint16] | NDArray[np.uint32] = np.frombuffer(data, layout.storage)
-    return numbers

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from shoal.broadcast.http.limits import ServerLimits
 from shoal.errors import UnavailableError
-from shoal.net import Connections, address_block, raise_file_limit
+from shoal.net import WILDCARDS, Connections, address_block, http_url, raise_file_limit
 
 START_TIMEOUT_S = 30.0
 
@@ -95,8 +95,7 @@ class ServerThread:
 
     @property
     def url(self) -> str:
-        host = "127.0.0.1" if self._host in ("0.0.0.0", "") else self._host
-        return f"http://{host}:{self.port}"
+        return http_url(WILDCARDS.get(self._host, self._host), self.port)
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)

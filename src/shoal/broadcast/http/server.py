@@ -85,7 +85,8 @@ class DirectoryServer:
     def _read_head(self, name: str) -> None:
         data = self._store.head()
         if data is not None:
-            with contextlib.suppress(IntegrityError):  # torn by a power cut; the next head replaces it
+            # Torn by a power cut; the next head replaces it.
+            with contextlib.suppress(IntegrityError, ValueError, KeyError, TypeError, RecursionError):
                 self._pointer.replace(data)
 
     async def _release_waiting(self, app: web.Application) -> None:
@@ -112,12 +113,12 @@ class DirectoryServer:
         digest = request.match_info["digest"]
         if not is_digest(digest):
             return refusal(404, "not_a_digest", "Files here are named by their digest.")
-        path = self._store.path(folder, digest)
         expected = self._expected
-        if not path.exists() and expected is not None:
+        if not await self._recovered(folder, digest) and expected is not None:
             # Even for an unknown name: the client may know of a new version a moment before we do.
             await self._waiters.wait(digest, min(_number(request, "wait_s", 0), MAX_WAIT_S))
-        if not path.exists():
+        path = self._store.path(folder, digest)
+        if not self._store.has(folder, digest) or not path.exists():
             if expected is not None and expected(digest):
                 return refusal(503, "not_yet", f"{digest[:12]}… is on its way here.", "Try again or ask another relay.")
             return refusal(404, "unknown_file", f"There is no {digest[:12]}… here.")
@@ -125,6 +126,12 @@ class DirectoryServer:
         body = FileBody(path, self._throttle, self._metrics, self._limits.stalled_after_s)
         await body.send(request)
         return body
+
+    async def _recovered(self, folder: Folder, digest: str) -> bool:
+        """Whether the file is here and right; one from before a restart is hashed now, beside the event loop."""
+        if self._store.has(folder, digest) or not self._store.may_have(folder, digest):
+            return self._store.has(folder, digest)
+        return await asyncio.get_running_loop().run_in_executor(None, self._store.recover, folder, digest)
 
     @web.middleware
     async def _limit(

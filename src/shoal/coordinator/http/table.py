@@ -32,7 +32,7 @@ ROUTES = (
     Route("GET", "/v1/status", public.status, ANYONE, NOTHING, api.StatusView),
     Route("GET", "/v1/history", public.history, ANYONE, NOTHING, api.HistoryView),
     Route("GET", "/v1/relays", public.relays, ANYONE, NOTHING, api.RelaysAnswer),
-    Route("GET", "/v1/run/line", public.line, ANYONE, NOTHING, api.LineAnswer),
+    Route("GET", "/v1/epochs", public.line, ANYONE, NOTHING, api.LineAnswer),
     Route("GET", "/v1/ledger", public.export_ledger, VISITOR, NOTHING, Response, media=JSONL, cost=WHOLE_LEDGER),
     Route("GET", "/", page.index, VISITOR, NOTHING, Response, HTML, is_listed=False),
     Route(

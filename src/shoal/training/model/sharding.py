@@ -58,7 +58,7 @@ def load_own_rows(model: nn.Module, directory: Path, world: World) -> None:
 
 def _copy_rows(tensor: Tensor, rows: Any, world: World) -> None:
     if not isinstance(tensor, DTensor):
-        tensor.copy_(rows[:])
+        tensor.copy_(rows[...])  # [:] would refuse a tensor without dimensions
         return
     assert tensor.placements == (Shard(0),)
     size = -(-tensor.shape[0] // world.size)

@@ -1,0 +1,104 @@
+"""Which files of a publisher or relay stay: those of the head, short ways to it, and what somebody still reads.
+
+A delta version needs its base, and that base's base, back to a full one. Deltas before that stay while all of them together are
+small, so that a client whose first download took long catches up without a second one. A version that left the head and is still
+being read stays for hours, as long as all such versions take no more disk than what is needed.
+"""
+
+from collections.abc import Callable, Iterable, MutableMapping
+
+from shoal.broadcast.manifest import MAX_CHAIN, Manifest
+from shoal.broadcast.store import ShardStore
+from shoal.errors import IntegrityError
+
+# A model over a slow link; a reader that never finishes must not fill the disk.
+MAX_HOLD_S = 6 * 3600
+HISTORY_SHARE = 0.5
+"""Of the model that older deltas may take."""
+
+
+def needed_manifests(roots: Iterable[str], load: Callable[[str], Manifest]) -> dict[str, Manifest]:
+    """The manifests of these digests and of every base that is needed to rebuild them."""
+    needed: dict[str, Manifest] = {}
+    for root in roots:
+        digest: str | None = root
+        for _ in range(MAX_CHAIN + 1):
+            if digest is None or digest in needed:
+                break
+            needed[digest] = load(digest)
+            digest = needed[digest].required_base
+        else:
+            raise IntegrityError(f"Manifest {root[:12]}… needs more than {MAX_CHAIN} others.")
+    return needed
+
+
+def delta_history(
+    store: ShardStore, needed: dict[str, Manifest], load: Callable[[str], Manifest]
+) -> dict[str, Manifest]:
+    """Versions before those that are needed, newest first, whose deltas are here and together still small."""
+    history: dict[str, Manifest] = {}
+    newest_first = sorted(needed.values(), key=lambda manifest: -manifest.version)
+    left_bytes = HISTORY_SHARE * max((manifest.size_bytes for manifest in newest_first), default=0)
+    bases = (_delta_base(manifest) for manifest in newest_first)
+    digest = next((base for base in bases if base is not None and base not in needed), None)
+    while digest is not None and digest not in needed and store.recover("manifests", digest):
+        manifest = load(digest)
+        delta = manifest.encoding("delta")
+        left_bytes -= delta.size_bytes if delta is not None else 0
+        if delta is None or left_bytes < 0 or len(history) >= MAX_CHAIN:
+            break
+        history[digest] = manifest
+        digest = _delta_base(manifest)
+    return history
+
+
+def prune(
+    store: ShardStore,
+    needed: dict[str, Manifest],
+    keep_shards: set[str],
+    unneeded_since: MutableMapping[str, float],
+    load: Callable[[str], Manifest],
+    *,
+    grace_s: float,
+    now: float,
+) -> int:
+    """Delete files that stay for no reason, once they have been unneeded and unread for the grace period."""
+    history = delta_history(store, needed, load)
+    keep = keep_shards | {shard.digest for manifest in needed.values() for shard in manifest.shards}
+    for manifest in history.values():
+        delta = manifest.encoding("delta")
+        keep |= {shard.digest for shard in delta.shards} if delta is not None else set()
+    loose_shards = store.held("shards") - keep
+    loose_manifests = store.held("manifests") - needed.keys() - history.keys()
+    loose = loose_shards | loose_manifests
+    for digest in loose:
+        unneeded_since.setdefault(digest, now)
+    for digest in unneeded_since.keys() - loose:
+        del unneeded_since[digest]
+    budget = sum(shard.size_bytes for manifest in needed.values() for shard in manifest.shards)
+    versions = {digest: load(digest) for digest in loose_manifests if store.recover("manifests", digest)} | history
+    read = _being_read(store, versions, loose, grace_s, budget)
+    due = {digest for digest in loose if now - unneeded_since[digest] >= (MAX_HOLD_S if digest in read else grace_s)}
+    for digest in due:
+        del unneeded_since[digest]
+    store.access.forget(due)
+    return store.remove("shards", loose_shards & due) + store.remove("manifests", loose_manifests & due)
+
+
+def _being_read(
+    store: ShardStore, versions: dict[str, Manifest], loose: set[str], within_s: float, budget_bytes: int
+) -> set[str]:
+    """The loose files of versions of which some file was asked for lately, newest version first, up to the budget."""
+    read: set[str] = set()
+    for digest, manifest in sorted(versions.items(), key=lambda item: -item[1].version):
+        sizes = {shard.digest: shard.size_bytes for shard in manifest.shards if shard.digest in loose}
+        files = {digest, *sizes} & loose
+        if store.access.active(files, within_s) and sum(sizes.values()) <= budget_bytes:
+            read |= files
+            budget_bytes -= sum(sizes.values())
+    return read
+
+
+def _delta_base(manifest: Manifest) -> str | None:
+    delta = manifest.encoding("delta")
+    return delta.base.manifest_digest if delta is not None and delta.base is not None else None
