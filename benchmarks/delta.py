@@ -108,7 +108,7 @@ def grpo_step(model: Any, tokenizer: Any, optimiser: Any, parameters: list[Any],
 
 def load_version(directory: Path, version: int) -> TensorBits:
     layout = json.loads((directory / "tensors.json").read_text())
-    data = memoryview(np.memmap(directory / f"v{version}.raw", np.uint8, "r"))
+    data = np.memmap(directory / f"v{version}.raw", np.uint8, "r").data
     entries, at = [], 0
     for name, shape in layout:
         end = at + 2 * math.prod(shape)

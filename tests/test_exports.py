@@ -48,7 +48,7 @@ PUBLIC = {
         METRICS EventLog Exporter Metric Record Report ReportingEventLog read_events serve_metrics silent
     """,
     "shoal.net": """
-        Connections Proxies RateLimit UnderWay address_block raise_file_limit
+        WILDCARDS Connections Proxies RateLimit UnderWay address_block http_url raise_file_limit
     """,
     "shoal.observe": """
         Happening LiveView Summary ViewExtra draws_pictures failures headline progress_line render
