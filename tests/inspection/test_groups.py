@@ -96,8 +96,8 @@ def test_rows_that_no_honest_worker_writes_are_shown_and_stop_nothing(run: RunDi
     def hostile(row: Rollout) -> Rollout:
         tokens = [-1, 2**31 - 1, *row.output_tokens[:2], -(2**31)]
         return replace(
-            row, task_id="<script>alert(1)</script>", output_tokens=tokens, output_logprobs=[math.nan, -math.inf],
-            reward=math.nan, finish_reason="\x1b[31m",
+            row, task_id="<script>alert(1)</script>", output_tokens=tokens, segment_lengths=[5],
+            output_logprobs=[math.nan, -math.inf], reward=math.nan, finish_reason="\x1b[31m",
         )  # fmt: skip
 
     text = reader.read(upload(run, "hostile", hostile), 0)
@@ -122,9 +122,8 @@ def test_an_episode_is_shown_as_a_conversation(
 ) -> None:
     """The same code for one segment and for several."""
     monkeypatch.setattr(groups, "segments_of", lambda row: segments(row.output_tokens, [2, 1, 1]))
-    name = upload(
-        run, "episode", lambda row: replace(row, output_tokens=[70, 71, 72, 73], output_logprobs=[-1, -2, -3])
-    )
+    tokens = {"output_tokens": [70, 71, 72, 73], "segment_lengths": [4]}  # a run without environments admits one
+    name = upload(run, "episode", lambda row: replace(row, **tokens, output_logprobs=[-1, -2, -3]))  # type: ignore[arg-type]
     (first, _) = reader.read(name, 0).completions
     assert [turn.speaker for turn in first.turns] == ["prompt", "policy", "environment", "policy"]
     assert [[token.logprob for token in turn.tokens] for turn in first.turns] == [[], [-1, -2], [], [-3]]

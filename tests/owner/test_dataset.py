@@ -1,5 +1,6 @@
 """Rollouts as a dataset that `datasets` loads, and evidence laid out like a run directory."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -7,9 +8,10 @@ import pytest
 
 from inspection.recorded import make_run
 from shoal.config import build_config, to_toml
-from shoal.owner.dataset import public_settings, write_dataset, write_evidence
+from shoal.owner.dataset import over_row, public_settings, write_dataset, write_evidence
 from shoal.policy import bundled_directory
 from shoal.rundir import RunDirectory
+from support.samples import rollout
 from support.tiny_run import Reports
 
 
@@ -34,6 +36,13 @@ def test_a_dataset_has_messages_mask_reward_verdict_and_version(run: RunDirector
         assert row["mask"] == sorted(row["mask"]), "the prompt comes first"
         assert 0 < sum(row["mask"]) <= 6
         assert row["version"] == 1
+
+
+def test_the_mask_of_an_episode_leaves_out_what_the_environment_gave() -> None:
+    row = replace(rollout(tokens=6), segment_lengths=[2, 3, 1], output_logprobs=[-1.0, -2.0, -3.0])
+    before = [0] * len(row.input_tokens)
+    assert over_row(row, 0, [1] * row.sampled_count) == [*before, 1, 1, 0, 0, 0, 1]
+    assert over_row(row, 0.0, row.output_logprobs)[len(before) :] == [-1.0, -2.0, 0.0, 0.0, 0.0, -3.0]
 
 
 def test_a_file_that_cannot_be_read_is_left_out_and_counted(tmp_path: Path) -> None:

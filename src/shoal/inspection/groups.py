@@ -110,5 +110,5 @@ class GroupReader:
 
 
 def segments_of(row: Rollout) -> list[Segment]:
-    """By the lengths that the row names; a row that names none is one sampled segment."""
-    return segments(row.output_tokens, getattr(row, "segment_lengths", None) or [len(row.output_tokens)])
+    """By the lengths that the row names."""
+    return segments(row.output_tokens, row.segment_lengths)

@@ -7,21 +7,24 @@ out of the dataset and stay in the evidence.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.config import ShoalConfig, to_toml
 from shoal.errors import IntegrityError, ShoalError
 from shoal.files import write_atomic
 from shoal.metrics import Report
+from shoal.protocol.segments import sampled_places
 from shoal.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from shoal.inspection import Record, Recording
+    from shoal.protocol.rollouts import Rollout
     from shoal.tasks.workload import Workload
 
+Value = TypeVar("Value")
 ROLLOUTS, EVIDENCE = "rollouts", "evidence"
 ROWS_PER_FILE = 100_000
 MACHINE_FILE = "machine.json"
@@ -62,10 +65,10 @@ def _row(record: "Record", workload: "Workload | None") -> dict[str, Any]:
     header, rollout = record.header, record.rollout
     verdict = record.verdict
     return {
-        "messages": [*_prompt(record, workload), {"role": "assistant", "content": record.text}],
+        "messages": [*_prompt(record, workload), *_turns(record)],
         "tokens": [*rollout.input_tokens, *rollout.output_tokens],
-        "mask": [0] * len(rollout.input_tokens) + [1] * len(rollout.output_tokens),
-        "logprobs": [0.0] * len(rollout.input_tokens) + list(rollout.output_logprobs),
+        "mask": over_row(rollout, 0, [1] * rollout.sampled_count),
+        "logprobs": over_row(rollout, 0.0, rollout.output_logprobs),
         "reward": record.reward,
         "task_reward": record.task_reward,
         "verdict": "none" if verdict is None else "accepted" if verdict.accepted else "rejected",
@@ -84,6 +87,21 @@ def _row(record: "Record", workload: "Workload | None") -> dict[str, Any]:
         "worker": header.worker_key,
         "run_id": header.run_id,
     }
+
+
+def _turns(record: "Record") -> list[dict[str, str]]:
+    """What the policy said, and what an environment answered in between."""
+    return [
+        {"role": "tool" if number % 2 else "assistant", "content": text} for number, text in enumerate(record.segments)
+    ]
+
+
+def over_row(rollout: "Rollout", given: Value, sampled: Sequence[Value]) -> list[Value]:
+    """One value per token of prompt and output: that of each sampled token, `given` for the others."""
+    values = [given] * (len(rollout.input_tokens) + len(rollout.output_tokens))
+    for place, value in zip(sampled_places(rollout.segment_lengths), sampled, strict=True):
+        values[len(rollout.input_tokens) + place] = value
+    return values
 
 
 def _prompt(record: "Record", workload: "Workload | None") -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ from shoal.broadcast import WireTensor
 from shoal.broadcast.manifest import safetensors_header
 from shoal.broadcast.wire import tensor_entry
 from shoal.files import atomic_file
-from shoal.protocol.rollouts import Rollout
+from shoal.protocol.rollouts import TRUNCATED, Rollout
 from shoal.reproduction.evidence import Evidence, ReproductionError
 from shoal.reproduction.history import RecordedFile, TrainedGroup
 from shoal.tasks import TaskSets, TextCodec
@@ -155,5 +155,6 @@ def _sample(checked: Checked, number: int, version: int, is_audited: bool) -> Sa
         task_reward=checked.rewards[number].task_reward,
         behaviour_logprobs=row.output_logprobs if is_audited else None,
         policy_version=version,
-        truncated=row.finish_reason == "length",
+        truncated=row.finish_reason in TRUNCATED,
+        segment_lengths=row.segment_lengths,
     )
