@@ -63,7 +63,7 @@ port = {origin_port}
 
 [trust]
 probation_audits = 1
-stake_tokens = 1000
+stake_tokens = 100
 """
 
 
