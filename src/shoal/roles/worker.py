@@ -25,6 +25,7 @@ from shoal.roles.process import COORDINATOR_OUTAGE_S, check_engine, use_threads
 from shoal.roles.welcome import describe_model, describe_scoring, explain_run, explain_weights
 
 if TYPE_CHECKING:
+    from shoal.joined import JoinedRun
     from shoal.worker import Worker
 
 FIRST_BAN_PAUSE_S = 15.0
@@ -110,7 +111,8 @@ def work(
 
         client = connect()
         client.relays()  # any answer brings the server's time, by which a head has expired or not
-        run = join_run(
+        join = partial(
+            join_run,
             descriptor,
             root / "cache",
             metrics=metrics,
@@ -118,13 +120,14 @@ def work(
             clock=client.server_time,
             report=report,
         )
+        run = join()
         report(f"model: {describe_model(run.model_files / CONFIG_FILE)}")
         report(f"scoring: {describe_scoring(run.workload.tasks.train, descriptor.reward, descriptor.environments)}")
         explain_weights(run.weights, descriptor.async_level + 2, root, report)
         name = name or platform.node()[:60] or "worker"
         kind, ready_engine = kind or _worker_kind(None), run.make_engine(engine, numerics)
 
-        def new_worker() -> "Worker":
+        def new_worker(run: "JoinedRun") -> "Worker":
             return kind(
                 run,
                 connect(),
@@ -137,8 +140,9 @@ def work(
                 limits=watch,
             )
 
-        while _is_banned(new_worker()):
+        while _is_banned(new_worker(run)):
             wait_for_unban(connect(), report, sleep=partial(watch.sleep, activity="waiting until the ban is lifted"))
+            run = join()  # a worker that ended has closed its connections to relays
         control.end()
 
 
