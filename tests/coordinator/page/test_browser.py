@@ -115,7 +115,7 @@ def test_the_owner_goes_from_a_step_to_a_token_and_finds_why_a_cheater_was_banne
 def test_live_updates_arrive_without_a_reload(served: Served, watched: Watched) -> None:
     page = watched.page
     page.goto(served.url)
-    watched.wait_for("live")
+    page.locator("#live", has_text="live").wait_for()  # the stream is open; other texts hold the word too
     served.swarm.run.metrics.event("evaluation", version=1, accuracy=0.625, problems=8)
     watched.wait_for("held-out accuracy 0.625")
     served.swarm.run.metrics.event("alert", name="disk_low", seen=f"{NAME} free", advice="Make room.")
