@@ -97,5 +97,5 @@ def check_ledger(root: Path, run: Path, server: Sequence[str]) -> None:
     for sentence in ("begins", "local-2", "joins with", "the owner sets the run to paused", "balances, in tokens"):
         assert sentence in shown, shown
     answer("ledger", "export", run, root / "ledger.jsonl", inside=server)
-    assert answer("ledger", "verify", root / "ledger.jsonl").count("ok: ") == 2
+    assert answer("ledger", "verify", root / "ledger.jsonl").count("ok: ") == 3
     assert answer("ledger", "show", root / "ledger.jsonl") == shown
