@@ -34,6 +34,9 @@ REAL: dict[str, dict[str, Any]] = {
     "unequal": {"token_s": (0.04, 0.08, 0.2), "pause_s": 3.0},
 }
 """Seconds per token of each worker's rows, and the trainer's pause after every update."""
+TRIAL = "slow"
+"""The other swarms are also predicted from what this one showed, with their own speeds put in (`transfer_*`)."""
+FIELDS = ("steps_per_minute", "mean_age", "trainer_wait", "workers_wait")
 
 
 def real_config(root: Path, steps: int, ports: Sequence[int]) -> ShoalConfig:
@@ -128,8 +131,7 @@ def run_real(name: str, steps: int, kept: Path | None) -> dict[str, Any]:
             finish_real(root, name, steps)
             finished.touch()
         seen, tree = observed(root, steps), measure(RunDirectory(root / "run"), 80)
-    predicted = run_swarm(build_scenario(tree))
-    return {"observed": seen, "predicted": {field: getattr(predicted, field) for field in seen}, "scenario": tree}
+    return {"observed": seen, "predicted": predict(tree), "scenario": tree}
 
 
 def finish_real(root: Path, name: str, steps: int) -> None:
@@ -160,23 +162,44 @@ def observed(root: Path, steps: int) -> dict[str, float]:
 
 def real(steps: int, names: Sequence[str], kept: Path | None) -> dict[str, Any]:
     found = {name: run_real(name, steps, kept) for name in names}
+    result = errors({name: (one["observed"], one["predicted"]) for name, one in found.items()})
+    if TRIAL in found:
+        others = {name: predict(edited(found[TRIAL]["scenario"], name)) for name in found if name != TRIAL}
+        moved = errors({name: (found[name]["observed"], one) for name, one in others.items()}) if others else {}
+        result |= {f"transfer_{field}": value for field, value in moved.items()}
+    return result | {"real": found, "real_steps": steps}
+
+
+def errors(pairs: dict[str, tuple[dict[str, float], dict[str, float]]]) -> dict[str, Any]:
+    """Relative errors of speed and age, absolute ones of shares; each pair is what was observed and what was predicted."""
     relative, absolute = {}, {}
-    for name, one in found.items():
-        seen, predicted = one["observed"], one["predicted"]
+    for name, (seen, predicted) in pairs.items():
         for field in ("steps_per_minute", "mean_age"):
-            relative[f"{name} {field}"] = (
-                abs(predicted[field] / seen[field] - 1) if seen[field] else abs(predicted[field])
-            )
+            relative[f"{name} {field}"] = round(abs(predicted[field] / seen[field] - 1), 4)
         for field in ("trainer_wait", "workers_wait"):
-            absolute[f"{name} {field}"] = abs(predicted[field] - seen[field])
+            absolute[f"{name} {field}"] = round(abs(predicted[field] - seen[field]), 4)
     return {
-        "prediction_error_max": round(max(relative.values()), 4),
-        "share_error_max": round(max(absolute.values()), 4),
-        "prediction_errors": {name: round(value, 4) for name, value in relative.items()},
-        "share_errors": {name: round(value, 4) for name, value in absolute.items()},
-        "real": found,
-        "real_steps": steps,
+        "prediction_error_max": max(relative.values()),
+        "share_error_max": max(absolute.values()),
+        "prediction_errors": relative,
+        "share_errors": absolute,
     }
+
+
+def predict(tree: dict[str, Any]) -> dict[str, float]:
+    result = run_swarm(build_scenario(tree))
+    return {field: getattr(result, field) for field in FIELDS}
+
+
+def edited(tree: dict[str, Any], name: str) -> dict[str, Any]:
+    """The trial with the workers and the trainer of another swarm, as an owner would edit it."""
+    before, after, like = REAL[TRIAL], REAL[name], tree["workers"][0]
+    speeds = [ROWS / token_s for token_s in after["token_s"]]
+    workers = [
+        like | {"name": f"worker-{number}", "tokens_per_s": speed, "rows": ROWS} for number, speed in enumerate(speeds)
+    ]
+    step_s = tree["trainer"]["step_s"] - before["pause_s"] + after["pause_s"]
+    return tree | {"workers": workers, "trainer": tree["trainer"] | {"step_s": step_s}}
 
 
 def main() -> None:

@@ -150,20 +150,25 @@ def limits(free: dict[str, Any]) -> dict[str, int]:
 
 
 def draw_scale(curves: dict[str, dict[int, Any]], path: Path) -> None:
+    """Time per step by the number of workers, and the number at which one of each part is busy all the time."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"svg.hashsalt": "scale", "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(8, 4.2), layout="constrained")
-        axes = figure.subplots()
+        figure = Figure(figsize=(12, 4), layout="constrained")
+        steps, ends = figure.subplots(1, 2)
         for name, of in curves.items():
-            axes.plot(list(of), [one["step_s"] for one in of.values()], marker="o", label=name)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel("workers; the batch grows with them")
-        axes.set_ylabel("seconds per step")
-        axes.grid(alpha=0.2, which="both")
-        axes.legend(frameon=False)
+            steps.plot(list(of), [one["step_s"] for one in of.values()], marker="o", label=name)
+        steps.set_xscale("log")
+        steps.set_yscale("log")
+        steps.set_xlabel("workers; the batch grows with them")
+        steps.set_ylabel("seconds per step")
+        steps.grid(alpha=0.2, which="both")
+        steps.legend(frameon=False, fontsize="small")
+        found = limits(curves["enough of everything"][SIZES[-1]])
+        ends.bar_label(ends.barh(list(found), list(found.values()), color="#4c8df6"), fmt="{:,.0f}", padding=3)
+        ends.set_xscale("log")
+        ends.set_xlabel("workers at which it is busy all the time")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
 
@@ -256,7 +261,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--steps", type=int, default=100, help="of the swarm of ten thousand")
     parser.add_argument("--short-steps", type=int, default=12, help="of the swarms of growing size")
-    parser.add_argument("--intellect-steps", type=int, default=40)
+    parser.add_argument("--intellect-steps", type=int, default=24)
     parser.add_argument("--real-steps", type=int, default=28)
     parser.add_argument("--swarms", nargs="+", default=["fast", "slow", "unequal"], help="real ones")
     parser.add_argument("--runs", type=Path, help="directory in which real swarms are kept, to predict them again")
