@@ -23,6 +23,8 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +43,27 @@ SIZES = (100, 1_000, 10_000)
 class Pieces:
     """Simulated swarms, on disk if there is a directory; those of other code or another scenario are not used."""
 
-    def __init__(self, directory: Path | None) -> None:
+    def __init__(self, directory: Path | None, processes: int = 1) -> None:
         files = sorted(file for place in CODE for file in (ROOT / place).rglob("*.py") if file.name not in OF_TRIALS)
         self.code = digest_bytes(b"".join(file.read_bytes() for file in files))
-        self.directory = directory
+        self.directory, self.processes = directory, processes
+
+    def get_all(self, specs: Sequence[SwarmSpec]) -> list[dict[str, Any]]:
+        """What came of each swarm, with the processor time of its simulation; the first ones begin first."""
+        with ProcessPoolExecutor(self.processes) as pool:
+            return list(pool.map(self.get, specs))
 
     def get(self, spec: SwarmSpec) -> dict[str, Any]:
-        """What came of a swarm, with the seconds that its simulation took."""
         name = digest_bytes(f"{self.code} {spec.model_dump_json()}".encode())[:24]
         path = None if self.directory is None else self.directory / f"{name}.json"
         if path is not None and path.exists():
             return dict(json.loads(path.read_text()))
         result = simulated(spec)
-        print(json.dumps({spec.run.name: result["step_s"], "seconds": result["seconds"]}), file=sys.stderr, flush=True)
+        print(
+            json.dumps({spec.run.name: result["step_s"], "seconds": round(result["seconds"], 1)}),
+            file=sys.stderr,
+            flush=True,
+        )
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, json.dumps(result).encode())
@@ -115,8 +125,10 @@ def scaled(name: str, size: int, steps: int) -> SwarmSpec:
 
 
 def scale(steps: int, short: int, pieces: Pieces, plots: Path | None) -> dict[str, Any]:
-    whole = pieces.get(changed(load_scenario("ten-thousand-laptops"), run={"steps": steps}))
-    curves = {name: {size: pieces.get(scaled(name, size, short)) for size in SIZES} for name in FIXED}
+    laptops = changed(load_scenario("ten-thousand-laptops"), run={"steps": steps})
+    whole, *others = pieces.get_all([laptops, *(scaled(name, size, short) for name in FIXED for size in SIZES)])
+    found = iter(others)
+    curves = {name: {size: next(found) for size in SIZES} for name in FIXED}
     if plots is not None:
         draw_scale(curves, plots / "simulate_scale.svg")
     return {
@@ -202,7 +214,7 @@ def explain(steps: int, pieces: Pieces, plots: Path | None) -> dict[str, Any]:
     everything: dict[str, Any] = {name: values for change in WORTH.values() for name, values in change.items()}
     runs = {name: spec_of(spec, change) for name, change in WORTH.items()}
     runs |= {"with all four": spec_of(spec, everything), "LONG": spec_of(spec, LONG)}
-    found = {name: pieces.get(one) for name, one in runs.items()}
+    found = dict(zip(runs, pieces.get_all(list(runs.values())), strict=True))
     if plots is not None:
         draw_worth({name: one for name, one in found.items() if name != "LONG"}, plots / "simulate_intellect2.svg")
     short, long = minutes(found["as it was run"]), minutes(found["LONG"])
@@ -260,15 +272,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--steps", type=int, default=100, help="of the swarm of ten thousand")
-    parser.add_argument("--short-steps", type=int, default=12, help="of the swarms of growing size")
+    parser.add_argument("--short-steps", type=int, default=8, help="of the swarms of growing size")
     parser.add_argument("--intellect-steps", type=int, default=24)
     parser.add_argument("--real-steps", type=int, default=28)
     parser.add_argument("--swarms", nargs="+", default=["fast", "slow", "unequal"], help="real ones")
     parser.add_argument("--runs", type=Path, help="directory in which real swarms are kept, to predict them again")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="swarms at a time, one core each")
     parser.add_argument("--pieces", type=Path, help="directory for finished pieces, to resume from")
     parser.add_argument("--plots", type=Path, help="directory for the plots")
     options = parser.parse_args()
-    pieces, result = Pieces(options.pieces), dict[str, Any]()
+    pieces, result = Pieces(options.pieces, options.processes), dict[str, Any]()
     if "explain" in options.parts:
         result |= explain(options.intellect_steps, pieces, options.plots)
     if "scale" in options.parts:

@@ -43,7 +43,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_a_scenario_gives_a_table_and_its_numbers(
     capsys: pytest.CaptureFixture[str], scenario: Path, tmp_path: Path
 ) -> None:
-    numbers, figure = tmp_path / "result.json", tmp_path / "result.svg"
+    numbers, figure = tmp_path / "new" / "result.json", tmp_path / "result.svg"
     code, out, _ = run(capsys, str(scenario), "--json", str(numbers), "--plot", str(figure))
     assert code == 0
     assert "To keep this trainer busy at lag 2" in out
@@ -125,6 +125,7 @@ def test_a_swarm_that_cannot_end_says_why(capsys: pytest.CaptureFixture[str], tm
         (["home-swam"], "Did you mean home-swarm?"),
         (["home-swarm", "--plot", "x.txt"], "A figure is a .svg or .png file"),
         (["home-swarm", "--write", "x.toml"], "no run's directory"),
+        (["home-swarm", "--steps", "1000000000"], "run.steps = 1000000000 is wrong"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_in_one_sentence(

@@ -188,6 +188,12 @@ def build_scenario(tree: Mapping[str, Any]) -> SwarmSpec:
     return spec
 
 
+def with_values(spec: SwarmSpec, **sections: Mapping[str, Any]) -> SwarmSpec:
+    """The scenario with other values in some of its sections; they are checked like those of a file."""
+    tree = spec.model_dump(mode="json")
+    return build_scenario(tree | {name: tree[name] | values for name, values in sections.items()})
+
+
 def _require_memory(spec: SwarmSpec) -> None:
     rows = sum(group.count * group.rows for group in spec.workers)
     if spec.machines > MOST_MACHINES or rows > MOST_ROWS:

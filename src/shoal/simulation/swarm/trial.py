@@ -140,7 +140,8 @@ def read_tables(connection: Connection) -> TrialTables:
 
 
 def _read(directory: RunDirectory, files: Sequence[SubmissionRow]) -> Contents:
-    limits, prompts, lengths, size_bytes = RolloutLimits.of(directory.descriptor()), list[int](), {}, 0
+    limits, size_bytes = RolloutLimits.of(directory.descriptor()), 0
+    prompts, lengths = list[int](), dict[str, list[int]]()
     for file in reversed(files[-READ_FILES:]):
         path = directory.submissions / f"{file.submission_id}.parquet"
         size_bytes += file.size_bytes
