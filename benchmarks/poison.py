@@ -1,13 +1,13 @@
 """How much poison a run trains on when keys that earned the audit floor turn hostile.
 
-    python benchmarks/poison.py [--runs build/poison] [--groups 840] [--careers 30] [--seeds 5]
+    python benchmarks/poison.py [--runs build/poison] [--careers 30] [--seeds 5] [--pieces N]
 
 The demo's recipe (bundled policy, 8 groups per slot, batches of 32) gives real policy versions. `honest`: the trainer's statistic
 of honest groups at ages 0 to 2 and three temperatures. `kinds`: poisoned groups of five kinds, each with the trainer's statistic
 and the verdict of a real audit. `careers`: the coordinator's own code with 8 honest keys and 1 or 3 hostile ones, all at the floor;
 hostile keys forge all groups of a file, only as many useful ones as may stay without an audit, or a single one, and the worst of
 the three counts. `heldout`: real trainings with the groups that the worst career consumed, and without. Every piece is a file in
-`--runs`, so an interrupted benchmark goes on where it was.
+`--runs`, so an interrupted benchmark goes on where it was; the report says what is still missing.
 """
 
 import argparse
@@ -35,12 +35,24 @@ from shoal.files import write_atomic  # noqa: E402
 TEMPERATURES = (0.6, 1.0, 1.3)
 
 
-def piece(runs: Path, name: str, make: Callable[[], Any]) -> Any:
-    path = runs / f"{name}.json"
-    if not path.exists():
-        write_atomic(path, json.dumps(make()).encode())
-        print(json.dumps({"piece": name}), flush=True)
-    return json.loads(path.read_text())
+class Pieces:
+    """Results by name in a directory; makes at most so many new ones."""
+
+    def __init__(self, directory: Path, most: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory, self.left, self.missing = directory, most, 0
+
+    def get(self, name: str, make: Callable[[], Any]) -> Any:
+        """None if it may not be made any more."""
+        path = self.directory / f"{name}.json"
+        if not path.exists() and self.left <= 0:
+            self.missing += 1
+            return None
+        if not path.exists():
+            self.left -= 1
+            write_atomic(path, json.dumps(make()).encode())
+            print(json.dumps({"piece": name}), flush=True)
+        return json.loads(path.read_text())
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -89,88 +101,111 @@ def summary_of_careers(found: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    runs: Path = options.runs
-    runs.mkdir(parents=True, exist_ok=True)
-    limit = demo().training.screening_limit
-    held: list[Policies] = []
+class Measurement:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.pieces = Pieces(options.runs, options.pieces)
+        self.limit = demo().training.screening_limit
+        self._policies: Policies | None = None
+        self.values: dict[str, list[float]] = {f"{t}/{age}": [] for t in TEMPERATURES for age in AGES}
 
-    def policies() -> Policies:
-        if not held:
-            held.append(Policies(runs))
-        return held[0]
+    def policies(self) -> Policies:
+        self._policies = self._policies or Policies(self.options.runs)
+        return self._policies
 
-    values: dict[str, list[float]] = {}
-    for temperature in TEMPERATURES:
-        for version in range(VERSIONS - 1):
-            made = piece(
-                runs,
-                f"honest-{temperature}-{version}",
-                lambda t=temperature, v=version: honest(policies(), t, v, options.groups),  # type: ignore[misc]
+    def run(self) -> dict[str, Any]:
+        self._honest(0)
+        typical = list(self.values["1.0/1"])
+        found = self.pieces.get("kinds", lambda: kinds(self.policies()))
+        of_careers = self._careers(found, typical) if found is not None and typical else {}
+        for chunk in range(1, self.options.chunks):
+            self._honest(chunk)
+        everything = [value for cell in self.values.values() for value in cell]
+        result = {
+            "honest_groups": len(everything) // len(AGES),
+            "honest_statistics": len(everything),
+            "honest_withheld": sum(abs(value) > self.limit for value in everything),
+            "screening_limit": self.limit,
+            "honest": {name: tail_fit(cell) for name, cell in self.values.items() if len(cell) > 100},
+            "kinds": {kind: self._kind(made) for kind, made in (found or {}).items()},
+            **(summary_of_careers(of_careers) if of_careers else {}),
+        }
+        if of_careers:
+            result |= self._trainings(found[result["worst_career"].split(",")[0]])
+        machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+        return {
+            "complete": not self.pieces.missing,
+            "missing_pieces": self.pieces.missing,
+            **result,
+            "machine": machine,
+        }
+
+    def _honest(self, chunk: int) -> None:
+        """A chunk of every temperature and version, so that a part of the benchmark covers all of them."""
+        for temperature in TEMPERATURES:
+            for version in range(VERSIONS - 1):
+                made = self.pieces.get(
+                    f"honest-{temperature}-{version}-{chunk}",
+                    lambda t=temperature, v=version: honest(self.policies(), t, v, chunk, self.options.groups),  # type: ignore[misc]
+                )
+                for age in AGES:
+                    self.values[f"{temperature}/{age}"] += [] if made is None else made[str(age)]
+
+    def _kind(self, made: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "withheld": round(statistics.fmean(abs(value) > self.limit for value in made["statistics"]), 3),
+            "median_statistic": round(statistics.median(made["statistics"]), 1),
+            "proven_by_audit": round(statistics.fmean(made["proven"]), 3),
+            "logprob_per_token": made["logprob_per_token"],
+        }
+
+    def _careers(self, found: dict[str, Any], typical: Sequence[float]) -> dict[str, Any]:
+        made = {
+            f"{kind}, {hostile} keys, {strategy}": self.pieces.get(
+                f"career-{kind}-{hostile}-{strategy}",
+                lambda k=kind, h=hostile, s=strategy: careers(found[k], typical, h, s, self.options.careers),  # type: ignore[misc]
             )
-            for age in AGES:
-                values.setdefault(f"{temperature}/{age}", []).extend(made[str(age)])
-    everything = [value for cell in values.values() for value in cell]
-    found_kinds = piece(runs, "kinds", lambda: kinds(policies()))
-    found_careers = {
-        f"{kind}, {hostile} keys, {strategy}": piece(
-            runs,
-            f"career-{kind}-{hostile}-{strategy}",
-            lambda k=kind, h=hostile, s=strategy: careers(found_kinds[k], values["1.0/1"], h, s, options.careers),  # type: ignore[misc]
-        )
-        for kind in KINDS
-        for hostile in (1, 3)
-        for strategy in STRATEGIES
-    }
-    result = {
-        "honest_groups": len(everything) // len(AGES),
-        "honest_statistics": len(everything),
-        "honest_withheld": sum(abs(value) > limit for value in everything),
-        "screening_limit": limit,
-        "honest": {name: tail_fit(cell) for name, cell in values.items()},
-        "kinds": {
-            kind: {
-                "withheld": round(statistics.fmean(abs(value) > limit for value in made["statistics"]), 3),
-                "median_statistic": round(statistics.median(made["statistics"]), 1),
-                "proven_by_audit": round(statistics.fmean(made["proven"]), 3),
-                "logprob_per_token": made["logprob_per_token"],
-            }
-            for kind, made in found_kinds.items()
-        },
-        **summary_of_careers(found_careers),
-    }
-    if options.seeds:
-        worst = found_kinds[result["worst_career"].split(",")[0]]
+            for kind in KINDS
+            for hostile in (1, 3)
+            for strategy in STRATEGIES
+        }
+        return {name: one for name, one in made.items() if one is not None}
+
+    def _trainings(self, worst: dict[str, Any]) -> dict[str, Any]:
         pairs, at_once = [], []
-        for seed in range(options.seeds):
-            clean = piece(runs, f"training-{seed}-clean", lambda s=seed: training(s, None))  # type: ignore[misc]
-            bad = piece(runs, f"training-{seed}-poisoned", lambda s=seed: training(s, worst))  # type: ignore[misc]
-            at_once.append(clean["heldout"][0] - bad["heldout"][0])
-            pairs.append(statistics.fmean(clean["heldout"][1:]) - statistics.fmean(bad["heldout"][1:]))
-        result |= {
+        for seed in range(self.options.seeds):
+            clean = self.pieces.get(f"training-{seed}-clean", lambda s=seed: training(s, None))  # type: ignore[misc]
+            bad = self.pieces.get(f"training-{seed}-poisoned", lambda s=seed: training(s, worst))  # type: ignore[misc]
+            if clean is not None and bad is not None:
+                at_once.append(clean["heldout"][0] - bad["heldout"][0])
+                pairs.append(statistics.fmean(clean["heldout"][1:]) - statistics.fmean(bad["heldout"][1:]))
+        if len(pairs) < 2:
+            return {}
+        return {
             "heldout_gap": round(statistics.fmean(pairs), 4),
-            "heldout_gap_interval": interval(pairs) if len(pairs) > 1 else None,
+            "heldout_gap_interval": interval(pairs),
             "heldout_gaps": [round(pair, 4) for pair in pairs],
             "heldout_gap_at_once": round(statistics.fmean(at_once), 4),
-            "heldout_gap_at_once_interval": interval(at_once) if len(pairs) > 1 else None,
-            "heldout_seeds": options.seeds,
+            "heldout_gap_at_once_interval": interval(at_once),
+            "heldout_seeds": len(pairs),
             "heldout_steps": TRAINED_STEPS,
             "heldout_poisoned_groups": sum(POISONED_STEPS.values()),
         }
-    return result | {"machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=ROOT / "build" / "poison")
-    parser.add_argument("--groups", type=int, default=840, help="honest groups per temperature and version")
+    parser.add_argument("--groups", type=int, default=105, help="honest ones of a chunk, per temperature and version")
+    parser.add_argument("--chunks", type=int, default=8, help="of honest groups")
+    parser.add_argument("--pieces", type=int, default=1 << 30, help="make at most so many new pieces, then report")
     parser.add_argument("--careers", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=5, help="trainings with and without poison; 0 leaves them out")
     parser.add_argument("--write", action="store_true", help="store the result in docs/results/poison.json")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    result = measure(options)
+    result = Measurement(options).run()
     if options.write:
         write_atomic(ROOT / "docs" / "results" / "poison.json", (json.dumps(result, indent=2) + "\n").encode())
     print(json.dumps(result))

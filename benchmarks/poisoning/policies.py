@@ -75,10 +75,10 @@ class Policies:
         return scores.statistics(World())
 
 
-def honest(policies: Policies, temperature: float, version: int, count: int) -> dict[str, Any]:
-    """Statistics by age of groups that only this temperature and version have."""
+def honest(policies: Policies, temperature: float, version: int, chunk: int, count: int) -> dict[str, Any]:
+    """Statistics by age of groups that only this temperature, version and chunk have."""
     run = policies.run
-    run.config, run._random = demo(temperature), random.Random(f"honest/{temperature}/{version}")
+    run.config, run._random = demo(temperature), random.Random(f"honest/{temperature}/{version}/{chunk}")
     run.engine.load(policies.directory / "weights" / str(version))
     groups = run.generate(version, count)
     return {str(age): policies.statistics(groups, version + age, temperature) for age in AGES}

@@ -2,8 +2,9 @@
 
 A file is needed while its submission has no verdict, while a group of it may still enter a batch, while the trainer may have to
 repeat the batch that holds it, and as evidence for as long as a verdict may be disputed. Files that no verdict accepted are kept as
-evidence only while they hold a small share of the disk: the ledger names their digests for good. The database forgets first and the file goes after the commit: a kill in between leaves a file that the next start removes, never a record
-without its file. A bucket has no sweep of its own, so there the file goes first: a kill in between only makes it go twice.
+evidence only while they hold a small share of the disk: the ledger names their digests for good. The database forgets first and the
+file goes after the commit: a kill in between leaves a file that the next start removes, never a record without its file. A bucket
+has no sweep of its own, so there the file goes first: a kill in between only makes it go twice.
 """
 
 from collections.abc import Sequence
