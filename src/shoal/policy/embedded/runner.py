@@ -18,6 +18,7 @@ from shoal.policy.embedded.attention import ATTENTION_NAME, DecodeStep, PrefillS
 from shoal.policy.embedded.fused import FusedBackbone, can_fuse
 from shoal.policy.embedded.kv_cache import KeyValueCache, PlaneShape
 from shoal.policy.embedded.linear import Linear, choose_reordered
+from shoal.policy.exactness import pin_exact_products
 
 _PROBE_TOKENS = 6
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -69,6 +70,7 @@ class ModelRunner:
 
     def run(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:
         """States [B, S, D] of a pass that attends as `step` says."""
+        pin_exact_products()
         return self._backbone(ids_BS, positions_BS, step)
 
     def prefill(self, ids_BS: Tensor) -> tuple[Tensor, list[Tensor]]:
