@@ -37,8 +37,11 @@ def install(
     from shoal.contributor.service import Manager
 
     manager, service = Manager.of_user(), _service(name, work)
+    _check_free(service)
     manager.install(service, start=not no_start)
     typer.echo(f"wrote {manager.path(service.unit)}")
+    if not service.is_confined:
+        typer.echo("this system allows no user namespaces, so the service may write wherever you may", err=True)
     if no_start:
         typer.echo(f"start it with: systemctl --user daemon-reload && systemctl --user enable --now {service.unit}")
     else:
@@ -108,13 +111,17 @@ def restore(
 
 def _service(name: str, words: list[str]) -> "Service":
     """Checks the words as `shoal work` would, so that a mistake is seen now and not in a log."""
-    from shoal.cli.work import work_app
-    from shoal.contributor.service import Service, check_name
+    from shoal.cli.work import memory_bytes, work_app
+    from shoal.contributor import Hours
+    from shoal.contributor.service import Service, can_confine, check_lasting, check_name
 
+    check_lasting(Path(sys.prefix), Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser())
     group = typer.main.get_command(work_app)
     command = group.commands["join"]  # type: ignore[attr-defined]
     with command.make_context("shoal work", list(words), resilient_parsing=False) as context:
         given = context.params
+    if given["hours"]:
+        Hours.parse(given["hours"])
     directory = Path(given["dir"]).expanduser().absolute()
     if given["key"] is not None:  # the service may read it, and write nowhere but to its directory
         Keypair.load_or_create(Path(given["key"]).expanduser().absolute())
@@ -124,9 +131,22 @@ def _service(name: str, words: list[str]) -> "Service":
         arguments=_with_absolute_paths(words),
         directory=directory,
         cpus=given["cpus"],
-        memory_bytes=int(given["memory"] * 1e9),
+        memory_bytes=memory_bytes(given["memory"]),
         variables=[(variable, os.environ[variable]) for variable in KEPT_VARIABLES if variable in os.environ],
+        is_confined=can_confine(),
     )
+
+
+def _check_free(service: "Service") -> None:
+    """A worker that runs there already would keep the service out, which only its log would tell."""
+    from shoal.contributor import Control
+    from shoal.contributor.service import Manager, ServiceError
+
+    if Control(service.directory).is_running() and not Manager.of_user().path(service.unit).exists():
+        raise ServiceError(
+            f"A worker runs in {service.directory}.",
+            hint="End it with `shoal work finish`, or give the service its own --dir.",
+        )
 
 
 def _with_absolute_paths(words: list[str]) -> list[str]:

@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +14,7 @@ from typer.core import TyperGroup
 
 from shoal.cli.extras import with_extra
 from shoal.cli.flags import Authority, EngineName, Joinable, Threads, report
+from shoal.errors import ConfigError
 
 Dir = Annotated[Path, typer.Option("--dir", help="Where your key, the weights and logs are kept.")]
 WorkerDir = Annotated[Path, typer.Option("--dir", help="The worker's directory.")]
@@ -71,7 +73,7 @@ def join(
     from shoal.owner.control import find_address
     from shoal.roles import worker as role
 
-    limits = Limits(when == "idle", not_on_battery, Hours.parse(hours) if hours else None, int(memory * 1e9))
+    limits = Limits(when == "idle", not_on_battery, Hours.parse(hours) if hours else None, memory_bytes(memory))
     url, known_key = find_address(where)
     role.work(
         url,
@@ -88,6 +90,13 @@ def join(
         metrics_port=metrics_port,
         share=role.Share(limits, cpus, nice),
     )
+
+
+def memory_bytes(gigabytes: float) -> int:
+    """A number may also be none, or have no end."""
+    if not math.isfinite(gigabytes):
+        raise ConfigError(f"--memory {gigabytes} is no amount of memory.", hint="Give gigabytes, such as 4 or 0.5.")
+    return int(gigabytes * 1e9)
 
 
 work_app.command("join")(with_extra("work", join))

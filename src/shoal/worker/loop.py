@@ -195,6 +195,16 @@ class Worker:
             self.console.working(f"resting: {self._limits.rest.reason}" if self._limits.rest else "resting")
         self._limits.tell(self._status())
 
+    def _listen(self) -> None:
+        """While the first version is being fetched nothing is held, so a wish to leave is met at once."""
+        if self._limits is None:
+            return
+        self._limits.look()
+        self.weights.hold(self._limits.is_resting)
+        self._limits.tell(WorkerStatus(activity="fetching the policy", run_id=self.joined.descriptor.run_id))
+        if self._limits.is_finishing:
+            raise SystemExit(0)
+
     def _return_slots(self, stream: EpisodeStream, *, all_of_them: bool) -> None:
         for slot in [slot for slot in self._slots if all_of_them or not slot.is_begun]:
             done = f", {len(slot.completions)} of {len(slot.items)} samples were done" if slot.is_begun else ""
@@ -439,7 +449,7 @@ class Worker:
         self.console.submitted(lease, samples, tokens, self._machine.recent_tokens_per_s)
 
     def _join(self) -> None:
-        first = self.weights.wait_for_any(FIRST_WEIGHTS_S)
+        first = self.weights.wait_for_any(FIRST_WEIGHTS_S, listen=self._listen)
         version = (first.version, first.manifest_digest)
         self._load(version, first.path)
         self.report(f"has version {first.version} of the policy; measuring this machine")
