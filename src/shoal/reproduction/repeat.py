@@ -20,6 +20,7 @@ from shoal.errors import ShoalError
 from shoal.metrics import Report, silent
 from shoal.policy import resolve_model
 from shoal.policy.weights import WireCopy, unique_tensors
+from shoal.reproduction.copies import changed_copies
 from shoal.reproduction.evidence import Evidence, ReproductionError
 from shoal.reproduction.history import RecordedFile
 from shoal.reproduction.verdicts import Auditor, RepeatedVerdict
@@ -109,6 +110,9 @@ def reproduce(
     if not wanted:
         raise ReproductionError("The ledger records no training step.", hint="Let the run go on first.")
     base = model or resolve_model(evidence.config.model.path)
+    for changed in changed_copies(evidence, base):
+        evidence.findings.append(changed)
+        report(changed)
     began_at = _begin_at(evidence, wanted[0])
     trainer = _trainer(evidence, base, scratch, began_at)
     machine = TrainingMachine.here(evidence.config.training.device)
