@@ -1,4 +1,4 @@
-"""The unit under a real systemd of an ordinary user: it starts, may write to its own directory only, and can still use a sandbox."""
+"""The unit under a real systemd of an ordinary user: it starts, writes to its own directory only, and can still use a sandbox."""
 
 import shlex
 import sys

@@ -32,7 +32,6 @@ from shoal.protocol.steps import Rewind
 from shoal.rundir import checkpoint_path, checkpoint_steps, void_checkpoints
 from shoal.training.model.distributed import World
 
-
 UNREADABLE = (CheckpointException, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError, OSError)
 """What torch raises about a checkpoint that is damaged or another model's; the first one is no Exception."""
 
