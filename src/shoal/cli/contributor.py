@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.cli.flags import in_home
 from shoal.errors import ConfigError
 from shoal.identity import Keypair
 from shoal.rundir import is_address
@@ -89,7 +90,7 @@ def backup(
     if plain and passphrase_file is not None:
         raise ConfigError("--plain and --passphrase-file exclude each other.", hint="Give one of them.")
     passphrase = None if plain else _passphrase(passphrase_file, confirm=True)
-    public = write_backup(key.expanduser(), file, passphrase)
+    public = write_backup(in_home(key), file, passphrase)
     typer.echo(f"wrote {file}: key {public[:12]}…")
     if plain:
         typer.echo(
@@ -105,7 +106,7 @@ def restore(
     from shoal.contributor.keys import is_encrypted, restore_backup
 
     passphrase = _passphrase(passphrase_file, confirm=False) if is_encrypted(file) else None
-    public = restore_backup(file, key.expanduser(), passphrase)
+    public = restore_backup(file, in_home(key), passphrase)
     typer.echo(f"{key} holds key {public[:12]}…; its credit and trust state come with it")
 
 
@@ -115,16 +116,16 @@ def _service(name: str, words: list[str]) -> "Service":
     from shoal.contributor import Hours
     from shoal.contributor.service import Service, can_confine, check_lasting, check_name
 
-    check_lasting(Path(sys.prefix), Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser())
+    check_lasting(Path(sys.prefix), in_home(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")))
     group = typer.main.get_command(work_app)
     command = group.commands["join"]  # type: ignore[attr-defined]
     with command.make_context("shoal work", list(words), resilient_parsing=False) as context:
         given = context.params
     if given["hours"]:
         Hours.parse(given["hours"])
-    directory = Path(given["dir"]).expanduser().absolute()
+    directory = in_home(Path(given["dir"])).absolute()
     if given["key"] is not None:  # the service may read it, and write nowhere but to its directory
-        Keypair.load_or_create(Path(given["key"]).expanduser().absolute())
+        Keypair.load_or_create(in_home(Path(given["key"])).absolute())
     return Service(
         name=check_name(name),
         command=(sys.executable, "-m", "shoal"),
@@ -155,7 +156,7 @@ def _with_absolute_paths(words: list[str]) -> list[str]:
     for word in rest:
         option, equals, value = word.partition("=")
         if option in ("--dir", "--key", "--ca"):
-            path = Path(value if equals else next(rest)).expanduser().absolute()
+            path = in_home(Path(value if equals else next(rest))).absolute()
             kept += [] if option == "--dir" else [option, str(path)]
         elif not word.startswith("-") and not is_address(word) and Path(word).exists():
             kept.append(str(Path(word).absolute()))

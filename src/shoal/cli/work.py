@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from shoal.cli.extras import with_extra
-from shoal.cli.flags import Authority, EngineName, Joinable, Threads, report
+from shoal.cli.flags import Authority, EngineName, Joinable, Threads, in_home, report
 from shoal.errors import ConfigError
 
 Dir = Annotated[Path, typer.Option("--dir", help="Where your key, the weights and logs are kept.")]
@@ -78,8 +78,8 @@ def join(
     role.work(
         url,
         report,
-        root=dir.expanduser(),
-        key_file=key.expanduser() if key else None,
+        root=in_home(dir),
+        key_file=in_home(key) if key else None,
         run_key=run_key or known_key,
         name=name,
         threads=threads,
@@ -127,12 +127,12 @@ def status(
     """What the worker does now."""
     from shoal.contributor import Control
 
-    seen = Control(dir.expanduser()).status()
+    seen = Control(in_home(dir)).status()
     typer.echo(json.dumps(asdict(seen)) if as_json else str(seen))
 
 
 def _ask(root: Path, wish: Literal["work", "pause", "finish"]) -> None:
     from shoal.contributor import Control
 
-    seen = Control(root.expanduser()).ask(wish)
+    seen = Control(in_home(root)).ask(wish)
     typer.echo(str(seen) if seen is not None else "the worker has ended")
