@@ -32,6 +32,9 @@ from shoal.protocol.steps import Rewind
 from shoal.rundir import checkpoint_path, checkpoint_steps, void_checkpoints
 from shoal.training.model.distributed import World
 
+UNREADABLE = (CheckpointException, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError, OSError)
+"""What torch raises about a checkpoint that is damaged or another model's; the first one is no Exception."""
+
 
 class CheckpointError(ShoalError):
     """A checkpoint that is missing or does not fit."""
@@ -169,7 +172,7 @@ class Checkpoints:
         state: dict[str, Any] = {"model": weights, "optimiser": moments}
         try:
             load_distributed(state, checkpoint_id=path, no_dist=self._world.size == 1)
-        except (CheckpointException, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
+        except UNREADABLE as error:
             raise CheckpointError(
                 f"The checkpoint {path} cannot be read: {first_line(error)}",
                 hint="It belongs to another model or is damaged; remove it to resume from an older one.",
