@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shoal.policy.reward_model import RewardModel, build_classifier
 from shoal.protocol.rollouts import Rollout
 from shoal.protocol.segments import sampled_values, split_segments
 from shoal.protocol.verdicts import Reason, Severity, severity
@@ -15,9 +16,10 @@ from shoal.tasks.rewards import ScoringBudget
 from shoal.tasks.workload import Workload
 from shoal.validation import Checked, RejectedError, audit, check_claims, load_calibration
 from shoal.validation.replays import replay_rows
+from shoal.validation.reward_models import RewardModelScorer
 from shoal.worker.cheaters import ForgedToolCheater, HiddenTurnCheater
 from support.submissions import Submission, submit
-from support.tiny_run import TinyRun, make_tiny_run
+from support.tiny_run import TinyRun, make_tiny_run, save_policy
 
 MODULE = "tasks.environments.own_environments"
 VOCABULARY = 320
@@ -214,3 +216,17 @@ def budgeted(run: TinyRun, budget: ScoringBudget) -> Workload:
 def test_the_cheaters_of_the_demo_are_caught(run: TinyRun) -> None:
     assert reason_of(run, submit(run, kind=ForgedToolCheater))[0] is Reason.REPLAY
     assert reason_of(run, submit(run, kind=HiddenTurnCheater))[0] is Reason.REPLAY
+
+
+def test_a_reward_model_ranks_whole_episodes_and_leaves_what_the_environment_gave(
+    run: TinyRun, honest: Submission, tmp_path: Path
+) -> None:
+    build_classifier(save_policy(tmp_path / "base", seed=5)).save_pretrained(tmp_path / "base")
+    model, checked = RewardModel(str(tmp_path / "base")), check(run, honest)
+    amended = RewardModelScorer({"polite": model}, {"task": 1.0, "reward_model:polite": 0.1}).amend(checked)
+    for rows in checked.rows_by_group().values():
+        prompt = checked.items[rows[0]].prompt_tokens
+        chances = model.rank(prompt, [honest.rollouts[row].output_tokens for row in rows])
+        gained = [amended.rewards[row].total - checked.rewards[row].total for row in rows]
+        assert gained == pytest.approx([0.1 * chance for chance in chances])
+    assert [one.task_reward for one in amended.rewards] == [one.task_reward for one in checked.rewards]

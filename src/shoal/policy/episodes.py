@@ -176,8 +176,8 @@ def play_all(
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Completion]:
     """Every episode or plain completion, in the order of the requests; `on_progress` as for `Engine.generate`."""
-    if not requests:
-        return []
+    if not any(episodes):
+        return engine.generate(requests, temperature=temperature, on_progress=on_progress)
     longest = positions_needed(requests)
     with EpisodeStream(engine.open(temperature=temperature, max_tokens=longest, rows=len(requests))) as stream:
         numbers = stream.submit(requests, episodes)
