@@ -197,6 +197,48 @@ def test_a_failing_environment_ends_the_episode_at_the_worker_and_in_the_replay(
     assert all(name in checked.rewards[number].why for number in failed)
 
 
+def test_an_environment_that_never_ends_is_ended_by_the_limit_of_turns_or_tokens(tmp_path: Path) -> None:
+    run = make_tiny_run(tmp_path, environment=f"{MODULE}:Endless")
+    sent = submit(run)
+    ended = [row for row in sent.rollouts if row.finish_reason == "turns"]
+    assert ended
+    assert {len(row.segment_lengths) for row in ended} == {7}, "four turns"
+    assert {row.task_reward for row in ended} == {2.0}
+    assert {row.finish_reason for row in sent.rollouts} <= {"turns", "context", "length"}
+    assert all(reward.scored for reward in check(run, sent).rewards)
+
+
+def test_an_environment_that_hangs_costs_its_episodes_and_is_nobodys_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.tasks.environments.host.WALL_SLACK", 0.3)
+    monkeypatch.setattr("shoal.validation.replays.REPLAY_SLACK", 1.0)
+    run = make_tiny_run(tmp_path, environment=f"{MODULE}:Hangs")
+    sent = submit(run)
+    hung = [number for number, row in enumerate(sent.rollouts) if row.finish_reason == "failed"]
+    assert hung
+    rewards = check(run, sent).rewards
+    assert all("Hangs took too long in turn 1" in rewards[number].why for number in hung)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_failure_that_nobody_else_sees_is_not_used_and_often_is_an_anomaly(
+    run: TinyRun, honest: Submission, count: int
+) -> None:
+    """A worker may not choose its episodes by saying that the environment failed in the others."""
+    rows = [number for number, row in enumerate(honest.rollouts) if len(row.segment_lengths) > 1][:count]
+    sent = honest
+    for row in rows:
+        penalty = honest.rollouts[row].length_penalty
+        sent = sent.changed(
+            row, lambda one, p=penalty: replace(one, finish_reason="failed", task_reward=0.0, reward=-p)
+        )
+    if count == 1:
+        assert not check(run, sent).rewards[rows[0]].scored
+    else:
+        assert severity(reason_of(run, sent)[0]) is Severity.ANOMALY
+
+
 def test_replaying_stops_when_a_submission_has_cost_enough(run: TinyRun, honest: Submission) -> None:
     """No worker could have paid for that either; a clock that ran out is not held against one."""
     items = run.workload.items(bytes.fromhex(honest.lease.slot_seed))
