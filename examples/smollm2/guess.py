@@ -3,7 +3,7 @@
     python examples/smollm2/guess.py [--workers 1]
 
 Fetches the model, writes tasks that name the environment, and runs the swarm of guess.toml: every episode is replayed and audited.
-The last line is one JSON object; the exit code is 1 if a step is missing, a submission was rejected, or nobody played several turns.
+The last line is one JSON object; the exit code is 1 if a step is missing, a submission was rejected, or no episode had two turns.
 """
 
 import argparse

@@ -31,7 +31,9 @@ def test_the_command_of_the_guide_passes_the_example_as_exact(example: Path) -> 
     (words,) = re.findall(r"^PYTHONPATH=\. shoal (env check warmer:.*)$", GUIDE, flags=re.M)
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:.", "PATH": ""}
     command = [sys.executable, "-m", "shoal", *words.split()]
-    done = subprocess.run(command, cwd=example, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=example, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "warmer:Warmer passed as exact" in done.stdout
     assert "FAIL" not in done.stdout
@@ -41,7 +43,11 @@ def test_the_command_of_the_guide_passes_the_example_as_exact(example: Path) -> 
 def test_the_example_plays_an_episode_that_ends_when_the_coin_is_found(example: Path) -> None:
     codec = TextCodec.from_directory(bundled_directory())
     task = Task(
-        problem_id="w", source="s", task_type="environment:warmer:Warmer", prompt="Find it.", verification_info={"size": 9}
+        problem_id="w",
+        source="s",
+        task_type="environment:warmer:Warmer",
+        prompt="Find it.",
+        verification_info={"size": 9},
     )
     prompt, world = Meeting(codec, PromptStyle(), 400, "").prompt(task, 0, seed=3)
     assert "A coin lies on one of the places 0 to 8." in codec.decode_all(prompt)

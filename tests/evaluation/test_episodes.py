@@ -57,7 +57,17 @@ def test_the_commands_play_episodes_with_a_flag(tiny_policy: Path, tmp_path: Pat
     source = tmp_path / "tasks.jsonl"
     source.write_text("".join(f"{task.model_dump_json()}\n" for task in TASKS))
     answers = tmp_path / "answers.parquet"
-    run("eval", str(tiny_policy), "--tasks", str(source), "--dir", str(tmp_path / "e"), "--answers", str(answers), *asked)
+    run(
+        "eval",
+        str(tiny_policy),
+        "--tasks",
+        str(source),
+        "--dir",
+        str(tmp_path / "e"),
+        "--answers",
+        str(answers),
+        *asked,
+    )
     assert any(len(one.segment_lengths) > 1 for one in read_answers(answers))
     run("curate", str(source), str(tmp_path / "curated"), "--model", str(tiny_policy), *asked)
     assert json.loads((tmp_path / "curated" / "curation.json").read_bytes())["tasks"] == len(TASKS)
