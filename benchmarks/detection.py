@@ -7,7 +7,7 @@ check of an audit. `submissions_until_ban_at_floor` plays a proven key, audited 
 checked on every submission, the rest by draw, and the coordinator's own rules (trust, sequential test) decide; `_worst95` is the
 95 % quantile. Results are kept per batch of slots in --work: a run that was cut off goes on where it stopped. Defaults are a smoke.
 With --episodes N the cheats of tests/adversaries/episodes.py meet replay and audit instead, N submissions each, and honest workers
-play --honest episodes in batches of several sizes.
+play --honest episodes in batches of several sizes. With --vllm N, in vLLM's environment, an honest worker plays N episodes there.
 """
 
 import argparse
@@ -65,8 +65,12 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "detection", help="where results are kept")
     parser.add_argument("--model", type=Path, help="another model, moved off its grid, in small slots; a smoke")
     parser.add_argument("--episodes", type=int, default=0, help="submissions per episode cheat, instead of all others")
+    parser.add_argument("--vllm", type=int, default=0, help="honest episodes on vLLM, instead of all others")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.vllm:
+        print(json.dumps(measure_vllm(options.vllm)))
+        return
     if options.episodes:
         print(json.dumps(measure_episodes(options)))
         return
@@ -107,6 +111,31 @@ def measure_episodes(options: argparse.Namespace) -> dict[str, Any]:
         "honest_submissions": len(honest),
         "honest_rejected": rejected,
         "honest_false_reject_upper95": round(binomial_upper(rejected, len(honest)), 6) if honest else None,
+    }
+
+
+def measure_vllm(episodes: int) -> dict[str, Any]:
+    """Honest episodes whose turns vLLM samples, replayed and audited as a validator does, by the embedded engine."""
+    from shoal.policy.vllm.engine import VllmEngine
+
+    with tempfile.TemporaryDirectory() as root:
+        arena = make_episode_arena(Path(root))
+        policy = arena.run.policies[0]
+        ends = arena.run.workload.codec.eos_token_ids
+        engine = VllmEngine(policy.parent / "model", eos_token_ids=ends, max_batch=8)
+        engine.load(policy)
+        slots = range(FIRST_HONEST, FIRST_HONEST + -(-episodes // len(arena.items(0))))
+        sent = [arena.honest(slot, engine) for slot in slots]
+        found = [arena.verify(one) for one in sent]
+    rows = [row for one in sent for row in one.rollouts]
+    for reasons in filter(None, found):
+        say(f"rejected: {', '.join(reasons)}")
+    return {
+        "benchmark": "honest episodes on vLLM",
+        "numerics_class": engine.numerics_class,
+        "honest_episodes": len(rows),
+        "turns": sum((len(row.segment_lengths) + 1) // 2 for row in rows),
+        "honest_rejected": sum(bool(reasons) for reasons in found),
     }
 
 
