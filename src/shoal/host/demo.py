@@ -15,7 +15,7 @@ from shoal.host.supervisor import Supervisor, interrupt_on_termination
 from shoal.host.swarm import Swarm, only_supervisor
 from shoal.host.threads import Threads
 from shoal.host.watch import STATUS_DEADLINE_S, Watch
-from shoal.observe import LiveView, failures, headline, summarise
+from shoal.observe import LiveView, failures, headline, summarise, unused_tools
 from shoal.observe.summary import END_AT_LEAST, START_AT_MOST
 from shoal.observe.words import plural
 from shoal.protocol.client import CoordinatorClient
@@ -23,7 +23,7 @@ from shoal.rundir import RunDirectory
 
 CHEATS = ("stale", "rewards")
 TOOL_CHEATS = ("forged-tool", "hidden-turn")
-TOOLS_START_AT_MOST, TOOLS_END_AT_LEAST = 0.55, 0.85
+TOOLS_START_AT_MOST, TOOLS_END_AT_LEAST = 0.45, 0.80
 RELAYS = 2
 INTERRUPTED = 130
 
@@ -47,9 +47,11 @@ def demo_config(
 
 def accuracy_goal(config: ShoalConfig) -> float | None:
     """What the demo promises at its own length; a shorter one promises no accuracy."""
-    tools = has_tools(config)
-    promised = TOOLS_END_AT_LEAST if tools else END_AT_LEAST
-    return promised if config.run.steps >= demo_config(tools=tools).run.steps else None
+    return promised_end(config) if config.run.steps >= demo_config(tools=has_tools(config)).run.steps else None
+
+
+def promised_end(config: ShoalConfig) -> float:
+    return TOOLS_END_AT_LEAST if has_tools(config) else END_AT_LEAST
 
 
 def has_tools(config: ShoalConfig) -> bool:
@@ -97,12 +99,14 @@ def _run_demo(config: ShoalConfig, console: Console, honest_workers: int, fresh:
     goal = accuracy_goal(config)
     start_at_most = TOOLS_START_AT_MOST if has_tools(config) else START_AT_MOST
     broken = failures(summary, start_at_most=start_at_most, end_at_least=goal)
+    if goal is not None and has_tools(config) and (given_up := unused_tools(summary)):
+        broken.append(given_up)
     written = write_outcome(swarm.directory, config, summary, status, history, "shoal demo", broken)
     console.print(headline(summary))
     console.print(written)
     if goal is None:
         console.print(
-            f"No accuracy goal after {plural(config.run.steps, 'step')}: {END_AT_LEAST} is that of the whole demo."
+            f"No accuracy goal after {plural(config.run.steps, 'step')}: {promised_end(config)} is that of the whole demo."
         )
     for sentence in broken:
         console.print(f"[red]failed:[/red] {sentence}")
