@@ -107,6 +107,8 @@ def replay_rollouts(config: ShoalConfig, recording: Path, work_dir: Path, report
         temperature=config.rollouts.temperature,
         seed=config.run.seed,
         max_new_tokens=config.rollouts.max_new_tokens,
+        longest_row=config.rollouts.longest_row,
+        steps=config.run.steps,
     )
     if trainer.resume():
         report(f"resumed at step {trainer.step}")

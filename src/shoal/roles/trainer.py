@@ -128,6 +128,8 @@ def _build_trainer(directory: RunDirectory, world: "World") -> "Trainer":
         temperature=config.rollouts.temperature,
         seed=config.run.seed,
         max_new_tokens=config.rollouts.max_new_tokens,
+        longest_row=config.rollouts.longest_row,
+        steps=config.run.steps,
         world=world,
     )
 

@@ -51,14 +51,19 @@ class StepRecord:
     fetch_s: float
 
     def metrics(self) -> dict[str, Any]:
-        """As trackers and the coordinator take them."""
+        """As trackers and the coordinator take them; what was not measured is absent."""
         metrics = self.report.as_dict()
+        generated = {
+            "generated_reward_mean": self.batch.generated_reward_mean,
+            "generated_task_reward_mean": self.batch.generated_task_reward_mean,
+        }
         return metrics | {
             "time_wait_batch_s": self.wait_batch_s,
             "time_fetch_s": self.fetch_s,
             "time_old_logprobs_s": metrics.pop("old_logprobs_s"),
             "time_update_s": metrics.pop("update_s"),
             "generated_groups": self.batch.generated_groups,
+            **{name: value for name, value in generated.items() if value is not None},
             "zero_signal_fraction": self.batch.dropped.get("no_signal", 0) / max(1, self.batch.generated_groups),
             **{f"dropped_{reason}": count for reason, count in self.batch.dropped.items()},
         }
@@ -95,6 +100,7 @@ class TrainerService:
         self._clock = clock
         self._batch: api.BatchRecord | None = None
         """What the current step trains on."""
+        self._guard_is_off = False
 
     def run(self) -> bool:
         """Trains until the last version is published, or the owner has drained the run; the last checkpoint is then on disk.
@@ -191,7 +197,22 @@ class TrainerService:
         finally:
             self._batch = screening.batch
         self.metrics.count("step")
+        self._watch_guard(report)
         return StepRecord(report, screening.batch, wait_batch_s=waited - started, fetch_s=fetched - waited)
+
+    def _watch_guard(self, report: StepReport) -> None:
+        """Without an audited group nobody can tell how far the swarm lags behind: said when it begins and when it ends."""
+        is_off = bool(report.samples) and report.kl_behaviour is None
+        if is_off and not self._guard_is_off:
+            self.report(
+                f"step {report.step}: no group of the batch was audited, so training.kl_limit cannot guard against lag;"
+                " raise trust.audit_floor if this stays so"
+            )
+            self.metrics.event("guard_off", step=report.step)
+        elif self._guard_is_off and not is_off and report.samples:
+            self.report(f"step {report.step}: audited groups are back, training.kl_limit guards against lag again")
+        if report.samples:
+            self._guard_is_off = is_off
 
     def _train_on(self, groups: list[Group], screening: Screening) -> StepReport:
         """The oversampling cap may be reached without a group that has a signal; then the version is published unchanged."""
@@ -281,7 +302,8 @@ class TrainerService:
 
 
 def _published_sentence(publication: Publication, metrics: Mapping[str, Any]) -> str:
-    detail = f", task reward {metrics['task_reward_mean']:.3f}" if metrics else ""
+    reward = metrics.get("task_reward_mean")
+    detail = f", task reward {reward:.3f}" if reward is not None else ""
     size = f"{publication.follow_bytes / 1e6:.1f} MB"
     if publication.follow_bytes < publication.weights_bytes:
         size += f" instead of {publication.weights_bytes / 1e6:.1f}, {publication.ratio:.0f}x less"
