@@ -7,7 +7,7 @@ appears before version s is recorded.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.rollouts import TRUNCATED, Rollout, RolloutLimits, read_rollouts
 from shoal.protocol.steps import Rewind, is_void
-from shoal.training.asking import act_as_one, ask_as_one
+from shoal.training.asking import act_as_one, ask_as_one, fetch_for_node
 from shoal.training.checkpoints import always
 from shoal.training.packing.samples import Group, Sample
 from shoal.training.publisher import Published, Publisher, Publishing, Version
@@ -119,24 +119,24 @@ class TrainerService:
 
         Each part may be killed and done again; the coordinator's record of rewinds alone decides.
         """
-        line = ask_as_one(self.trainer.world, api.LineAnswer, self._take_up)
-        self.trainer.epoch = line.epoch
-
-    def _take_up(self) -> api.LineAnswer:
-        line = self.client.line()
+        line = ask_as_one(self.trainer.world, api.LineAnswer, self.client.line)
         rewinds = [Rewind(one.epoch, one.version) for one in line.rewinds]
         lost = self.trainer.drop_void(rewinds)
+        act_as_one(self.trainer.world, partial(self._take_up_head, line, rewinds, lost))
+        self.trainer.epoch = line.epoch
+
+    def _take_up_head(self, line: api.LineAnswer, rewinds: Sequence[Rewind], lost: list[int]) -> str:
         if self.publisher is not None:
             self.publisher.epoch = line.epoch
             is_off = partial(is_void, rewinds=rewinds)
-            lost += self.publisher.origin.take_up(line.epoch, is_off, ledger_head=line.ledger_head)
+            lost = lost + self.publisher.origin.take_up(line.epoch, is_off, ledger_head=line.ledger_head)
         if lost:
             last = line.rewinds[-1]
             self.report(
                 f"the run was returned to version {last.version}: versions up to {last.newest_before} are void,"
                 f" {last.lost_steps} steps are trained again ({last.reason})"
             )
-        return line
+        return ""
 
     def _train(self) -> bool:
         self.take_up()
@@ -242,7 +242,8 @@ class TrainerService:
         files: dict[str, list[Rollout]] = {}
         for record in batch.groups:
             if record.submission_id not in files:
-                data = self.client.submission_file(record.submission_id, record.digest)
+                fetch = partial(self.client.submission_file, record.submission_id, record.digest)
+                data = fetch_for_node(self.trainer.world, fetch)
                 files[record.submission_id] = read_rollouts(data, limits)[1]
             rows = [rollout for rollout in files[record.submission_id] if rollout.group == record.group]
             if len(rows) != len(record.rewards):

@@ -167,18 +167,18 @@ class Trainer:
         return self._checkpoints.steps()
 
     def drop_void(self, rewinds: Sequence[Rewind]) -> list[int]:
-        """Remove checkpoints that a rewind voided; the main rank calls it before the others resume."""
+        """Remove checkpoints that a rewind voided, on every disk; all ranks call it before they resume."""
         return self._checkpoints.drop_void(rewinds)
 
     def resume(self) -> bool:
-        """Continue from the newest checkpoint; False if there is none, and training starts at step 0."""
+        """Continue from the newest checkpoint, the same on all ranks; False if there is none, and training starts at step 0."""
         self._checkpoints.finish()
-        steps = self._checkpoints.steps()
-        if not steps:
+        step = self._checkpoints.choose()
+        if step is None:
             return False
         self._secure_snapshot()
-        facts = self._checkpoints.load(steps[-1], self.policy.model, self._optimiser)
-        self.step, self.updates, self._norms = steps[-1], int(facts["updates"]), list(facts["norms"])
+        facts = self._checkpoints.load(step, self.policy.model, self._optimiser)
+        self.step, self.updates, self._norms = step, int(facts["updates"]), list(facts["norms"])
         self._optimiser.zero_grad()
         return True
 
