@@ -40,8 +40,8 @@ def dither(weights: Tensor, noise: Tensor) -> None:
 
 
 def noise_of_rows(name: str, shape: torch.Size, first: int = 0) -> Tensor:
-    """Noise of the rows of a tensor from `first` on, in the shape of these rows. Rows are drawn in blocks of their own seed, so that a
-    rank that has a few of them draws no more than one block beyond."""
+    """Noise of the rows of a tensor from `first` on, in the shape of these rows. Rows are drawn in blocks, each from a seed of its
+    own, so that a rank draws no more than a block beyond its rows."""
     if not shape:
         return _block(name, 0, 1).view(())
     width = shape[1:].numel()

@@ -113,10 +113,10 @@ def load_policy(
     policy = PolicyModel(model, temperature=temperature)
     if world.size > 1:
         shard(policy, model, directory, world, compute_dtype)
+    if compute_dtype != torch.float32:
+        policy.autocast_dtype = compute_dtype
     tolerance = BF16_TOLERANCE if compute_dtype == torch.bfloat16 else FP32_TOLERANCE
     choose_layout(policy, world, tolerance, longest_row=longest_row)
-    if compute_dtype != torch.float32 and world.size == 1:  # FSDP casts the gathered parameters itself
-        policy.autocast_dtype = compute_dtype
     if activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         policy.train()
