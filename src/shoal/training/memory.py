@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.config import TrainingConfig
+from shoal.config import ShoalConfig, TrainingConfig
 from shoal.errors import ConfigError
 from shoal.policy.architecture import decoder_blocks, meta_model
 from shoal.policy.directory import read_config, resolve_model
+from shoal.policy.memory import NotEnoughMemoryError, available_bytes
+from shoal.training.model.distributed import World
 from shoal.training.model.logprobs import CHUNK_ELEMENTS
 
 
@@ -88,8 +90,11 @@ def _read_shape(path: Path) -> Any:
     return AutoConfig.for_model(settings.pop("model_type"), **settings)
 
 
-def plan_memory(shape: ModelShape, config: TrainingConfig, *, ranks: int, on_gpu: bool = True) -> TrainerMemory:
-    """What one of `ranks` trainer processes will hold at its peak."""
+def plan_memory(
+    shape: ModelShape, config: TrainingConfig, *, ranks: int, on_gpu: bool = True, longest_row: int = 0
+) -> TrainerMemory:
+    """What one of `ranks` trainer processes will hold at its peak. A row that is longer than a bin has a bin of its own."""
+    tokens = max(config.micro_batch_tokens, longest_row)
     bf16 = config.compute_dtype == "bfloat16" or (config.compute_dtype == "auto" and on_gpu)
     compute_bytes = 2 if bf16 else 4
     share = -(-shape.parameters // ranks)
@@ -99,8 +104,8 @@ def plan_memory(shape: ModelShape, config: TrainingConfig, *, ranks: int, on_gpu
         "optimiser (2 × fp32)": 8 * share,
         "reference policy": compute_bytes * share if config.kl_beta else 0,
         "gathered or cast weights": _working_copies(shape, ranks, compute_bytes, bf16),
-        "activations": _activations(shape, config, compute_bytes),
-        "logits of one chunk": 3 * 4 * max(CHUNK_ELEMENTS, shape.vocabulary),
+        "activations": _activations(shape, config, compute_bytes, tokens),
+        "logits of one chunk": _logits(shape, tokens),
         "tensor being published": 2 * 2 * shape.largest_tensor,
     }
     return TrainerMemory(ranks, parts, host_bytes=12 * share, published_bytes=2 * shape.parameters)
@@ -114,9 +119,32 @@ def _working_copies(shape: ModelShape, ranks: int, compute_bytes: int, bf16: boo
     return compute_bytes * (2 * shape.layer_parameters + shape.root_parameters) + (compute_bytes + 4) * unit
 
 
-def _activations(shape: ModelShape, config: TrainingConfig, compute_bytes: int) -> int:
+def _logits(shape: ModelShape, tokens: int) -> int:
+    """Four fp32 tables of one chunk in the backward pass: logits, their log-softmax, probabilities, gradient."""
+    return 4 * 4 * min(max(CHUNK_ELEMENTS, shape.vocabulary), tokens * shape.vocabulary)
+
+
+def _activations(shape: ModelShape, config: TrainingConfig, compute_bytes: int, tokens: int) -> int:
     layer = compute_bytes * (11 * shape.width + 4 * shape.inner_width) + (12 * shape.width if compute_bytes == 2 else 0)
     per_token = (
         compute_bytes * shape.width * shape.layers + layer if config.activation_checkpointing else layer * shape.layers
     )
-    return config.micro_batch_tokens * per_token
+    return tokens * per_token
+
+
+def check_training_memory(config: ShoalConfig, shape: ModelShape, world: World) -> None:
+    """Refuse a training that cannot fit, before anything is loaded, with every part that it needs."""
+    longest, bin_tokens = config.rollouts.longest_row, config.training.micro_batch_tokens
+    on_gpu, available = world.device.type == "cuda", available_bytes(world.device)
+    plan = plan_memory(shape, config.training, ranks=world.size, on_gpu=on_gpu, longest_row=longest)
+    if plan.total_bytes <= available:
+        return
+    long_rows = (
+        f" A prompt with its completion may have {longest} tokens, more than training.micro_batch_tokens = {bin_tokens},"
+        " and cannot be cut: lower rollouts.max_new_tokens."
+    )
+    raise NotEnoughMemoryError(
+        f"Training does not fit into {available / 2**30:.1f} GiB:\n{plan.as_text()}\n",
+        hint="Use more ranks, training.activation_checkpointing, or fewer training.micro_batch_tokens."
+        + (long_rows if longest > bin_tokens else ""),
+    )

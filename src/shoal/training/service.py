@@ -26,6 +26,7 @@ from shoal.training.asking import act_as_one, ask_as_one, fetch_for_node
 from shoal.training.checkpoints import always
 from shoal.training.packing.samples import Group, Sample
 from shoal.training.publisher import Published, Publisher, Publishing, Version
+from shoal.training.repetition import steps_repeat
 from shoal.training.reports import StepReport
 from shoal.training.screening import Screening, recall
 from shoal.training.trackers import Trackers
@@ -142,6 +143,7 @@ class TrainerService:
         self.take_up()
         resumed = self.trainer.resume()
         self.report(f"resumed at step {self.trainer.step}" if resumed else "found no checkpoint, starting at step 0")
+        self._test_repetition()
         record: StepRecord | None = None
         while True:
             publishing = self.publish(record)
@@ -158,6 +160,16 @@ class TrainerService:
             except DivergedError as error:
                 self._return_to_checkpoint(error)
                 record = None
+
+    def _test_repetition(self) -> None:
+        """Says at start what a crash may cost, not after it."""
+        repeats = steps_repeat(self.trainer)
+        self.metrics.event("self_test", steps_repeat=repeats)
+        if not repeats:
+            self.report(
+                "steps do not repeat bit for bit on this machine: a trainer that dies between publishing a version and writing"
+                " its checkpoint has to return the run to the last checkpoint; `shoal train --auto-rewind` does so by itself"
+            )
 
     def _return_to_checkpoint(self, error: DivergedError) -> None:
         """Has the batch recalled and audited, and undoes it as a restart would; raises the error if no audit can help."""

@@ -26,9 +26,10 @@ from shoal.policy.weights import WireCopy, unique_tensors
 from shoal.protocol.steps import Rewind
 from shoal.rundir import checkpoints_of
 from shoal.training.checkpoints import Checkpoints, always
+from shoal.training.model.determinism import fingerprint
 from shoal.training.model.distributed import World, clip_gradients
 from shoal.training.model.dithering import dither_masters
-from shoal.training.model.model import PolicyModel, load_policy
+from shoal.training.model.model import PolicyModel, attention_cost, load_policy
 from shoal.training.objective.advantages import ADVANTAGES
 from shoal.training.objective.corrections import CORRECTIONS
 from shoal.training.objective.losses import LOSSES, TokenBatch, TokenLoss, k3_divergence, penalised
@@ -104,12 +105,13 @@ class Trainer:
         self._norms: list[float] = []
         """Of the first gradients of the last steps."""
         self._seed = seed
-        self._max_new_tokens, self._longest_row, self._steps = max_new_tokens, longest_row, steps
+        self._max_new_tokens, self.longest_row, self._steps = max_new_tokens, longest_row, steps
         self._clock = clock
         self._advantage = find_function("advantage", config.advantage, ADVANTAGES)
         self._loss = find_function("loss", config.loss, LOSSES)
         self._correction = find_function("correction", config.correction, CORRECTIONS)
         self.policy = self._load(model_dir, temperature, trained=True)
+        self._attention = attention_cost(self.policy.model)
         if config.dither_masters:
             dither_masters(unique_tensors(self.policy.model).items(), seed)
         self._reference = self._load(model_dir, temperature, trained=False) if config.kl_beta else None
@@ -150,6 +152,13 @@ class Trainer:
         self._norms = [*self._norms, *norms[:1]][-NORMS_KEPT:]
         self.step += 1
         return report
+
+    def gradient_fingerprint(self, groups: Sequence[Group]) -> list[int]:
+        """Of this rank's part of the first gradient of a batch that is not trained on."""
+        self._prepare(groups)
+        found = fingerprint(parameter.grad for parameter in self.policy.parameters() if parameter.grad is not None)
+        self._optimiser.zero_grad()
+        return found
 
     def skip_step(self) -> StepReport:
         """A step without anything to train on: the weights stay as they are, under the next number."""
@@ -221,7 +230,7 @@ class Trainer:
             compute_dtype=self.world.compute_dtype(self.config.compute_dtype),
             trained=trained,
             activation_checkpointing=trained and self.config.activation_checkpointing,
-            longest_row=self._longest_row,
+            longest_row=self.longest_row,
         )
 
     def _build(self, members: Sequence[Member]) -> MiniBatch:
@@ -229,6 +238,7 @@ class Trainer:
             members,
             1 if self.policy.one_by_one else self.config.micro_batch_tokens,
             packed=self.policy.packed,
+            attention=self._attention,
             rank=self.world.rank,
             ranks=self.world.size,
             device=self.world.device,

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from shoal.training.model.determinism import use_deterministic_kernels
+
 COLLECTIVE_TIMEOUT_S = 1800
 CPU = torch.device("cpu")
 
@@ -35,6 +37,7 @@ class World:
         size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
         place = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
         if kind == "cuda":
+            use_deterministic_kernels()
             torch.cuda.set_device(place)
         if size > 1 and not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"

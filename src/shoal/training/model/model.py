@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.policy.architecture import HeadLogits
+from shoal.policy.architecture import HeadLogits, decoder_blocks
 from shoal.training.model.attention import register
 from shoal.training.model.distributed import World
 from shoal.training.model.layouts import (
@@ -121,3 +121,12 @@ def load_policy(
         model.gradient_checkpointing_enable({"use_reentrant": False})
         policy.train()
     return policy.requires_grad_(trained)
+
+
+def attention_cost(model: Any) -> float:
+    """What one query costs per key that it sees, in units of one token through the rest of a layer: 2·D operations of 2·P_layer."""
+    blocks = decoder_blocks(model)
+    if not blocks:
+        return 0.0
+    largest = max(sum(parameter.numel() for parameter in block.parameters()) for block in blocks)
+    return float(2 * model.config.get_text_config().hidden_size / max(1, 2 * largest))
