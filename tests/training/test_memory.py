@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoal.config import TrainingConfig
+from shoal.config import TrainingConfig, build_config
 from shoal.policy import bundled_directory
-from shoal.training.memory import ModelShape, model_shape, plan_memory
+from shoal.policy.memory import NotEnoughMemoryError
+from shoal.training.memory import ModelShape, check_training_memory, model_shape, plan_memory
 from shoal.training.model.distributed import World
 from shoal.training.model.model import load_policy
 from shoal.training.packing.bins import build_packed
@@ -65,6 +66,28 @@ def test_more_ranks_and_less_keeping_need_less() -> None:
     assert no_kl.parts["reference policy"] == 0
     eager = plan_memory(shape, config.model_copy(update={"activation_checkpointing": False}), ranks=8)
     assert eager.parts["activations"] > 10 * one.parts["activations"]
+
+
+def test_rows_longer_than_a_bin_are_planned_for() -> None:
+    """They ran out of memory: the plan counted a bin, and a completion is never cut."""
+    shape = model_shape("Qwen/QwQ-32B", SHAPES)
+    config = TrainingConfig(micro_batch_tokens=4096, activation_checkpointing=True)
+    short, long = (plan_memory(shape, config, ranks=8, longest_row=rows) for rows in (2048, 32_768))
+    assert short == plan_memory(shape, config, ranks=8)
+    assert long.parts["activations"] == 8 * short.parts["activations"]
+
+
+def test_a_training_that_does_not_fit_is_refused_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = model_shape("bundled")
+    config = build_config(
+        {"rollouts": {"max_new_tokens": 40_000}, "training": {"micro_batch_tokens": 512, "device": "cpu"}}
+    )
+    needed = plan_memory(shape, config.training, ranks=1, on_gpu=False, longest_row=40_512).total_bytes
+    monkeypatch.setattr("shoal.training.memory.available_bytes", lambda device: needed)
+    check_training_memory(config, shape, World())
+    monkeypatch.setattr("shoal.training.memory.available_bytes", lambda device: needed - 1)
+    with pytest.raises(NotEnoughMemoryError, match=r"(?s)activations.*40512 tokens.*rollouts.max_new_tokens"):
+        check_training_memory(config, shape, World())
 
 
 def test_text_has_a_line_per_part_and_the_total() -> None:

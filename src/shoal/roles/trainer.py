@@ -118,9 +118,11 @@ def _wait_for_rewind(directory: RunDirectory, epoch: int) -> None:
 
 def _build_trainer(directory: RunDirectory, world: "World") -> "Trainer":
     from shoal.policy import resolve_model
-    from shoal.training import Trainer
+    from shoal.training import Trainer, model_shape
+    from shoal.training.memory import check_training_memory
 
     config = directory.config()
+    check_training_memory(config, model_shape(config.model.path), world)
     return Trainer(
         config.training,
         resolve_model(config.model.path),
