@@ -57,7 +57,7 @@ def tiny_config(model_type: str, variant: str = "plain") -> Any | None:
             elif name.endswith("_token_id"):
                 setattr(text, name, 0)
     for name in ("layer_types", "layers_block_type", "mlp_layer_types", "layer_mlp_types"):
-        if isinstance(kinds := getattr(text, name, None), list):
+        if isinstance(kinds := vars(text).get(name), list):
             setattr(text, name, _two_kinds(kinds))
     for name, value in SPECIAL.get(model_type, {}).items():
         setattr(text, name, value)

@@ -1,5 +1,6 @@
 """Every architecture of the installed Transformers is packed, padded, run row by row or refused, and never wrong."""
 
+import copy
 import random
 from collections import Counter
 from typing import Any
@@ -22,7 +23,7 @@ RESULTS: dict[tuple[str, str], str] = {}
 
 def built(config: Any) -> Any:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()  # a model changes its config
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -45,9 +46,9 @@ def members(longest: int) -> list[Member]:
 
 
 @torch.no_grad()
-def alone(config: Any, member: Member) -> torch.Tensor:
+def alone(model: Any, member: Member) -> torch.Tensor:
     """By a model that has computed nothing else."""
-    model = built(config)
+    model = copy.deepcopy(model)
     model.set_attn_implementation("eager")
     row = [*member.sample.prompt_tokens, *member.sample.output_tokens]
     first = len(member.sample.prompt_tokens) - 1
@@ -58,7 +59,7 @@ def alone(config: Any, member: Member) -> torch.Tensor:
 @torch.no_grad()
 def largest_error(config: Any, longest: int) -> tuple[str, float]:
     """The layout that was chosen, and how far its log-probabilities are from those of each row alone; the model runs twice."""
-    policy = PolicyModel(built(config), temperature=1.0)
+    policy, fresh = PolicyModel(built(config), temperature=1.0), built(config)
     chosen = members(longest)
     try:
         choose_layout(policy, World(), longest_row=longest)
@@ -66,7 +67,7 @@ def largest_error(config: Any, longest: int) -> tuple[str, float]:
         return f"refused: {refusal.hint}", 0.0
     capacity = 1 if policy.one_by_one else 2 * longest
     batch = build_minibatch(chosen, capacity, packed=policy.packed, rank=0, ranks=1, device=torch.device("cpu"))
-    truth = [alone(config, member) for member in chosen]
+    truth = [alone(fresh, member) for member in chosen]
     worst = 0.0
     for micro_batch in [*batch.micro_batches, *reversed(batch.micro_batches)]:
         logprobs_N = policy(micro_batch.bin)[0]
@@ -83,7 +84,7 @@ def test_architecture_is_packed_padded_or_refused_and_never_wrong(model_type: st
     try:
         config = tiny_config(model_type, variant)
         if config is not None:
-            alone(config, members(40)[0])
+            alone(built(config), members(40)[0])
     except Exception as error:
         RESULTS[model_type, variant] = "no tiny config"
         pytest.skip(f"no tiny config: {error}")
