@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from shoal.rundir import checkpoint_path, checkpoint_steps, checkpoints_of
-from shoal.training.checkpoints import CheckpointError
-from shoal.training.disks import choose_step
+from shoal.training.disks import CheckpointError, choose_step
 
 from .node import Outcome, train_on_nodes
 

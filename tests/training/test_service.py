@@ -17,7 +17,7 @@ from shoal.metrics import EventLog
 from shoal.protocol import api
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
 from shoal.training import DivergedError, Group, Trackers, Trainer
-from shoal.training.checkpoints import CheckpointError
+from shoal.training.disks import CheckpointError
 from shoal.training.publisher import RepeatedStepError
 from shoal.training.service import StepRecord, TrainerService
 from shoal.training.snapshots import Snapshot

@@ -123,6 +123,7 @@ def test_step_reports_what_happened(model_dir: Path, tmp_path: Path, groups: Gro
     assert report.reward_mean == 0.5
     assert report.trained_tokens == sum(len(sample.output_tokens) for group in batch for sample in group.samples)
     assert 0 < report.behaviour_fraction < 1
+    assert report.kl_behaviour is not None
     assert report.kl_behaviour > 0
     assert report.kl_reference > 0
     assert report.as_dict()["entropy"] > 0
@@ -236,7 +237,7 @@ def test_both_forms_of_the_divergence_pull_to_the_reference(model_dir: Path, tmp
         trainer = make_trainer(model_dir, tmp_path, kl_limit=99.0, max_grad_norm=1.0, **settings)
         with torch.no_grad():
             for number, parameter in enumerate(trainer.policy.parameters()):
-                parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
         level = groups(1)
         for group in level:
             for sample in group.samples:

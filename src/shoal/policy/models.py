@@ -74,7 +74,7 @@ def _parameters_without_memory() -> Iterator[None]:
             parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = register_shell  # type: ignore[method-assign]
+    nn.Module.register_parameter = register_shell  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

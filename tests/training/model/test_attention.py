@@ -46,11 +46,10 @@ class Kernel:
 
     def _row(self, query: Tensor, key: Tensor, value: Tensor, before: int, settings: dict[str, Any]) -> Tensor:
         mask = causal_mask(len(query), None if before < 0 else before + 1, query.device)
-        heads = [tensor.transpose(0, 1) for tensor in (query, key, value)]
-        gqa = settings["enable_gqa"]
-        return scaled_dot_product_attention(*heads, attn_mask=mask, scale=settings["scale"], enable_gqa=gqa).transpose(
-            0, 1
-        )
+        query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
+        gqa, scale = settings["enable_gqa"], settings["scale"]
+        output = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=gqa)
+        return output.transpose(0, 1)
 
 
 @pytest.fixture

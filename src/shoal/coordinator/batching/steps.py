@@ -222,6 +222,7 @@ def _propose(connection: Connection, run: Run, step: int, counts: batches.StepCo
     waiting = {row.group_id: row for row in select(connection, GroupRow, f"WHERE state='{GroupState.ACCEPTED}'")}
     slots.move_groups(connection, [waiting[group.group_id] for group in batch.expired], GroupState.EXPIRED)
     slots.propose_groups(connection, [waiting[group.group_id] for group in batch.groups], step)
+    reward_mean, task_reward_mean = _generated_means(connection, step)
     insert(
         connection,
         BatchRow(
@@ -232,7 +233,8 @@ def _propose(connection: Connection, run: Run, step: int, counts: batches.StepCo
             dropped=json.dumps(_dropped_counts(connection, step, len(batch.expired))),
             ages=json.dumps(Counter(step - group.policy_version for group in batch.groups)),
             epoch=epoch(connection),
-            **_generated_means(connection, step),
+            reward_mean=reward_mean,
+            task_reward_mean=task_reward_mean,
         ),
     )
     slots.close_step(connection, epoch(connection), step)
@@ -247,14 +249,12 @@ def _dropped_counts(connection: Connection, step: int, expired: int) -> dict[str
     return counts | ({"expired": expired} if expired else {})
 
 
-def _generated_means(connection: Connection, step: int) -> dict[str, float | None]:
-    """Of all samples of the step: those of useful groups alone say how mixed they are, not how good the policy is."""
+def _generated_means(connection: Connection, step: int) -> tuple[float | None, float | None]:
+    """Reward and task reward of all samples: those of useful groups say how mixed they are, not how good the policy is."""
     sql = f"SELECT rewards, task_rewards FROM groups WHERE epoch=? AND step=? AND state <> '{GroupState.WITHDRAWN}'"
     rows = query(connection, _Rewards, sql, (epoch(connection), step))
-    return {
-        "reward_mean": _mean([value for row in rows for value in json.loads(row.rewards)]),
-        "task_reward_mean": _mean([value for row in rows for value in json.loads(row.task_rewards)]),
-    }
+    rewards = [value for row in rows for value in json.loads(row.rewards)]
+    return _mean(rewards), _mean([value for row in rows for value in json.loads(row.task_rewards)])
 
 
 def _mean(values: list[float]) -> float | None:

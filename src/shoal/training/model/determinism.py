@@ -20,7 +20,8 @@ def use_deterministic_kernels() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads such memory
+    # Filling costs time, and nothing here reads memory that was not set.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
@@ -29,8 +30,9 @@ def fingerprint(tensors: Iterable[Tensor]) -> list[int]:
     found: list[int] = []
     for tensor in tensors:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        for part in local.float().flatten().split(CHUNK):
-            bits = part.view(torch.int32).to(torch.int64)
+        flat = local.float().flatten()
+        for start in range(0, len(flat), CHUNK):
+            bits = flat[start : start + CHUNK].view(torch.int32).to(torch.int64)
             places = torch.arange(1, len(bits) + 1, device=bits.device)
             found += torch.stack([bits.sum(), (bits * places).sum()]).tolist()
     return found

@@ -51,7 +51,7 @@ def find_sources(model: nn.Module, names: Sequence[str]) -> dict[str, Source]:
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
     wanted: dict[str, Any] = dict(model.state_dict(keep_vars=True))
-    rules = get_model_conversion_mapping(model)  # type: ignore[arg-type]
+    rules = get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
     by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}

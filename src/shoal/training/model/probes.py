@@ -40,9 +40,6 @@ class Rows:
     def only(self, number: int) -> "Rows":
         return Rows([self.prompts[number]], [self.outputs[number]])
 
-    def reversed(self) -> "Rows":
-        return Rows(list(reversed(self.prompts)), list(reversed(self.outputs)))
-
 
 def rows_past(thresholds: Sequence[int]) -> Rows:
     """Short rows, two of one prompt, and for each threshold rows that end before it, at it and beyond it."""

@@ -46,7 +46,7 @@ def shard(policy: nn.Module, model: Any, directory: Path, world: World, compute_
     fully_shard(policy, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
     if low is not None:
         model.get_input_embeddings().register_forward_hook(_in_fp32)
-    policy._apply(lambda tensor: _placed(tensor, world.device))
+    policy._apply(lambda tensor: _placed(tensor, world.device))  # type: ignore[no-untyped-call]
     if is_shell:
         load_own_rows(model, directory, world)
 
