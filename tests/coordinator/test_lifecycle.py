@@ -158,11 +158,11 @@ def test_a_step_that_finds_no_signal_trains_on_what_there_is(swarm: Swarm) -> No
     trained = [reward for group in batch.groups for reward in group.rewards]
     rows = swarm.all("SELECT rewards, task_rewards FROM groups")
     assert len(rows) == 8
-    everything = [reward for row in rows for reward in json.loads(row["rewards"])]
+    everything = [reward for row in rows for reward in json.loads(str(row["rewards"]))]
     assert batch.generated_reward_mean == pytest.approx(fmean(everything))
     assert batch.generated_reward_mean != pytest.approx(fmean(trained))
     assert batch.generated_task_reward_mean == pytest.approx(
-        fmean(reward for row in rows for reward in json.loads(row["task_rewards"]))
+        fmean(reward for row in rows for reward in json.loads(str(row["task_rewards"])))
     )
 
 

@@ -31,15 +31,14 @@ class Outcome:
     losses: tuple[float, ...] = ()
     entropies: tuple[float, ...] = ()
     refusal: str = ""
-    fetched: int = 0
 
 
 def train_on_nodes(model_dir: Path, directories: list[Path], steps: int, **settings: Any) -> list[Outcome]:
     """Every directory belongs to one node with one rank. What the ranks say, by rank."""
-    port = free_port()
+    world = {"WORLD_SIZE": len(directories), "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": free_port()}
+    arguments = [str(steps), json.dumps(settings)]
     nodes = [
-        _start(model_dir, directory, rank, len(directories), port, steps, settings)
-        for rank, directory in enumerate(directories)
+        _start(model_dir, directory, world | {"RANK": rank}, arguments) for rank, directory in enumerate(directories)
     ]
     outcomes = []
     for process, result in nodes:
@@ -90,15 +89,14 @@ def _train(trainer: Trainer, steps: int) -> Outcome:
 def lose_a_part() -> None:
     """The disk of this node loses what was written to it before it is looked for."""
     from shoal.training import checkpoints
-
-    verify = checkpoints.missing_parts
+    from shoal.training.disks import missing_parts
 
     def losing(directory: Path, sizes: dict[str, int], names: list[str]) -> list[str]:
         for name in names:
             (directory / name).unlink()
-        return verify(directory, sizes, names)
+        return missing_parts(directory, sizes, names)
 
-    checkpoints.missing_parts = losing  # type: ignore[assignment]
+    vars(checkpoints)["missing_parts"] = losing
 
 
 if __name__ == "__main__":

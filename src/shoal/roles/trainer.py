@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shoal.broadcast import Origin, OriginServer, OriginSettings
 from shoal.config import ShoalConfig
-from shoal.errors import RefusedError, ShoalError, UnavailableError
+from shoal.errors import ConfigError, RefusedError, ShoalError, UnavailableError
 from shoal.identity import Keypair
 from shoal.locks import hold
 from shoal.metrics import EventLog, Report, silent
@@ -122,7 +122,8 @@ def _build_trainer(directory: RunDirectory, world: "World") -> "Trainer":
     from shoal.training.memory import check_training_memory
 
     config = directory.config()
-    check_training_memory(config, model_shape(config.model.path), world)
+    with suppress(ConfigError):  # a model that does not name its layers has no plan
+        check_training_memory(config, model_shape(config.model.path), world)
     return Trainer(
         config.training,
         resolve_model(config.model.path),

@@ -67,10 +67,15 @@ def model_shape(model: str, shapes: Path | None = None) -> ModelShape:
     """Shape of `bundled`, a directory or a Hugging Face id. `shapes`/NAME.json spares the download of org/NAME."""
     known = shapes / f"{Path(model).name}.json" if shapes is not None else None
     config = _read_shape(known) if known is not None and known.is_file() else read_config(resolve_model(model))
+    return shape_of(config, Path(model).name)
+
+
+def shape_of(config: Any, name: str) -> ModelShape:
+    """Of a Transformers config."""
     skeleton = meta_model(config)
     blocks = decoder_blocks(skeleton)
     if not blocks:
-        raise ConfigError(f"{Path(model).name} does not say which modules are its layers.")
+        raise ConfigError(f"{name} does not say which modules are its layers.")
     text = config.get_text_config()
     return ModelShape(
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
@@ -104,8 +109,7 @@ def plan_memory(
         "optimiser (2 × fp32)": 8 * share,
         "reference policy": compute_bytes * share if config.kl_beta else 0,
         "gathered or cast weights": _working_copies(shape, ranks, compute_bytes, bf16),
-        "activations": _activations(shape, config, compute_bytes, tokens),
-        "logits of one chunk": _logits(shape, tokens),
+        **(_checkpointed if config.activation_checkpointing else _activations)(shape, compute_bytes, tokens),
         "tensor being published": 2 * 2 * shape.largest_tensor,
     }
     return TrainerMemory(ranks, parts, host_bytes=12 * share, published_bytes=2 * shape.parameters)
@@ -124,12 +128,23 @@ def _logits(shape: ModelShape, tokens: int) -> int:
     return 4 * 4 * min(max(CHUNK_ELEMENTS, shape.vocabulary), tokens * shape.vocabulary)
 
 
-def _activations(shape: ModelShape, config: TrainingConfig, compute_bytes: int, tokens: int) -> int:
-    layer = compute_bytes * (11 * shape.width + 4 * shape.inner_width) + (12 * shape.width if compute_bytes == 2 else 0)
-    per_token = (
-        compute_bytes * shape.width * shape.layers + layer if config.activation_checkpointing else layer * shape.layers
-    )
-    return tokens * per_token
+def _layer(shape: ModelShape, compute_bytes: int) -> int:
+    """What autograd keeps of one token in one block."""
+    return compute_bytes * (11 * shape.width + 4 * shape.inner_width) + (12 * shape.width if compute_bytes == 2 else 0)
+
+
+def _activations(shape: ModelShape, compute_bytes: int, tokens: int) -> dict[str, int]:
+    """Kept for the backward pass, and the logits that it begins with."""
+    layers = tokens * _layer(shape, compute_bytes) * shape.layers
+    return {"activations": layers, "logits of one chunk": _logits(shape, tokens)}
+
+
+def _checkpointed(shape: ModelShape, compute_bytes: int, tokens: int) -> dict[str, int]:
+    """The inputs of all blocks, and one that is computed again, half as large once more with the gradients inside it. The logits
+    are gone by then: what is larger counts."""
+    block = tokens * _layer(shape, compute_bytes) * 3 // 2
+    inputs = 4 * tokens * shape.width * shape.layers
+    return {"activations": inputs + block, "logits of one chunk": max(0, _logits(shape, tokens) - block)}
 
 
 def check_training_memory(config: ShoalConfig, shape: ModelShape, world: World) -> None:

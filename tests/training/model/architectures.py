@@ -88,4 +88,6 @@ def _varied(config: Any, text: Any, variant: str) -> Any | None:
     kind = {"rope_type": "dynamic", "factor": 4.0} if variant == "dynamic" else {"rope_type": "longrope", **LONG}
     text.max_position_embeddings = ORIGINAL if variant == "dynamic" else 4 * ORIGINAL
     text.rope_parameters = {**rope, **kind, "original_max_position_embeddings": ORIGINAL}
+    if hasattr(text, "original_max_position_embeddings"):
+        text.original_max_position_embeddings = ORIGINAL
     return config

@@ -52,7 +52,7 @@ def alone(model: Any, member: Member) -> torch.Tensor:
     model.set_attn_implementation("eager")
     row = [*member.sample.prompt_tokens, *member.sample.output_tokens]
     first = len(member.sample.prompt_tokens) - 1
-    logprobs = torch.log_softmax(model(torch.tensor([row]), use_cache=False).logits[0, first:-1].float(), -1)
+    logprobs = torch.log_softmax(model(torch.tensor([row[:-1]]), use_cache=False).logits[0, first:].float(), -1)
     return logprobs.gather(1, torch.tensor(list(member.sample.output_tokens))[:, None])[:, 0]
 
 

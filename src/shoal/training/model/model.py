@@ -70,7 +70,7 @@ class PolicyModel(nn.Module):
             variances = (probs * (logprobs + entropies[:, None]).square()).sum(1)
             return logprobs.gather(1, batch.target_N[:, None])[:, 0], entropies, variances
         plan = {} if batch.plan is None else {"attention_plan": batch.plan}
-        states_TD = self.model.base_model(**inputs, **plan).last_hidden_state.flatten(0, 1)
+        states_TD = self._backbone(**inputs, **plan).last_hidden_state.flatten(0, 1)
         head = self.model.get_output_embeddings()
         return token_logprobs(
             states_TD.index_select(0, batch.source_N),
@@ -80,6 +80,11 @@ class PolicyModel(nn.Module):
             temperature=self.temperature,
             head_logits=self.head_logits,
         )
+
+    @property
+    def _backbone(self) -> Any:
+        """Some models do not name theirs as their class says, and then call themselves so."""
+        return self.model.get_decoder() if self.model.base_model is self.model else self.model.base_model
 
     def _precision(self, device_type: str) -> AbstractContextManager[object]:
         if self.autocast_dtype is None:
