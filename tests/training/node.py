@@ -44,7 +44,7 @@ def train_on_nodes(model_dir: Path, directories: list[Path], steps: int, **setti
     for process, result in nodes:
         output = process.communicate(timeout=280)[1]
         assert result.exists(), output[-3000:]
-        outcomes.append(pickle.loads(result.read_bytes()))
+        outcomes.append(Outcome(**pickle.loads(result.read_bytes())))
     return outcomes
 
 
@@ -70,7 +70,7 @@ def main(model_dir: Path, directory: Path, result: Path, steps: int, settings: d
         outcome = _train(trainer, steps)
     except ShoalError as error:
         outcome = Outcome(refusal=str(error))
-    result.write_bytes(pickle.dumps(outcome))
+    result.write_bytes(pickle.dumps(vars(outcome)))
     if not outcome.refusal:
         trainer.world.barrier()
     trainer.world.leave()

@@ -44,7 +44,7 @@ def test_a_gradient_that_differs_in_its_last_bit_is_found(trainer: Trainer) -> N
             disturbed.view(torch.int32).view(-1)[5] ^= 1
         return disturbed
 
-    weight.register_hook(disturb)
+    weight.register_hook(disturb)  # type: ignore[no-untyped-call]
     assert not steps_repeat(trainer)
 
 

@@ -108,24 +108,25 @@ def plan_memory(
         "gradients (fp32)": 4 * share,
         "optimiser (2 × fp32)": 8 * share,
         "reference policy": compute_bytes * share if config.kl_beta else 0,
-        "gathered or cast weights": _working_copies(shape, ranks, compute_bytes, bf16),
+        "gathered or cast weights": _working_copies(shape, config, ranks, compute_bytes, bf16),
         **(_checkpointed if config.activation_checkpointing else _activations)(shape, compute_bytes, tokens),
         "tensor being published": 2 * 2 * shape.largest_tensor,
     }
     return TrainerMemory(ranks, parts, host_bytes=12 * share, published_bytes=2 * shape.parameters)
 
 
-def _working_copies(shape: ModelShape, ranks: int, compute_bytes: int, bf16: bool) -> int:
+def _working_copies(shape: ModelShape, config: TrainingConfig, ranks: int, compute_bytes: int, bf16: bool) -> int:
     if ranks == 1:
-        return compute_bytes * shape.parameters if bf16 else 0
+        cast = shape.layer_parameters + shape.root_parameters if config.activation_checkpointing else shape.parameters
+        return compute_bytes * cast if bf16 else 0
     # This block and the next one being gathered, the root, and the gradient of one unit on its way to be reduced.
     unit = max(shape.layer_parameters, shape.root_parameters)
     return compute_bytes * (2 * shape.layer_parameters + shape.root_parameters) + (compute_bytes + 4) * unit
 
 
 def _logits(shape: ModelShape, tokens: int) -> int:
-    """Four fp32 tables of one chunk in the backward pass: logits, their log-softmax, probabilities, gradient."""
-    return 4 * 4 * min(max(CHUNK_ELEMENTS, shape.vocabulary), tokens * shape.vocabulary)
+    """Six fp32 tables of one chunk in the backward pass: logits, their log-softmax, probabilities, gradient, and two in between."""
+    return 6 * 4 * min(max(CHUNK_ELEMENTS, shape.vocabulary), tokens * shape.vocabulary)
 
 
 def _layer(shape: ModelShape, compute_bytes: int) -> int:
@@ -140,9 +141,10 @@ def _activations(shape: ModelShape, compute_bytes: int, tokens: int) -> dict[str
 
 
 def _checkpointed(shape: ModelShape, compute_bytes: int, tokens: int) -> dict[str, int]:
-    """The inputs of all blocks, and one that is computed again, half as large once more with the gradients inside it. The logits
-    are gone by then: what is larger counts."""
-    block = tokens * _layer(shape, compute_bytes) * 3 // 2
+    """The inputs of all blocks, which are fp32, and one block that is computed again, with the gradients inside it. The logits are
+    gone by then: what is larger counts."""
+    gradients = compute_bytes * (11 * shape.width + 4 * shape.inner_width) // 2
+    block = tokens * (_layer(shape, compute_bytes) + gradients)
     inputs = 4 * tokens * shape.width * shape.layers
     return {"activations": inputs + block, "logits of one chunk": max(0, _logits(shape, tokens) - block)}
 
