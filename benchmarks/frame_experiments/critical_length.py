@@ -26,7 +26,7 @@ class Plan:
     unseen: int = 256
     steps: int = 1500
     batch: int = 64
-    tested: int = 2048
+    tested: int = 1024
     seed: int = 0
 
 
