@@ -25,9 +25,13 @@ RUN_FILE = ROOT / "examples/recurrence/run.toml"
 CHEATS = ("stale",)
 START_AT_MOST, RISE = 0.75, 0.1
 """Of held-out success: after the warm start, and by how much reinforcement learning has to raise it."""
-SMOKE = ("--run.steps", "3", "--run.dir", "runs/recurrence-smoke", "--run.name", "recurrence-smoke",
-         "--tasks.heldout", "64", "--training.groups_per_step", "8", "--evaluation.every", "1")  # fmt: skip
-EPOCHS, SMOKE_EPOCHS = 12, 1
+SMOKE = (
+    *("--run.steps", "3", "--run.dir", "runs/recurrence-smoke", "--run.name", "recurrence-smoke"),
+    *("--model.path", "build/recurrence-smoke/warm", "--tasks.source", "build/recurrence-smoke/tasks.jsonl"),
+    *("--validation.calibration", "build/recurrence-smoke/calibration.json", "--tasks.heldout", "64"),
+    *("--training.groups_per_step", "8", "--evaluation.every", "1"),
+)
+EPOCHS, SMOKE_EPOCHS = 8, 1
 
 
 def main() -> None:
@@ -61,10 +65,10 @@ def warm_start(config: ShoalConfig, epochs: int, settings: tuple[str, ...]) -> N
         _run("examples/recurrence/prepare.py", str(build))
     if not warm.exists():
         _run("-m", "shoal", "warm-start", str(build / "demonstrations.jsonl"), str(warm), "--model", str(build / "fresh"),
-             "--no-filters", "--no-thinking", "--epochs", str(epochs), "--learning-rate", "3e-3", "--threads", "2",
+             "--no-filters", "--no-thinking", "--epochs", str(epochs), "--learning-rate", "3e-3", "--threads", "1",
              "--micro-batch-tokens", "32768")  # fmt: skip
     if not (ROOT / limits).exists():
-        _run("-m", "shoal", "calibrate", str(limits), str(RUN_FILE), *settings)
+        _run("-m", "shoal", "calibrate", str(limits), str(RUN_FILE), "--prompts", "96", *settings)
 
 
 def _run(*arguments: str) -> None:
