@@ -1,6 +1,6 @@
 """Time to a held-out accuracy of 0.85 on the demo's task: the whole swarm with every check on, against TRL's GRPOTrainer.
 
-    python benchmarks/time_to_reward.py [--rounds 3] [--groups 16 32] [--learning-rates 1e-4 3e-4] [--search-only]
+    python benchmarks/time_to_reward.py [--rounds 3] [--groups 16 32] [--learning-rates 1e-4 3e-4] [--search-only] [--minutes 8]
 
 Same policy (the bundled one), tasks, prompts, rewards, group size, trained samples per step, mini-batches, loss (two-sided clip,
 no KL), Adam moments and gradient clip; both use all cores. Ours is `shoal up` with the demo's settings and honest workers:
@@ -11,12 +11,14 @@ The clock starts when version 0 is published, or TRL's trainer is built: after i
 held-out accuracy (the demo's problems, sampled at temperature 1, every EVERY steps) first reaches GOAL. Our evaluator runs beside
 the training and costs its share; TRL's evaluation is taken out of its time. Batch size and learning rate are searched first, one
 run for each pair and side, and the fastest pair of each side counts. Rounds of both sides take turns; medians count. CPU time is
-that of all processes, imports included. `cpu_share` says which role used how much of ours.
+that of all processes, imports included. `cpu_share` says which role used how much of ours. Runs are kept in `--pieces`; with
+`--minutes` the same command goes on later.
 """
 
 import argparse
 import importlib
 import json
+import math
 import os
 import platform
 import random
@@ -252,18 +254,13 @@ def _children_cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def search(side: str, pairs: list[Pair], python: Path, file: Path) -> Pair:
-    """The pair that is fastest to the goal; what was measured before is not measured again."""
-    known: dict[str, float | None] = json.loads(file.read_text()) if file.exists() else {}
+def search(side: str, pairs: list[Pair], python: Path, pieces: Any) -> Pair:
+    """The pair that is fastest to the goal."""
+    seconds = {}
     for pair in pairs:
-        name = f"{side} {pair[0]} {pair[1]:g}"
-        if name not in known:
-            seconds = run_side(side, pair, python)["seconds"]
-            known[name] = None if seconds == float("inf") else round(seconds, 1)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(known))
-        print(f"search, {name}: {known[name]} s", flush=True)
-    return min(pairs, key=lambda pair: known[f"{side} {pair[0]} {pair[1]:g}"] or float("inf"))
+        found = pieces.get(f"search {side} {pair[0]} {pair[1]:g}", lambda pair=pair: run_side(side, pair, python))
+        seconds[pair] = found["seconds"]
+    return min(pairs, key=lambda pair: seconds[pair])
 
 
 def run_side(side: str, pair: Pair, python: Path) -> dict[str, Any]:
@@ -275,8 +272,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--groups", type=int, nargs="+", default=[16, 32])
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-4, 3e-4])
-    parser.add_argument("--searched", type=Path, default=ROOT / "build" / "time_to_reward.json")
     parser.add_argument("--search-only", action="store_true")
+    pieces_module = importlib.import_module("pieces")
+    pieces_module.add_flags(parser, ROOT / "build" / "time_to_reward.json")
     parser.add_argument("--trl", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.trl:
@@ -284,20 +282,27 @@ def main() -> None:
         return
     python = importlib.import_module("trainer_vs_trl").trl_python()
     pairs = [(groups, rate) for groups in arguments.groups for rate in arguments.learning_rates]
-    best = {side: search(side, pairs, python, arguments.searched) for side in ("ours", "trl")}
+    pieces = pieces_module.of(arguments, (GOAL,))
+    best = {side: search(side, pairs, python, pieces) for side in ("ours", "trl")}
     if arguments.search_only:
         print(json.dumps({"benchmark": "time_to_reward", "chosen": best}))
         return
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
     for number in range(arguments.rounds):
         for side in ("ours", "trl") if number % 2 == 0 else ("trl", "ours"):
-            runs[side].append(run_side(side, best[side], python))
-            print(f"round {number}, {side}: {runs[side][-1]}", flush=True)
-    print(json.dumps(summary(runs, best, arguments)))
+            pair = best[side]
+            name = f"round {number} {side} {pair[0]} {pair[1]:g}"
+            runs[side].append(pieces.get(name, lambda side=side, pair=pair: run_side(side, pair, python)))
+    searched = {
+        name.removeprefix("search "): round(found["seconds"], 1) if math.isfinite(found["seconds"]) else None
+        for name, found in pieces.known.items()
+        if name.startswith("search ")
+    }
+    print(json.dumps(summary(runs, best, searched)))
 
 
 def summary(
-    runs: dict[str, list[dict[str, Any]]], best: dict[str, Pair], arguments: argparse.Namespace
+    runs: dict[str, list[dict[str, Any]]], best: dict[str, Pair], searched: dict[str, float | None]
 ) -> dict[str, Any]:
     seconds = {side: statistics.median(one["seconds"] for one in rows) for side, rows in runs.items()}
     cpu_s = {side: statistics.median(one["cpu_s"] for one in rows) for side, rows in runs.items()}
@@ -311,9 +316,9 @@ def summary(
         "steps": {side: [one["steps"] for one in rows] for side, rows in runs.items()},
         "cpu_share": {role: round(used / sum(by_role.values()), 3) for role, used in by_role.items()},
         "chosen": {side: {"groups_per_step": pair[0], "learning_rate": pair[1]} for side, pair in best.items()},
-        "searched": json.loads(arguments.searched.read_text()),
+        "searched": searched,
         "goal": GOAL,
-        "rounds": arguments.rounds,
+        "rounds": len(runs["ours"]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
 
