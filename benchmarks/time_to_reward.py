@@ -10,9 +10,9 @@ scores with the same functions, and trains every group, since it has no online f
 The clock starts when version 0 is published, or TRL's trainer is built: after imports. It stops when the weights exist whose
 held-out accuracy (the demo's problems, sampled at temperature 1, every EVERY steps) first reaches GOAL. Our evaluator runs beside
 the training and costs its share; TRL's evaluation is taken out of its time. Batch size and learning rate are searched first, one
-run for each pair and side, and the fastest pair of each side counts. Rounds of both sides take turns; medians count. CPU time is
-that of all processes, imports included. `cpu_share` says which role used how much of ours. Runs are kept in `--pieces`; with
-`--minutes` the same command goes on later.
+run for each pair and side, stopped when it is slower than the fastest before it; the fastest pair of each side counts. Rounds of
+both sides take turns; medians count. CPU time is that of all processes, imports included. `cpu_share` says which role used how much
+of ours. Runs are kept in `--pieces`; with `--minutes` the same command goes on later.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def settings(root: Path, pair: Pair, ports: list[int]) -> ShoalConfig:
     return build_config(tree)
 
 
-def run_ours(pair: Pair) -> dict[str, Any]:
+def run_ours(pair: Pair, limit_s: float) -> dict[str, Any]:
     broadcast = importlib.import_module("broadcast")
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -66,7 +66,7 @@ def run_ours(pair: Pair) -> dict[str, Any]:
         with (root / "up.log").open("wb") as log:
             swarm = subprocess.Popen(command, stdout=log, stderr=log, cwd=root)
             try:
-                result = _follow(swarm, config, root)
+                result = _follow(swarm, config, root, limit_s)
             finally:
                 if swarm.poll() is None:
                     swarm.send_signal(signal.SIGTERM)
@@ -74,8 +74,8 @@ def run_ours(pair: Pair) -> dict[str, Any]:
         return result | {"cpu_s": _children_cpu_s() - before}
 
 
-def _follow(swarm: "subprocess.Popen[bytes]", config: ShoalConfig, root: Path) -> dict[str, Any]:
-    """Until an evaluation reaches the goal, the run is over, or no version followed for too long."""
+def _follow(swarm: "subprocess.Popen[bytes]", config: ShoalConfig, root: Path, limit_s: float) -> dict[str, Any]:
+    """Until an evaluation reaches the goal, or a version after the limit does not; the run is over, or stands still."""
     seen, deadline = -1, time.monotonic() + DEADLINE_S
     cpu: dict[str, float] = {}
     with CoordinatorClient(config.coordinator_url, None, deadline_s=DEADLINE_S) as client:
@@ -90,7 +90,8 @@ def _follow(swarm: "subprocess.Popen[bytes]", config: ShoalConfig, root: Path) -
                 return {"seconds": seconds, "steps": reached[0], "accuracy": best[reached[0]], "cpu_by_role": cpu}
             if max(published, default=-1) > seen:
                 seen, deadline = max(published), time.monotonic() + DEADLINE_S
-            if MOST_STEPS in best or swarm.poll() is not None or time.monotonic() > deadline:
+            is_late = any(published[version] - published[0] > limit_s for version in best)
+            if is_late or MOST_STEPS in best or swarm.poll() is not None or time.monotonic() > deadline:
                 print((root / "up.log").read_text()[-1500:], file=sys.stderr)
                 accuracy = max(best.values(), default=0.0)
                 return {"seconds": float("inf"), "steps": seen, "accuracy": accuracy, "cpu_by_role": cpu}
@@ -112,18 +113,18 @@ def cpu_by_role(root: Path) -> dict[str, float]:
     return used
 
 
-def run_trl(pair: Pair, python: Path) -> dict[str, Any]:
+def run_trl(pair: Pair, python: Path, limit_s: float) -> dict[str, Any]:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
     before = _children_cpu_s()
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(python), __file__, "--trl", json.dumps(pair)]
+        command = [str(python), __file__, "--trl", json.dumps([*pair, limit_s])]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder)
     line = next(line for line in reversed(done.stdout.splitlines()) if line.startswith("RESULT "))
     result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
     return result | {"cpu_s": _children_cpu_s() - before}
 
 
-def trl_side(pair: Pair) -> None:
+def trl_side(pair: Pair, limit_s: float) -> None:
     """In the child, inside TRL's environment."""
     import torch
     from safetensors.torch import save_file
@@ -202,7 +203,7 @@ def trl_side(pair: Pair) -> None:
             accuracy = heldout_accuracy(version)
             stopped_s += time.perf_counter() - begun
             print(f"TRL, step {version}: accuracy {accuracy:.3f} after {seconds:.1f} s", file=sys.stderr, flush=True)
-            if accuracy >= GOAL or version >= MOST_STEPS:
+            if accuracy >= GOAL or version >= MOST_STEPS or seconds > limit_s:
                 reached = seconds if accuracy >= GOAL else float("inf")
                 print("RESULT " + json.dumps({"seconds": reached, "steps": version, "accuracy": accuracy}), flush=True)
                 control.should_training_stop = True
@@ -256,15 +257,17 @@ def _children_cpu_s() -> float:
 
 def search(side: str, pairs: list[Pair], python: Path, pieces: Any) -> Pair:
     """The pair that is fastest to the goal."""
-    seconds = {}
+    seconds: dict[Pair, float] = {}
     for pair in pairs:
-        found = pieces.get(f"search {side} {pair[0]} {pair[1]:g}", lambda pair=pair: run_side(side, pair, python))
+        limit_s = min(seconds.values(), default=math.inf)
+        name = f"search {side} {pair[0]} {pair[1]:g}"
+        found = pieces.get(name, lambda pair=pair, limit_s=limit_s: run_side(side, pair, python, limit_s))
         seconds[pair] = found["seconds"]
     return min(pairs, key=lambda pair: seconds[pair])
 
 
-def run_side(side: str, pair: Pair, python: Path) -> dict[str, Any]:
-    return run_ours(pair) if side == "ours" else run_trl(pair, python)
+def run_side(side: str, pair: Pair, python: Path, limit_s: float = math.inf) -> dict[str, Any]:
+    return run_ours(pair, limit_s) if side == "ours" else run_trl(pair, python, limit_s)
 
 
 def main() -> None:
@@ -278,7 +281,8 @@ def main() -> None:
     parser.add_argument("--trl", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.trl:
-        trl_side(tuple(arguments.trl))
+        groups, rate, limit_s = arguments.trl
+        trl_side((groups, rate), limit_s)
         return
     python = importlib.import_module("trainer_vs_trl").trl_python()
     pairs = [(groups, rate) for groups in arguments.groups for rate in arguments.learning_rates]
