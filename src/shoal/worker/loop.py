@@ -353,9 +353,7 @@ class Worker:
         version = (first.version, first.manifest_digest)
         self._load(version, first.path)
         self.report(f"has version {first.version} of the policy; measuring this machine")
-        self._rows, tokens_per_s = measure_engine(
-            self.engine, self.joined.workload.items(secrets.token_bytes(32))[0], self.joined.descriptor.rollouts
-        )
+        self._rows, tokens_per_s = self._measure()
         self._machine = Machine(tokens_per_s, self.weights.link_bytes_per_s, machine_memory())
         self.report(f"this machine: {self._machine.line()}, {self._rows} samples at a time")
         view = self._register()
@@ -366,6 +364,10 @@ class Worker:
     def _register(self) -> api.WorkerView:
         body = self._machine.registration(self.name, self.engine.numerics_class)
         return self.client.register(body)
+
+    def _measure(self) -> tuple[int, float]:
+        item = self.joined.workload.items(secrets.token_bytes(32))[0]
+        return measure_engine(self.engine, item, self.joined.descriptor.rollouts)
 
     def _leave(self) -> None:
         self.client.limit_waits(LEAVE_DEADLINE_S)
