@@ -17,7 +17,7 @@ from shoal.protocol.segments import split_segments
 from shoal.protocol.verdicts import Reason
 from shoal.tasks.workload import WorkItem
 from shoal.validation import RejectedError, audit, check_claims, load_calibration
-from shoal.worker.loop import as_rollout
+from shoal.worker.submission import as_rollout
 from support.submissions import Submission, header_for
 from support.tiny_run import TinyRun, make_lease, make_tiny_run
 
