@@ -98,7 +98,7 @@ def test_the_plan_is_within_a_tenth_of_the_measured_peak(
     groups = [
         Group(
             f"0/0/{number}",
-            [Sample([1, 2, 3, 4], rows[4 * number + place], place % 2, place % 2) for place in range(4)],
+            [Sample([1, 2, 3, 4], rows[4 * number + place], float(place % 2), float(place % 2)) for place in range(4)],
         )
         for number in range(4)
     ]

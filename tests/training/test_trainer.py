@@ -232,8 +232,8 @@ def test_a_schedule_without_an_end_is_refused(model_dir: Path, tmp_path: Path) -
 def test_both_forms_of_the_divergence_pull_to_the_reference(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
     """With equal rewards only the KL term has a gradient; the policy was moved away from the reference first."""
     apart = {}
-    for form, beta in (("loss", 0.5), ("reward", 0.5), ("loss", 1e-9)):
-        settings = {"kl_form": form, "kl_beta": beta, "learning_rate": 2e-2, "warmup_steps": 0, "entropy_eta": 0.0}
+    for form in ("loss", "reward"):
+        settings = {"kl_form": form, "kl_beta": 0.5, "learning_rate": 2e-2, "warmup_steps": 0, "entropy_eta": 0.0}
         trainer = make_trainer(model_dir, tmp_path, kl_limit=99.0, max_grad_norm=1.0, **settings)
         with torch.no_grad():
             for number, parameter in enumerate(trainer.policy.parameters()):
@@ -242,11 +242,9 @@ def test_both_forms_of_the_divergence_pull_to_the_reference(model_dir: Path, tmp
         for group in level:
             for sample in group.samples:
                 sample.reward = sample.task_reward = 0.0
-        apart[form, beta] = [trainer.train_step(level).kl_reference for _ in range(6)]
-    for form in ("loss", "reward"):
-        assert apart[form, 0.5][-1] < 0.5 * apart[form, 0.5][0]
-    assert apart["loss", 0.5][1] != apart["reward", 0.5][1]
-    assert apart["loss", 1e-9][-1] > 0.9 * apart["loss", 1e-9][0]
+        apart[form] = [trainer.train_step(level).kl_reference for _ in range(6)]
+        assert apart[form][-1] < 0.5 * apart[form][0]
+    assert apart["loss"][1] != apart["reward"][1]
 
 
 def test_activation_checkpointing_changes_no_bit(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
