@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.poisoning.policies import demo
+from benchmarks.poisoning.policies import LocalRun
+from benchmarks.poisoning.recipe import demo
 from shoal.training.packing.samples import Group, Sample
-from support.local_run import LocalRun
 
 POISONED_STEPS = {6: 3, 7: 3, 8: 2}
 """Groups of poison in the batches of a poisoned training, after the warm-up: the most that a median career may consume."""
