@@ -28,7 +28,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.poisoning.careers import STRATEGIES, careers  # noqa: E402
 from benchmarks.poisoning.forgeries import KINDS, kinds  # noqa: E402
-from benchmarks.poisoning.policies import AGES, VERSIONS, Policies, demo, honest  # noqa: E402
+from benchmarks.poisoning.policies import AGES, VERSIONS, Policies, honest  # noqa: E402
+from benchmarks.poisoning.recipe import demo  # noqa: E402
 from benchmarks.poisoning.trainings import POISONED_STEPS, TRAINED_STEPS, training  # noqa: E402
 from shoal.files import write_atomic  # noqa: E402
 

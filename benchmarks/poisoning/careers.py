@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.poisoning.policies import demo
+from benchmarks.poisoning.recipe import demo
 from shoal.coordinator.rules.trust import groups_to_audit
 from shoal.coordinator.store.rows import select
 from shoal.coordinator.store.tables import GroupRow, WorkerRow

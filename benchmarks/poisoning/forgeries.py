@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.poisoning.policies import Policies, demo
+from benchmarks.poisoning.policies import Policies
+from benchmarks.poisoning.recipe import demo
 from shoal.policy import GenerationRequest, ScoreRequest
 from shoal.protocol.verdicts import is_useful
 from shoal.training.packing.samples import Group, Sample

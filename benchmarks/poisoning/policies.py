@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from shoal.config import ShoalConfig, load_config
+from benchmarks.poisoning.recipe import demo
 from shoal.policy import resolve_model
 from shoal.training import ADVANTAGES, World
 from shoal.training.model.model import PolicyModel, load_policy
@@ -26,14 +26,11 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from support.local_run import LocalRun  # noqa: E402
 
+__all__ = ["AGES", "VERSIONS", "LocalRun", "Policies", "honest"]
+
 VERSIONS = 5
 """Trained after the bundled one: leases name versions 0 to 3, and the trainer is up to two ahead."""
 AGES = (0, 1, 2)
-
-
-def demo(temperature: float = 1.0) -> ShoalConfig:
-    config = load_config(ROOT / "src" / "shoal" / "host" / "demo.toml")
-    return config.model_copy(update={"rollouts": config.rollouts.model_copy(update={"temperature": temperature})})
 
 
 class Policies:

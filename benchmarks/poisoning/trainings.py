@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.poisoning.policies import LocalRun, demo
+from benchmarks.poisoning.policies import LocalRun
+from benchmarks.poisoning.recipe import demo
 from shoal.training.packing.samples import Group, Sample
 
 POISONED_STEPS = {6: 3, 7: 3, 8: 2}

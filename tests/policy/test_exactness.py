@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from shoal.policy.exactness import PRODUCTS, InexactProductsError, require_exact
 from support.tiny_run import save_policy
 
 CPU = torch.device("cpu")
+BACKENDS: Any = torch.backends
 
 
 def rounded(bits: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -78,13 +80,13 @@ MODES = {
 @pytest.fixture
 def modes() -> Iterator[None]:
     yield
-    torch.backends.fp32_precision = "none"
-    torch.backends.mkldnn.fp32_precision = "none"
+    BACKENDS.fp32_precision = "none"
+    BACKENDS.mkldnn.fp32_precision = "none"
     torch.set_float32_matmul_precision("highest")
 
 
 def precisions() -> Sequence[str]:
-    return torch.backends.mkldnn.matmul.fp32_precision, torch.backends.cuda.matmul.fp32_precision
+    return BACKENDS.mkldnn.matmul.fp32_precision, BACKENDS.cuda.matmul.fp32_precision
 
 
 @pytest.mark.parametrize("mode", MODES)
