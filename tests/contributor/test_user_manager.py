@@ -3,10 +3,12 @@
 import shlex
 import sys
 
+import pytest
+
 from shoal.contributor.service import Service, unit_text
 from support.user_manager import HOME, as_user, needs_user_manager
 
-pytestmark = needs_user_manager
+pytestmark = [pytest.mark.slow, needs_user_manager]
 DIRECTORY = HOME / "worker"
 PROBE = """
 touch "$HOME/.config/x" 2> /dev/null && echo "writes to the home"
