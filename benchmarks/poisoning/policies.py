@@ -24,7 +24,7 @@ from shoal.training.screening import GroupScores
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.local_run import LocalRun  # noqa: E402
+from support.local_run import LocalRun as LocalRun  # noqa: E402
 
 __all__ = ["AGES", "VERSIONS", "LocalRun", "Policies", "honest"]
 

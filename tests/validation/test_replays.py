@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,9 +231,7 @@ def test_a_failure_that_nobody_else_sees_is_not_used_and_often_is_an_anomaly(
     sent = honest
     for row in rows:
         penalty = honest.rollouts[row].length_penalty
-        sent = sent.changed(
-            row, lambda one, p=penalty: replace(one, finish_reason="failed", task_reward=0.0, reward=-p)
-        )
+        sent = sent.changed(row, partial(replace, finish_reason="failed", task_reward=0.0, reward=-penalty))
     if count == 1:
         assert not check(run, sent).rewards[rows[0]].scored
     else:
