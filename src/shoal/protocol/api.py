@@ -467,6 +467,8 @@ class LeaseTimingView(Answer):
     """From the first lease of a step until its batch was formed."""
     fastest_train_s: float = 0.0
     publish_s: float = 0.0
+    useful_share: float | None = None
+    """Of generated groups, if the batch is filled without a surplus."""
 
 
 class StatusView(Answer):

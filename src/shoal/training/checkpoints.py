@@ -45,6 +45,8 @@ from shoal.training.disks import (
 from shoal.training.model.distributed import World
 
 FACTS_FILE = "trainer.json"
+UNREADABLE = (CheckpointException, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError, OSError)
+"""What torch raises about a checkpoint that is damaged or another model's; the first one is no Exception."""
 
 
 def always() -> bool:
@@ -227,7 +229,7 @@ class Checkpoints:
         state: dict[str, Any] = {"model": weights, "optimiser": moments}
         try:
             self._read(path, state)
-        except (CheckpointException, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
+        except UNREADABLE as error:
             raise CheckpointError(
                 f"The checkpoint {path} cannot be read: {first_line(error)}",
                 hint="It belongs to another model or is damaged; remove it to resume from an older one.",
