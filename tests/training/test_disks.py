@@ -49,6 +49,7 @@ def assert_same(ours: Outcome, theirs: Outcome) -> None:
         assert torch.equal(tensor, theirs.weights[name]), name
 
 
+@pytest.mark.slow
 def test_nodes_resume_from_their_own_disks_bit_for_bit(model_dir: Path, tmp_path: Path) -> None:
     straight, _ = train_on_nodes(model_dir, [tmp_path / "shared", tmp_path / "shared"], 4)
     nodes = [tmp_path / "a", tmp_path / "b"]
@@ -62,6 +63,7 @@ def test_nodes_resume_from_their_own_disks_bit_for_bit(model_dir: Path, tmp_path
     assert not [*tmp_path.glob("*/checkpoints/.tmp-*")]
 
 
+@pytest.mark.slow
 def test_a_node_that_lost_its_disk_stops_all_ranks_at_start_with_what_to_do(model_dir: Path, tmp_path: Path) -> None:
     """The job died inside a collective."""
     nodes = [tmp_path / "a", tmp_path / "b"]
@@ -72,6 +74,7 @@ def test_a_node_that_lost_its_disk_stops_all_ranks_at_start_with_what_to_do(mode
         assert "copy its directory" in outcome.refusal
 
 
+@pytest.mark.slow
 def test_nodes_in_another_order_are_refused_and_merged_directories_are_read_by_any(
     model_dir: Path, tmp_path: Path
 ) -> None:
@@ -88,6 +91,7 @@ def test_nodes_in_another_order_are_refused_and_merged_directories_are_read_by_a
     assert alone.resumed_at is not None
 
 
+@pytest.mark.slow
 def test_a_kill_between_two_renames_returns_all_ranks_to_the_step_before(model_dir: Path, tmp_path: Path) -> None:
     nodes = [tmp_path / "a", tmp_path / "b"]
     train_on_nodes(model_dir, nodes, 1)
@@ -98,6 +102,7 @@ def test_a_kill_between_two_renames_returns_all_ranks_to_the_step_before(model_d
     assert [steps_on(node) for node in nodes] == [[1, 3], [1, 3]]
 
 
+@pytest.mark.slow
 def test_a_part_that_is_missing_on_one_node_keeps_the_checkpoint_from_all(model_dir: Path, tmp_path: Path) -> None:
     """Rank 0 renamed what it had, and half of a checkpoint looked whole."""
     nodes = [tmp_path / "a", tmp_path / "b"]
@@ -107,6 +112,7 @@ def test_a_part_that_is_missing_on_one_node_keeps_the_checkpoint_from_all(model_
     assert [steps_on(node) for node in nodes] == [[], []]
 
 
+@pytest.mark.slow
 def test_bf16_gives_the_same_on_one_and_two_ranks(model_dir: Path, tmp_path: Path) -> None:
     """Stated tolerance: 1 % of the loss's and 0.2 % of the entropy's value, and weights within 2 % of what the steps moved them."""
     settings = {"compute_dtype": "bfloat16", "max_grad_norm": 1.0}

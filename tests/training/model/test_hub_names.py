@@ -80,6 +80,7 @@ def test_a_shell_has_buffers_and_no_memory_for_parameters(models: dict[str, Path
         assert torch.equal(buffer, buffers[buffer_name]), buffer_name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3-moe", "deepseek-v3", "gemma3"])
 def test_two_ranks_that_read_by_rows_train_as_one_that_loads_all(
     models: dict[str, Path], name: str, tmp_path: Path
