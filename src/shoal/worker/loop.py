@@ -41,6 +41,9 @@ from shoal.worker.weights import WeightFollower
 FIRST_WEIGHTS_S = 600.0
 LEAVE_DEADLINE_S = 2.0
 STOP_DEADLINE_S = 60.0
+TOO_SLOW = "too_slow"
+MEASUREMENTS = 3
+MEASURE_AGAIN_S = 20.0
 IDLE_S = 0.2
 """An idle worker looks this often for new weights."""
 
@@ -160,16 +163,29 @@ class Worker:
         """The contributor's limits: a resting worker begins nothing, and what has not ended within the grace goes back."""
         if self._limits is None:
             return
-        self._limits.look()
-        self.weights.hold(self._limits.is_resting)
+        self._look(self._limits)
         if self._limits.is_finishing and not self._stopping.is_set():
             self.report("leaving, as you asked: what was begun is finished and submitted")
             self.stop()
         if self._limits.is_resting:
             self._no_work = "resting"
             self._return_slots(stream, all_of_them=self._limits.is_grace_over)
-            self.console.working(f"resting: {self._limits.rest.reason}" if self._limits.rest else "resting")
         self._limits.tell(self._status())
+
+    def _listen(self) -> None:
+        """While the first version is being fetched nothing is held, so a wish to leave is met at once."""
+        if self._limits is None:
+            return
+        self._look(self._limits)
+        self._limits.tell(WorkerStatus(activity="fetching the policy", run_id=self.joined.descriptor.run_id))
+        if self._limits.is_finishing:
+            raise SystemExit(0)
+
+    def _look(self, limits: LimitWatch) -> None:
+        limits.look()
+        self.weights.hold(limits.is_resting)
+        if limits.rest is not None:
+            self.console.working(f"resting: {limits.rest.reason}")
 
     def _return_slots(self, stream: EpisodeStream, *, all_of_them: bool) -> None:
         for slot in [slot for slot in self.generation.slots if all_of_them or not slot.is_begun]:
@@ -328,7 +344,7 @@ class Worker:
         before_tokens, before_s = self._measured
         self._measured = (generated, self.generation.busy_s)
         if self._machine.update_speed(generated - before_tokens, self.generation.busy_s - before_s):
-            self._deliveries.run(self._register)
+            self._deliveries.run(self._register_speed)
         self._deliveries.begin(slot)
 
     def rollouts(self, slot: Slot) -> list[Rollout]:
@@ -349,17 +365,37 @@ class Worker:
         self.console.submitted(lease, samples, tokens, self._machine.recent_tokens_per_s)
 
     def _join(self) -> None:
-        first = self.weights.wait_for_any(FIRST_WEIGHTS_S)
+        first = self.weights.wait_for_any(FIRST_WEIGHTS_S, listen=self._listen)
         version = (first.version, first.manifest_digest)
         self._load(version, first.path)
         self.report(f"has version {first.version} of the policy; measuring this machine")
-        self._rows, tokens_per_s = self._measure()
-        self._machine = Machine(tokens_per_s, self.weights.link_bytes_per_s, machine_memory())
-        self.report(f"this machine: {self._machine.line()}, {self._rows} samples at a time")
-        view = self._register()
+        view = self._measure_and_register()
         self.report(f"joined as {self.name} ({view.state}), key {view.key[:12]}…")
         self.heartbeat.start()
         self._leases.start()
+
+    def _measure_and_register(self) -> api.WorkerView:
+        """A machine that was busy while it was measured is not one that is too slow."""
+        for left in reversed(range(MEASUREMENTS)):
+            self._rows, tokens_per_s = self._measure()
+            self._machine = Machine(tokens_per_s, self.weights.link_bytes_per_s, machine_memory())
+            self.report(f"this machine: {self._machine.line()}, {self._rows} samples at a time")
+            try:
+                return self._register()
+            except RefusedError as refusal:
+                if refusal.code != TOO_SLOW or not left:
+                    raise
+                self.report(f"{refusal.message} Measuring again in {MEASURE_AGAIN_S:.0f} s, in case it was busy.")
+                self._stopping.wait(MEASURE_AGAIN_S)
+        raise AssertionError("the last refusal is raised")
+
+    def _register_speed(self) -> None:
+        try:
+            self._register()
+        except RefusedError as refusal:
+            if refusal.code != TOO_SLOW:
+                raise
+            self.report(f"{refusal.message} Work goes on: slots that cannot end in time go back.")
 
     def _register(self) -> api.WorkerView:
         body = self._machine.registration(self.name, self.engine.numerics_class)
