@@ -90,7 +90,7 @@ def test_a_validator_confirms_what_an_honest_worker_sampled(engine: TorchEngine,
     for completion, found in zip(made, scored, strict=True):
         assert float(found.margins.max()) < 1e-4
         assert torch.allclose(torch.tensor(completion.logprobs), found.logprobs, atol=1e-5)
-        assert completion.proofs == build_proofs(list(found.states.split(32)))
+        assert completion.proofs == build_proofs(list(torch.split(found.states, 32)))
 
 
 def test_other_weights_are_seen_in_tokens_and_states(
@@ -106,7 +106,7 @@ def test_other_weights_are_seen_in_tokens_and_states(
     scored = other.score(as_claims(asked, made), temperature=1.0)
     assert sum(int((found.margins > 0.01).sum()) for found in scored) > 10
     assert all(
-        completion.proofs != build_proofs(list(found.states.split(32)))
+        completion.proofs != build_proofs(list(torch.split(found.states, 32)))
         for completion, found in zip(made, scored, strict=True)
     )
 
@@ -146,7 +146,7 @@ def trained(policy: PolicyModel, asked: Sequence[GenerationRequest], made: Seque
     ]
     batch = build_minibatch(members, 1 << 16, packed=policy.packed, rank=0, ranks=1, device=torch.device("cpu"))
     (only,) = batch.micro_batches
-    logprobs, _, _ = policy(only.bin)
+    logprobs: torch.Tensor = policy(only.bin)[0]
     order = torch.argsort(only.bin.member_N, stable=True)
     return logprobs[order]
 

@@ -102,13 +102,13 @@ class FrameBackbone(nn.Module):
         if not (self.gradient_checkpointing and self.training):
             embedded: Tensor = self.frame_head(frames_U)
             return embedded
-        parts = frames_U.split(FRAME_CHUNK)
+        parts = torch.split(frames_U, FRAME_CHUNK)
         return torch.cat([checkpoint(self.frame_head, part, use_reentrant=False) for part in parts])
 
     def advance(self, frames_LB: list[list[Any]], state: State) -> tuple[Tensor, State]:
         """As many frames for each of B streams, from their states on."""
         x_N = self.embed([frame for frames_B in frames_LB for frame in frames_B])
-        states, last = self.integrator(x_N.unflatten(0, (len(frames_LB), -1)), state)
+        states, last = self.integrator(x_N.reshape(len(frames_LB), -1, x_N.shape[-1]), state)
         return states, last
 
     def _render(self, rows: list[list[int]]) -> tuple[list[int], list[Any], list[int]]:

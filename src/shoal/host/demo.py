@@ -16,7 +16,7 @@ from shoal.host.supervisor import Supervisor, interrupt_on_termination
 from shoal.host.swarm import Swarm, only_supervisor
 from shoal.host.threads import Threads
 from shoal.host.watch import STATUS_DEADLINE_S, Watch
-from shoal.observe import LiveView, failures, headline, summarise
+from shoal.observe import LiveView, failures, headline, summarise, unused_tools
 from shoal.observe.summary import END_AT_LEAST, START_AT_MOST
 from shoal.observe.words import plural
 from shoal.protocol.client import CoordinatorClient
@@ -24,7 +24,7 @@ from shoal.rundir import RunDirectory
 
 CHEATS = ("stale", "rewards")
 TOOL_CHEATS = ("forged-tool", "hidden-turn")
-TOOLS_START_AT_MOST, TOOLS_END_AT_LEAST = 0.55, 0.85
+TOOLS_START_AT_MOST, TOOLS_END_AT_LEAST = 0.45, 0.80
 RELAYS = 2
 INTERRUPTED = 130
 
@@ -37,6 +37,7 @@ class Promise:
     start_at_most: float
     end_at_least: float | None
     """Without it any accuracy will do."""
+    needs_tools: bool = False
 
 
 def demo_config(
@@ -58,9 +59,11 @@ def demo_config(
 
 def accuracy_goal(config: ShoalConfig) -> float | None:
     """What the demo promises at its own length; a shorter one promises no accuracy."""
-    tools = has_tools(config)
-    promised = TOOLS_END_AT_LEAST if tools else END_AT_LEAST
-    return promised if config.run.steps >= demo_config(tools=tools).run.steps else None
+    return promised_end(config) if config.run.steps >= demo_config(tools=has_tools(config)).run.steps else None
+
+
+def promised_end(config: ShoalConfig) -> float:
+    return TOOLS_END_AT_LEAST if has_tools(config) else END_AT_LEAST
 
 
 def has_tools(config: ShoalConfig) -> bool:
@@ -70,7 +73,7 @@ def has_tools(config: ShoalConfig) -> bool:
 def demo_promise(config: ShoalConfig) -> Promise:
     goal = accuracy_goal(config)
     if has_tools(config):
-        return Promise(TOOL_CHEATS, TOOLS_START_AT_MOST, goal)
+        return Promise(TOOL_CHEATS, TOOLS_START_AT_MOST, goal, needs_tools=goal is not None)
     return Promise(CHEATS, START_AT_MOST, goal)
 
 
@@ -113,6 +116,8 @@ def _run_demo(config: ShoalConfig, console: Console, honest_workers: int, fresh:
         role_restarts=watch.restarts,
     )
     broken = failures(summary, start_at_most=promise.start_at_most, end_at_least=promise.end_at_least)
+    if promise.needs_tools and (given_up := unused_tools(summary)):
+        broken.append(given_up)
     written = write_outcome(swarm.directory, config, summary, status, history, "shoal demo", broken)
     console.print(headline(summary))
     console.print(written)

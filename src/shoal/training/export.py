@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, first_line
 from shoal.files import TEMPORARY_PREFIX, write_atomic
 from shoal.policy import build_empty_model, load_weights
 from shoal.rundir import checkpoint_path, checkpoint_steps, checkpoints_of
-from shoal.training.checkpoints import accept_one_process
+from shoal.training.checkpoints import UNREADABLE, accept_one_process
 
 COMPANION_FILES = (
     "tokenizer*",
@@ -126,7 +126,13 @@ def load_model(source: Path, model_dir: Path) -> Any:
         load_weights(model, source)
     elif (source / ".metadata").is_file():
         accept_one_process()
-        load_distributed({"model": model.state_dict()}, checkpoint_id=source, no_dist=True)
+        try:
+            load_distributed({"model": model.state_dict()}, checkpoint_id=source, no_dist=True)
+        except UNREADABLE as error:
+            raise ExportError(
+                f"The checkpoint {source} cannot be read: {first_line(error)}.",
+                hint="It belongs to another model or was damaged; name another version.",
+            ) from None
     else:
         raise ExportError(f"{source} is neither a checkpoint nor a directory with safetensors.")
     return model

@@ -67,6 +67,7 @@ class TorchEngine:
     def load(self, directory: Path) -> None:
         if self._stream is not None and self._stream.unfinished:
             raise EngineBusyError(f"{self._stream.unfinished} requests still run with the old weights.")
+        use_exact_products(self._runner.device)
         load_weights(self._runner.model, directory)
         self._weights += 1
         if self._stream is not None:

@@ -26,6 +26,7 @@ from shoal.policy.embedded.fused import FusedBackbone, can_fuse
 from shoal.policy.embedded.kv_cache import KeyValueCache, PlaneShape, bytes_per_position
 from shoal.policy.embedded.linear import Linear, choose_reordered
 from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt, padded
+from shoal.policy.exactness import pin_exact_products
 
 _PROBE_TOKENS = 6
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -77,6 +78,7 @@ class ModelRunner:
 
     def run(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:
         """States [B, S, D] of a pass that attends as `step` says."""
+        pin_exact_products()
         return self._backbone(ids_BS, positions_BS, step)
 
     def prefill(self, ids_BS: Tensor) -> tuple[Tensor, list[Tensor]]:
