@@ -126,7 +126,7 @@ class Contributor:
 @pytest.fixture(autouse=True)
 def eight_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as a slot has samples, so that slots follow each other."""
-    monkeypatch.setattr("shoal.worker.loop.PROBED_ROWS", (8,))
+    monkeypatch.setattr("shoal.worker.machine.PROBED_ROWS", (8,))
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_leases_are_taken_when_they_are_needed_and_not_before(contributor: Contr
     held: list[int] = []
 
     def count() -> None:
-        held.append(sum(len(slot.waiting) for slot in contributor.worker._slots))
+        held.append(contributor.worker.generation.waiting)
 
     contributor.engine.on_step = count
     contributor.coordinator.grant(*(make_lease(slot) for slot in range(12)))
@@ -398,11 +398,11 @@ def test_a_slot_that_cannot_end_in_time_is_given_back_before_it_begins(contribut
     contributor.coordinator.finish()
 
     def slow_down() -> None:
-        worker._rates.step_s = 1e6
+        worker.generation.rates.step_s = 1e6
 
     at_step(contributor, 2, slow_down)
-    worker._lengths.observe(16, 40)
-    worker._lengths.observe(32, 40)
+    worker.generation.lengths.observe(16, 40)
+    worker.generation.lengths.observe(32, 40)
     worker.run()
     assert contributor.submitted == ["lease-3-0", "lease-3-2"]
     assert contributor.coordinator.returned == ["lease-3-1"]
@@ -525,7 +525,7 @@ def test_generation_goes_on_while_slots_are_uploaded(contributor: Contributor) -
 
     def look() -> None:
         if (
-            len(contributor.worker._slot_of)
+            contributor.worker.generation.running
             and contributor.engine.diary.count("enter 8")
             and _entered(contributor) > 16
         ):

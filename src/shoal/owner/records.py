@@ -107,6 +107,8 @@ def replay_rollouts(config: ShoalConfig, recording: Path, work_dir: Path, report
         temperature=config.rollouts.temperature,
         seed=config.run.seed,
         max_new_tokens=config.rollouts.max_new_tokens,
+        longest_row=config.rollouts.longest_row,
+        steps=config.run.steps,
     )
     if trainer.resume():
         report(f"resumed at step {trainer.step}")
@@ -171,7 +173,13 @@ def show_memory_plan(config: ShoalConfig, ranks: int, report: Report, *, shapes:
     from shoal.training import model_shape, plan_memory
 
     shape = model_shape(config.model.path, shapes)
-    plan = plan_memory(shape, config.training, ranks=ranks, on_gpu=config.training.device != "cpu")
+    longest, bin_tokens = config.rollouts.longest_row, config.training.micro_batch_tokens
+    on_gpu = config.training.device != "cpu"
+    plan = plan_memory(shape, config.training, ranks=ranks, on_gpu=on_gpu, longest_row=longest)
+    if longest > bin_tokens:
+        report(
+            f"rows of up to {longest} tokens exceed training.micro_batch_tokens = {bin_tokens}; planned for {longest}"
+        )
     report(f"{config.model.path}: {shape.parameters / 1e9:.2f}B parameters on {ranks} ranks")
     report(plan.as_text())
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 
 from shoal.errors import ConfigError
+from shoal.frames.policy import MODEL_TYPE
+from shoal.policy.directory import read_config
 from shoal.policy.embedded.engine import TorchEngine
 from shoal.policy.engine import Engine
 
@@ -35,6 +37,8 @@ def _torch_engine(
 
 
 def _vllm_engine(model_files: Path, eos_token_ids: Sequence[int], numerics: Numerics, max_tokens: int | None) -> Engine:
+    if read_config(model_files).model_type == MODEL_TYPE:
+        raise ConfigError("vLLM does not run policies of frames.", hint="Choose --engine torch.")
     from shoal.policy.vllm.engine import VllmEngine
 
     return VllmEngine(model_files, eos_token_ids=eos_token_ids, dtype=numerics.dtype, max_tokens=max_tokens)

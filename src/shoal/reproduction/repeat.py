@@ -248,6 +248,8 @@ def _trainer(evidence: Evidence, base: Path, scratch: Path, began_at: int) -> Tr
         temperature=config.rollouts.temperature,
         seed=config.run.seed,
         max_new_tokens=config.rollouts.max_new_tokens,
+        longest_row=config.rollouts.longest_row,
+        steps=config.run.steps,
     )
     trainer.resume()
     return trainer

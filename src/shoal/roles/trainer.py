@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shoal.broadcast import Origin, OriginServer, OriginSettings
 from shoal.config import ShoalConfig
-from shoal.errors import RefusedError, ShoalError, UnavailableError
+from shoal.errors import ConfigError, RefusedError, ShoalError, UnavailableError
 from shoal.identity import Keypair
 from shoal.locks import hold
 from shoal.metrics import EventLog, Report, silent
@@ -118,9 +118,12 @@ def _wait_for_rewind(directory: RunDirectory, epoch: int) -> None:
 
 def _build_trainer(directory: RunDirectory, world: "World") -> "Trainer":
     from shoal.policy import resolve_model
-    from shoal.training import Trainer
+    from shoal.training import Trainer, model_shape
+    from shoal.training.memory import check_training_memory
 
     config = directory.config()
+    with suppress(ConfigError):  # a model that does not name its layers has no plan
+        check_training_memory(config, model_shape(config.model.path), world)
     return Trainer(
         config.training,
         resolve_model(config.model.path),
@@ -128,6 +131,8 @@ def _build_trainer(directory: RunDirectory, world: "World") -> "Trainer":
         temperature=config.rollouts.temperature,
         seed=config.run.seed,
         max_new_tokens=config.rollouts.max_new_tokens,
+        longest_row=config.rollouts.longest_row,
+        steps=config.run.steps,
         world=world,
     )
 
