@@ -85,10 +85,11 @@ def test_nodes_in_another_order_are_refused_and_merged_directories_are_read_by_a
         assert "--node-rank" in outcome.refusal
     for source, target in (nodes, nodes[::-1]):
         shutil.copytree(checkpoints_of(source), checkpoints_of(target), dirs_exist_ok=True)
+    shutil.copytree(nodes[0], tmp_path / "c")
     swapped = train_on_nodes(model_dir, nodes[::-1], 3)
     assert [one.resumed_at for one in swapped] == [2, 2]
-    (alone,) = train_on_nodes(model_dir, [nodes[0]], 3)
-    assert alone.resumed_at is not None
+    (alone,) = train_on_nodes(model_dir, [tmp_path / "c"], 3)
+    assert alone.resumed_at == 2
 
 
 @pytest.mark.slow
