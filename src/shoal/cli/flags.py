@@ -118,7 +118,7 @@ def report(text: str) -> None:
 
 
 def in_home(path: Path) -> Path:
-    """With `~` in place. A user without a home, as containers have, is told what to give instead."""
+    """With `~` in place. For a user without a home, as containers have, the error says what to give instead."""
     try:
         return path.expanduser()
     except RuntimeError:
