@@ -11,6 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,12 +21,14 @@ import torch
 from torch import Tensor
 
 from shoal.broadcast import WireTensor
-from shoal.config import TrainingConfig
+from shoal.config import LoraConfig, TrainingConfig
 from shoal.errors import ConfigError, ShoalError
+from shoal.policy.lora.layers import adapter_off
 from shoal.policy.weights import WireCopy, unique_tensors
 from shoal.protocol.steps import Rewind
 from shoal.rundir import checkpoints_of
 from shoal.training.checkpoints import Checkpoints, always
+from shoal.training.model.adapter import Adapter
 from shoal.training.model.distributed import World, clip_gradients
 from shoal.training.model.dithering import dither_masters
 from shoal.training.model.model import PolicyModel, load_policy
@@ -34,6 +37,7 @@ from shoal.training.objective.corrections import CORRECTIONS
 from shoal.training.objective.losses import LOSSES, TokenBatch, TokenLoss, k3_divergence
 from shoal.training.objective.registry import find_function
 from shoal.training.packing.batch import Member, MicroBatch, MiniBatch, build_minibatch, choose_members, split_groups
+from shoal.training.packing.bins import Bin
 from shoal.training.packing.samples import Group, check_groups
 from shoal.training.reports import StepReport, TokenSums, group_metrics, token_metrics, token_statistics
 from shoal.training.screening import GroupScores
@@ -70,7 +74,7 @@ class _Prepared:
 
 
 class Trainer:
-    """Owns the fp32 weights, the optimiser and their checkpoints.
+    """Owns the fp32 weights or factors, the optimiser and their checkpoints.
 
     Leaving its context waits until the last checkpoint is on disk, also when an exception ends the training.
     """
@@ -84,9 +88,12 @@ class Trainer:
         temperature: float,
         seed: int,
         max_new_tokens: int = 0,
+        lora: LoraConfig | None = None,
+        start: Path | None = None,
         world: World | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """With `lora` an adapter is trained beside the frozen model, from the PEFT directory `start` if there is one."""
         if config.overlong == "penalise" and not max_new_tokens:
             raise ConfigError("training.overlong = 'penalise' needs the completion limit.")
         self.config = config
@@ -105,12 +112,13 @@ class Trainer:
         self._advantage = find_function("advantage", config.advantage, ADVANTAGES)
         self._loss = find_function("loss", config.loss, LOSSES)
         self._correction = find_function("correction", config.correction, CORRECTIONS)
+        self._adapter = Adapter(lora, start, seed) if lora is not None else None
         self.policy = self._load(model_dir, temperature, trained=True)
-        if config.dither_masters:
+        if config.dither_masters and self._adapter is None:  # factors are published as they are
             dither_masters(unique_tensors(self.policy.model).items(), seed)
-        self._reference = self._load(model_dir, temperature, trained=False) if config.kl_beta else None
+        self._reference = self._load(model_dir, temperature, trained=False) if self._needs_reference_model else None
         self._optimiser = torch.optim.AdamW(
-            self.policy.parameters(),
+            [parameter for parameter in self.policy.parameters() if parameter.requires_grad],
             lr=config.learning_rate,
             betas=BETAS,
             weight_decay=config.weight_decay,
@@ -216,8 +224,19 @@ class Trainer:
             world=self.world,
             compute_dtype=self.world.compute_dtype(self.config.compute_dtype),
             trained=trained,
+            adapter=self._adapter if trained else None,
             activation_checkpointing=trained and self.config.activation_checkpointing,
         )
+
+    @property
+    def _needs_reference_model(self) -> bool:
+        """An adapter's reference is its own base."""
+        return bool(self.config.kl_beta) and self._adapter is None
+
+    def _reference_logprobs(self, batch: Bin) -> Tensor:
+        with adapter_off(self.policy.model) if self._reference is None else nullcontext():
+            logprobs_N, _, _ = (self._reference or self.policy)(batch)
+        return torch.as_tensor(logprobs_N)
 
     def _build(self, members: Sequence[Member]) -> MiniBatch:
         return build_minibatch(
@@ -261,8 +280,8 @@ class Trainer:
                 if number > 0:
                     micro_batch.old_N, *spread = self.policy(micro_batch.bin)
                     first.scores.add(micro_batch, micro_batch.old_N, *spread)
-                if self._reference is not None:
-                    micro_batch.reference_N = self._reference(micro_batch.bin)[0]
+                if self.config.kl_beta:
+                    micro_batch.reference_N = self._reference_logprobs(micro_batch.bin)
 
     def _backward(self, minibatch: MiniBatch, sums: TokenSums, scores: GroupScores | None = None) -> None:
         for micro_batch in minibatch.micro_batches:

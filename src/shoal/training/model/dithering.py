@@ -21,7 +21,7 @@ def dither_masters(tensors: Iterable[tuple[str, Tensor]], seed: int) -> None:
     for name, tensor in tensors:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if local.dtype == torch.float32 and local.numel():
-            dither(local, _own_part(_noise(name, tuple(tensor.shape), seed), tensor))
+            dither(local, own_part(uniform_noise(name, tuple(tensor.shape), seed), tensor))
 
 
 @torch.no_grad()
@@ -36,12 +36,14 @@ def dither(weights: Tensor, noise: Tensor) -> None:
     weights.copy_(torch.where(free, moved, weights))
 
 
-def _noise(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+def uniform_noise(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """Between −½ and ½, from the seed and the name alone."""
     generator = torch.Generator().manual_seed(int.from_bytes(blake3(f"{seed}/{name}".encode()).digest()[:7], "big"))
     return torch.rand(shape, generator=generator) - 0.5
 
 
-def _own_part(noise: Tensor, tensor: Tensor) -> Tensor:
+def own_part(noise: Tensor, tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor that is sharded like `tensor`."""
     if not isinstance(tensor, DTensor):
         return noise
     shape, offset = compute_local_shape_and_global_offset(noise.shape, tensor.device_mesh, tensor.placements)
