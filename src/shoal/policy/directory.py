@@ -45,10 +45,24 @@ def resolve_model(path: str) -> Path:
     return directory
 
 
+def resolve_policy(path: str) -> Path:
+    """The directory that a path names, of a whole model or of an adapter."""
+    directory = _find(path)
+    if not is_adapter(directory):
+        _check_directory(directory)
+    return directory
+
+
 def resolve_adapter(path: str) -> Path | None:
     """The PEFT directory that a path names; None if it is a whole model."""
     directory = _find(path)
     return directory if is_adapter(directory) else None
+
+
+def base_name(path: str) -> str:
+    """The model that a path names, or the base of the adapter that it names."""
+    adapter = resolve_adapter(path)
+    return path if adapter is None else base_of(adapter)
 
 
 def is_adapter(directory: Path) -> bool:

@@ -52,7 +52,7 @@ class WireCopy:
     @torch.no_grad()
     def take(self, *, here: bool = True) -> list[WireTensor]:
         """The tensors as they are now. Sharded ones are gathered one at a time: every rank calls this, one with `here`."""
-        tensors = trained_factors(self._model) or unique_tensors(self._model)
+        tensors = published_tensors(self._model)
         numbers = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         free = self._allocated_for(numbers) if here else None
         taken, wire_dtype = [], str(self._dtype).removeprefix("torch.")
@@ -129,10 +129,11 @@ def stored_tensors(directory: Path) -> list[WireTensor]:
             hint="Load and save the model with Transformers (`save_pretrained`), which writes them.",
         )
     order = sorted(found.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    return [_stored(name, tensor) for name, tensor in order]
+    return [as_wire(name, tensor) for name, tensor in order]
 
 
-def _stored(name: str, tensor: Tensor) -> WireTensor:
+def as_wire(name: str, tensor: Tensor) -> WireTensor:
+    """A tensor in host memory, with every bit."""
     data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
     return WireTensor(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape), data=data)
 
@@ -161,6 +162,11 @@ def check_fit(model_files: Path, directory: Path) -> None:
         _check_headers(weight_files(directory), model.state_dict(keep_vars=True), set(unique_tensors(model)), directory)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"The weights in {directory} cannot be read: {first_line(error)}.") from error
+
+
+def published_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What a version of this model is made of: the factors of the adapter that it trains, or everything."""
+    return trained_factors(model) or unique_tensors(model)
 
 
 def unique_tensors(model: nn.Module) -> dict[str, Tensor]:

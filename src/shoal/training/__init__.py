@@ -1,5 +1,6 @@
 """The training engine: from validated groups to the next policy version."""
 
+from shoal.training.building import build_trainer
 from shoal.training.checkpoints import CheckpointError, Checkpoints
 from shoal.training.export import ExportError, RunFacts, export_policy, latest_checkpoint
 from shoal.training.memory import ModelShape, TrainerMemory, model_shape, plan_memory
@@ -36,6 +37,7 @@ __all__ = [
     "TrainerMemory",
     "UnsupportedModelError",
     "World",
+    "build_trainer",
     "export_policy",
     "latest_checkpoint",
     "model_shape",

@@ -23,6 +23,7 @@ from torch import Tensor
 from shoal.broadcast import WireTensor
 from shoal.config import LoraConfig, TrainingConfig
 from shoal.errors import ConfigError, ShoalError
+from shoal.policy.lora.checks import check_start
 from shoal.policy.lora.layers import adapter_off
 from shoal.policy.weights import WireCopy, unique_tensors
 from shoal.protocol.steps import Rewind
@@ -113,6 +114,8 @@ class Trainer:
         self._loss = find_function("loss", config.loss, LOSSES)
         self._correction = find_function("correction", config.correction, CORRECTIONS)
         self._adapter = Adapter(lora, start, seed) if lora is not None else None
+        if lora is not None and start is not None:
+            check_start(start, lora, model_dir)
         self.policy = self._load(model_dir, temperature, trained=True)
         if config.dither_masters and self._adapter is None:  # factors are published as they are
             dither_masters(unique_tensors(self.policy.model).items(), seed)

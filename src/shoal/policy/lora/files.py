@@ -146,7 +146,15 @@ def write_adapter(
 ) -> None:
     """A PEFT directory of factors by PEFT's names; those say which layers are adapted."""
     directory.mkdir(parents=True, exist_ok=True)
+    metadata = {"format": "pt"} | ({BASE_DIGEST: base_digest} if base_digest else {})
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / WEIGHTS_NAME, metadata)
     layers = {name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors}
+    ends = tuple(sorted({layer.rpartition(".")[2] for layer in layers}))
+    named = lora if lora.target_modules else lora.model_copy(update={"target_modules": ends})
+    write_adapter_config(directory, named, base=base)
+
+
+def write_adapter_config(directory: Path, lora: LoraConfig, *, base: str) -> None:
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -155,11 +163,9 @@ def write_adapter(
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": list(lora.target_modules) or sorted({layer.rpartition(".")[2] for layer in layers}),
+        "target_modules": list(lora.target_modules) or "all-linear",
         "inference_mode": True,
     }
-    metadata = {"format": "pt"} | ({BASE_DIGEST: base_digest} if base_digest else {})
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / WEIGHTS_NAME, metadata)
     write_atomic(directory / ADAPTER_CONFIG_FILE, json.dumps(config, indent=2).encode() + b"\n")
 
 

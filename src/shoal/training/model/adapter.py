@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shoal.config import LoraConfig
-from shoal.policy.lora.files import read_factors, read_settings, trained_factors
+from shoal.policy.lora.files import read_factors, trained_factors
 from shoal.policy.lora.layers import adapt, widen_vectors
-from shoal.policy.lora.targets import LoraError, target_names
+from shoal.policy.lora.targets import target_names
 from shoal.training.model.dithering import own_part, uniform_noise
 
 
@@ -39,23 +39,11 @@ def set_factors(model: nn.Module, adapter: Adapter) -> None:
     """After the model is sharded."""
     live = trained_factors(model)
     if adapter.start is not None:
-        check_start(adapter.start, adapter.lora)
         given = read_factors(adapter.start, {name: (tensor.shape[0], tensor.shape[1]) for name, tensor in live.items()})
     for name, tensor in live.items():
         whole = given[name] if adapter.start is not None else _new(name, tensor, adapter.seed)
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         local.copy_(own_part(whole, tensor))
-
-
-def check_start(start: Path, lora: LoraConfig) -> None:
-    """Refuse an adapter of another kind than the run trains."""
-    found = read_settings(start)
-    for name in ("rank", "alpha"):
-        if getattr(found, name) != getattr(lora, name):
-            raise LoraError(
-                f"The adapter in {start} has {name} {getattr(found, name):g}, model.lora.{name} is {getattr(lora, name):g}.",
-                hint=f"Set model.lora.{name} to {getattr(found, name):g}, or start from the base.",
-            )
 
 
 def _new(name: str, tensor: Tensor, seed: int) -> Tensor:
