@@ -15,7 +15,7 @@ from shoal.policy.engines import choose_numerics, policy_engine
 from shoal.policy.lora.files import as_factors, factor_shapes, merge, read_factors, read_settings, write_adapter
 from shoal.policy.lora.targets import LoraError, target_names
 from shoal.policy.models import build_model
-from tests.support.tiny_models import EOS, save_model
+from support.tiny_models import EOS, save_model
 
 VECTORS = Path(__file__).parent / "vectors"
 GREEDY = 1e-4

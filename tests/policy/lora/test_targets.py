@@ -8,7 +8,7 @@ from transformers import GPT2Config
 from shoal.config import LoraConfig
 from shoal.policy.architecture import meta_model
 from shoal.policy.lora.targets import LoraError, target_names
-from tests.support.tiny_models import CONFIGS, SHAPE
+from support.tiny_models import CONFIGS, SHAPE
 
 
 def names(model: str, **settings: Any) -> list[str]:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 
-from shoal.config import ShoalConfig
+from shoal.config import LoraConfig, ShoalConfig
 from shoal.errors import ConfigError
 from shoal.policy.directory import weight_files
 from shoal.policy.embedded.engine import TorchEngine
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
 from shoal.policy.engines import ENGINES, Numerics, devices_here, make_engine
+from shoal.policy.lora.files import read_settings
 from shoal.tasks import PromptStyle, TextCodec, load_tasks
 
 SMALL_MODEL_BYTES = 64 << 20
@@ -61,9 +62,11 @@ class Work:
     max_new_tokens: int
     submission_size: int
     """Completions that are checked together."""
+    adapter: Path | None = None
+    """A PEFT directory: the policy is this adapter on the model."""
 
     @classmethod
-    def of(cls, config: ShoalConfig, directory: Path, prompt_count: int) -> "Work":
+    def of(cls, config: ShoalConfig, directory: Path, prompt_count: int, adapter: Path | None = None) -> "Work":
         codec, tasks = TextCodec.from_directory(directory), load_tasks(config.tasks).train
         targets, style = config.reward.target_lengths or (0,), PromptStyle.of(config.tasks)
         prompts = [
@@ -72,12 +75,28 @@ class Work:
         ]
         rollouts = config.rollouts
         size = min(rollouts.group_size * rollouts.tasks_per_slot, prompt_count)
-        return cls(directory, prompts, codec.eos_token_ids, rollouts.temperature, rollouts.max_new_tokens, size)
+        limit = rollouts.max_new_tokens
+        return cls(directory, prompts, codec.eos_token_ids, rollouts.temperature, limit, size, adapter)
 
-    def engine(self, dtype: str = "float32", max_batch: int = 256, device: str = "cpu") -> TorchEngine:
-        return TorchEngine(
-            self.model_directory, eos_token_ids=self.eos_token_ids, dtype=dtype, max_batch=max_batch, device=device
+    def engine(
+        self, dtype: str = "float32", max_batch: int = 256, device: str = "cpu", base: Path | None = None
+    ) -> TorchEngine:
+        """The policy, on another `base` if one is given."""
+        engine = TorchEngine(
+            base or self.model_directory,
+            eos_token_ids=self.eos_token_ids,
+            dtype=dtype,
+            max_batch=max_batch,
+            device=device,
+            lora=self.lora,
         )
+        if self.adapter is not None:
+            engine.load(self.adapter)
+        return engine
+
+    @property
+    def lora(self) -> LoraConfig | None:
+        return read_settings(self.adapter) if self.adapter is not None else None
 
     @property
     def threads(self) -> int:
@@ -142,12 +161,16 @@ class HonestWorkers:
 
     def _start_vllm(self, dtype: str) -> Engine:
         # Once, and before the scorer: it looks through all modules of the process and stumbles over those of a compiler.
-        return make_engine(
+        engine = make_engine(
             "vllm",
             self._work.model_directory,
             self._work.eos_token_ids,
             numerics=Numerics(devices_here()[0], dtype),
+            lora=self._work.lora,
         )
+        if self._work.adapter is not None:
+            engine.load(self._work.adapter)
+        return engine
 
 
 def generate(
