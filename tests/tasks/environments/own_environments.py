@@ -60,6 +60,18 @@ def _eat() -> None:
         kept.append(bytearray(1 << 26))
 
 
+def _eat_the_last_byte() -> None:
+    kept: list[object] = []
+    size = 1 << 26
+    while True:
+        try:
+            kept.append(bytearray(size))
+        except MemoryError:
+            if size <= 16:
+                raise
+            size //= 2
+
+
 def _write() -> dict[str, Any]:
     Path("/tmp/written-by-an-environment").write_text("x")
     return {"observation": "wrote", "done": True, "reward": 1.0}
@@ -79,6 +91,7 @@ Raises = failing(_raise)
 Hangs = type("Hangs", (failing(_hang),), {"step_s": 1})
 Spins = type("Spins", (failing(_spin),), {"step_s": 1})
 Eats = failing(_eat)
+EatsTheLastByte = failing(_eat_the_last_byte)
 Large = failing(lambda: {"observation": "x" * 10_000_000, "done": False, "reward": 0})
 NotANumber = failing(lambda: {"observation": "", "done": True, "reward": float("nan")})
 NoDone = failing(lambda: {"observation": "", "reward": 1.0})

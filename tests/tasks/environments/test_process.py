@@ -50,6 +50,7 @@ def test_an_episode_is_a_conversation_with_a_process_of_its_own(host: type[Envir
         ("AnObject", "answered with an object that has no fields", False),
         ("ASet", "answered with an object that has no fields", False),
         ("Eats", "ran out of memory", True),
+        ("EatsTheLastByte", "ran out of memory", True),
         ("Spins", "died", True),
         ("Leaves", "died", True),
         ("Writes", "raised OSError", False),

@@ -27,6 +27,8 @@ from shoal.tasks.sandbox.seccomp import reader_filter
 MEMORY_BYTES = 2 << 30
 MOST_BYTES = 16 << 20
 """Of one message."""
+RESERVE_BYTES = 8 << 20
+"""Given back when the environment has eaten the rest: saying so takes memory too."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -77,12 +79,14 @@ def confine() -> None:
 def answer(made: Any, message: dict[str, Any]) -> dict[str, Any]:
     """What one call led to: an answer, or how the environment failed."""
     limit_processor_time(message["step_s"])
+    reserve = bytearray(RESERVE_BYTES)
     started = time.process_time()
     try:
         found = _call(made, message)._asdict()
     except FailureError as failure:
         found = {"failed": failure.kind}
     except (MemoryError, RecursionError):
+        del reserve
         found = {"failed": "ran out of memory", "limited": True}
     except Exception as error:
         # The name alone: a message may hold a path, an address or a time.
