@@ -50,7 +50,7 @@ def main() -> None:
     ids = torch.randint(VOCABULARY, (4, PROMPT_TOKENS + NEW_TOKENS))
     logits = model(input_ids=ids).logits
     loss = -torch.log_softmax(logits[:, :-1], dim=-1).gather(2, ids[:, 1:, None]).sum()
-    loss.backward()
+    torch.autograd.backward(loss)
     gradients = {
         name.replace(".default", ""): parameter.grad
         for name, parameter in model.named_parameters()

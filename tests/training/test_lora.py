@@ -10,9 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shoal.config import LoraConfig, TrainingConfig
-from shoal.policy.lora.files import write_adapter
+from shoal.curation.fitting import FitSettings
+from shoal.curation.sft import Example, WarmStart, write_policy
+from shoal.policy import build_model
+from shoal.policy.directory import base_of
+from shoal.policy.lora.checks import check_start
+from shoal.policy.lora.files import base_digest_of, read_settings, write_adapter
 from shoal.policy.lora.targets import LoraError
-from shoal.training import Group, Trainer
+from shoal.policy.weights import base_digest
+from shoal.training import ExportError, Group, RunFacts, Trainer, export_policy, model_shape, plan_memory
 
 Groups = Callable[..., list[Group]]
 LORA = LoraConfig(rank=4, alpha=8)
@@ -159,3 +165,74 @@ def test_padded_rows_give_the_same_update(model_dir: Path, tmp_path: Path, group
     padded.policy.set_layout("padded")
     one, two = packed.train_step(groups(5)), padded.train_step(groups(5))
     assert two.loss == pytest.approx(one.loss, abs=1e-5)
+
+
+def export(trainer: Trainer, model_dir: Path, output: Path, *, merge: bool = False) -> Path:
+    path = trainer.save()
+    trainer.close()
+    facts = RunFacts(run_name="run", base_model=str(model_dir), version=1, adapter="" if merge else "rank 4")
+    return export_policy(path, model_dir, output, facts, lora=LORA, merge=merge)
+
+
+def test_an_export_is_a_peft_directory_that_names_its_base(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    trainer = make_trainer(model_dir, tmp_path / "work")
+    trainer.train_step(groups(1))
+    output = export(trainer, model_dir, tmp_path / "policy")
+    written = load_file(output / "adapter_model.safetensors")
+    assert {name: tensor.numpy().tobytes() for name, tensor in written.items()} == published(trainer)
+    assert read_settings(output).rank == 4
+    assert Path(base_of(output)) == model_dir
+    assert base_digest_of(output) == base_digest(model_dir)
+    assert "an adapter of" in (output / "README.md").read_text()
+    check_start(output, LORA, model_dir)
+    other = Path(shutil.copytree(model_dir, tmp_path / "other"))
+    tensors = load_file(other / "model.safetensors")
+    next(iter(tensors.values())).view(-1)[0] += 1
+    save_file(tensors, other / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LoraError, match="An adapter means nothing on another base"):
+        check_start(output, LORA, other)
+
+
+def test_a_merged_export_is_the_whole_policy(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    trainer = make_trainer(model_dir, tmp_path / "work", learning_rate=3e-2)
+    trainer.train_step(groups(1))
+    output = export(trainer, model_dir, tmp_path / "policy", merge=True)
+    ids = torch.arange(12)[None] % 32
+    merged, base = build_model(output), build_model(model_dir)
+    trainer.policy.set_layout("eager")
+    with torch.no_grad():
+        expected = trainer.policy.model(input_ids=ids, use_cache=False).logits
+        torch.testing.assert_close(merged(input_ids=ids).logits, expected, atol=0.1, rtol=0.05)
+        assert float((base(input_ids=ids).logits - expected).abs().max()) > 0.2
+    assert not list(output.glob("adapter*"))
+
+
+def test_merging_needs_an_adapter(model_dir: Path, tmp_path: Path) -> None:
+    facts = RunFacts(run_name="run", base_model="bundled", version=0)
+    with pytest.raises(ExportError, match="no adapter to merge"):
+        export_policy(model_dir, model_dir, tmp_path / "out", facts, merge=True)
+
+
+def test_the_memory_plan_counts_the_base_once_and_moments_of_factors_only() -> None:
+    config = TrainingConfig(device="cpu", kl_beta=0.01)
+    full, adapted = model_shape("bundled"), model_shape("bundled", lora=LORA)
+    assert full.adapter == 0
+    whole, small = (plan_memory(shape, config, ranks=1, on_gpu=False).parts for shape in (full, adapted))
+    assert small["frozen base"] == adapted.stored_bytes * full.parameters
+    assert small["optimiser (2 × fp32)"] == 8 * adapted.adapter < whole["optimiser (2 × fp32)"]
+    assert small["reference policy"] == 0 < whole["reference policy"]
+
+
+def test_a_warm_start_trains_the_adapter_alone(model_dir: Path, tmp_path: Path) -> None:
+    first = make_trainer(model_dir, tmp_path / "first")
+    factors = {
+        tensor.name: torch.frombuffer(bytearray(tensor.data), dtype=torch.float32).view(tensor.shape).clone()
+        for tensor in first.wire_tensors()
+    }
+    write_adapter(tmp_path / "adapter", factors, LORA, base=str(model_dir))
+    start = WarmStart(FitSettings(batch=2), model_dir, work_dir=tmp_path / "work", start=tmp_path / "adapter")
+    checkpoint = start.train([Example((1, 2, 3), (4, 5)), Example((2, 3), (6,))])
+    output = write_policy(checkpoint, model_dir, tmp_path / "out", base_model=str(model_dir), loss_curve=[], lora=LORA)
+    learnt = load_file(output / "adapter_model.safetensors")
+    assert learnt.keys() == factors.keys()
+    assert any(not torch.equal(learnt[name], factor) for name, factor in factors.items())

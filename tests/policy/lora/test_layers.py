@@ -90,7 +90,7 @@ def test_a_base_in_bf16_is_widened_for_the_product_and_saved_as_it_is() -> None:
     assert all(tensor.dtype == torch.bfloat16 for tensor in saved if tensor.shape == layer.weight.shape)
     torch.autograd.backward(outputs.sum())
     widened = torch.nn.functional.linear(inputs, layer.weight.float())
-    adapted = model["layer"]
+    adapted: Any = model["layer"]
     expected = widened + lora.scale * adapted.lora_B(adapted.lora_A(inputs))
     torch.testing.assert_close(outputs, expected)
     (gradient,) = torch.autograd.grad(expected.sum(), inputs)

@@ -4,6 +4,7 @@ A new adapter has A from a seed and the layer's name, and B zero, so that versio
 same on any world size: each rank makes the whole and keeps its part.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,4 +51,4 @@ def _new(name: str, tensor: Tensor, seed: int) -> Tensor:
     """As PEFT makes them: A uniform within 1/√inputs, B zero."""
     if name.endswith("lora_B.weight"):
         return torch.zeros(tensor.shape)
-    return uniform_noise(name, tuple(tensor.shape), seed) * (2 / tensor.shape[1] ** 0.5)
+    return uniform_noise(name, tuple(tensor.shape), seed) * (2 / math.sqrt(tensor.shape[1]))
