@@ -38,7 +38,6 @@ SMOKE = (
 LORA = (
     *("--run.dir", "runs/smollm2-lora", "--run.name", "smollm2-lora", "--model.lora.rank", "16"),
     *("--training.learning_rate", "1.5e-4"),  # ten times that of full training
-    *("--validation.numerics_classes", '["torch/float32/cpu+lora"]'),
 )
 U16 = NDArray[np.uint16]
 

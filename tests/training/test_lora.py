@@ -114,7 +114,7 @@ def test_a_killed_and_resumed_run_has_the_same_bits(model_dir: Path, tmp_path: P
 
 
 def test_checkpoints_hold_no_base(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
-    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     with make_trainer(model_dir, tmp_path) as trainer:
         trainer.train_step(groups(1))

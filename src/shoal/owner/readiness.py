@@ -192,8 +192,9 @@ def _check_reward_models(tasks: TaskSet, config: ShoalConfig, model_directory: P
 def admitted_classes(run: ShoalConfig, model_directory: Path, report: Report) -> tuple[str, ...]:
     """The classes that the run admits: those named, each coarse one with what it costs, or the finest of the calibration.
 
-    A run that trains an adapter admits classes that were measured with one, and no other run does.
+    A run that trains an adapter admits classes that were measured with one, and no other run does; their ending may be left out.
     """
+    from shoal.policy.engine import LORA_CLASS
     from shoal.validation.calibration.limits import ModelIdentity, load_calibration
 
     config, adapted = run.validation, run.model.adapter is not None
@@ -202,7 +203,10 @@ def admitted_classes(run: ShoalConfig, model_directory: Path, report: Report) ->
         calibration.require_model(ModelIdentity.of(model_directory))
     calibration = calibration.of_kind(adapted=adapted)
     known = tuple(calibration.classes)
-    unknown = [name for name in config.numerics_classes if name not in known]
+    named = tuple(
+        f"{name.removesuffix(LORA_CLASS)}{LORA_CLASS}" if adapted else name for name in config.numerics_classes
+    )
+    unknown = [name for name in named if name not in known]
     if unknown or not known:
         kind = "engines with an adapter" if adapted else "engines without an adapter"
         raise ConfigError(
@@ -210,10 +214,10 @@ def admitted_classes(run: ShoalConfig, model_directory: Path, report: Report) ->
             hint=f"It covers {', '.join(known) or 'none of them'}; `shoal calibrate` measures others (`--extend` adds them).",
         )
     finest = calibration.finest()
-    for name in config.numerics_classes:
+    for name in named:
         if name not in finest:
             report(f"admits {name}: {calibration.cost(name)}")
-    return config.numerics_classes or finest
+    return named or finest
 
 
 def _template_command(directory: Path) -> str:
