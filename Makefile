@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo demo-tools smollm2 smollm2-smoke test test-slow test-vllm lint docs reference site bench system bundled wheel clean
+.PHONY: setup demo demo-tools smollm2 smollm2-smoke smollm2-guess recurrence recurrence-smoke test test-slow test-vllm lint docs reference site bench system bundled wheel clean
 
 setup: $(VENV)/.ready
 
@@ -31,6 +31,15 @@ smollm2: setup  ## a real language model learns on two cores: about half an hour
 
 smollm2-smoke: setup  ## the same path with a few steps
 	$(BIN)/python examples/smollm2/run.py --smoke $(ARGS)
+
+smollm2-guess: setup  ## the same model in episodes of many turns: a smoke run
+	$(BIN)/python examples/smollm2/guess.py $(ARGS)
+
+recurrence: setup  ## a policy that reads frames learns in a swarm with a cheater: within 20 minutes
+	$(BIN)/python examples/recurrence/run.py $(ARGS)
+
+recurrence-smoke: setup  ## the same path with a few steps
+	$(BIN)/python examples/recurrence/run.py --smoke $(ARGS)
 
 # vLLM wants an environment of its own: its CPU build brings vision and audio packages that are made for another torch.
 VLLM_VENV := .venv-vllm

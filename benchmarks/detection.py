@@ -8,7 +8,7 @@ checked on every submission, the rest by draw, and the coordinator's own rules (
 95 % quantile. Results are kept per batch of slots in --work: a run that was cut off goes on where it stopped. Defaults are a smoke.
 With --adapters versions are adapters of a frozen base, and the cheats are those of tests/adversaries/adapters.py.
 With --episodes N the cheats of tests/adversaries/episodes.py meet replay and audit instead, N submissions each, and honest workers
-play --honest episodes in batches of several sizes.
+play --honest episodes in batches of several sizes. With --vllm N, in vLLM's environment, an honest worker plays N episodes there.
 """
 
 import argparse
@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from adversaries.adapters import ADAPTER_CHEATS, ADAPTER_SLOW_CHEATS, make_adapter_arena  # noqa: E402
 from adversaries.arena import COARSE_CLASS, Arena, AuditOutcome, make_arena, make_model_arena, with_model  # noqa: E402
 from adversaries.cheats import CHEATS, SLOW_CHEATS  # noqa: E402
-from adversaries.episodes import EPISODE_CHEATS, caught, make_episode_arena  # noqa: E402
+from adversaries.episodes import EPISODE_CHEATS, EpisodeArena, caught, make_episode_arena  # noqa: E402
 from shoal.config import TrustConfig, load_config  # noqa: E402
 from shoal.coordinator.rules import drift, trust  # noqa: E402
 from shoal.evaluation.statistics import binomial_upper  # noqa: E402
@@ -69,8 +69,12 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="another model, moved off its grid, in small slots; a smoke")
     parser.add_argument("--adapters", action="store_true", help="cheats of a run whose versions are LoRA adapters")
     parser.add_argument("--episodes", type=int, default=0, help="submissions per episode cheat, instead of all others")
+    parser.add_argument("--vllm", type=int, default=0, help="honest episodes on vLLM, instead of all others")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.vllm:
+        print(json.dumps(measure_vllm(options.vllm)))
+        return
     if options.episodes:
         print(json.dumps(measure_episodes(options)))
         return
@@ -88,45 +92,91 @@ def main() -> None:
 
 
 def measure_episodes(options: argparse.Namespace) -> dict[str, Any]:
+    """Each cheat with an episode on slots where it has something to lie about, and honest episodes in batches of three sizes."""
+    pieces = options.work / "episodes"
     with tempfile.TemporaryDirectory() as root:
         arena = make_episode_arena(Path(root))
-        cheats = {}
-        for name in options.only or EPISODE_CHEATS:
-            found: list[tuple[Reason, ...]] = []
-            for slot in range(MOST_SLOTS * options.episodes):
-                found += caught(arena, name, [slot])
-                if len(found) >= options.episodes:
-                    break
-            missed = sum(most_severe(reasons) is not Severity.PROOF for reasons in found)
-            cheats[name] = {
-                "submissions": len(found),
-                "missed": missed,
-                "missed_upper95": binomial_upper(missed, len(found)),
-            }
-            say(f"{name}: {missed} of {len(found)} missed")
-        episodes, rejected = 0, 0
-        engines = [
-            TorchEngine(
-                arena.run.policies[0].parent / "model",
-                eos_token_ids=arena.run.workload.codec.eos_token_ids,
-                max_batch=rows,
+        cheats = {name: episode_cheat(arena, name, options.episodes, pieces) for name in options.only or EPISODE_CHEATS}
+        engines = [episode_engine(arena, rows) for rows in (3, 8, 64)]
+        honest: list[list[str]] = []
+        per_slot = len(arena.items(0))
+        for number, slots in enumerate(batches(-(-options.honest // per_slot), FIRST_HONEST)):
+            engine = engines[number % len(engines)]
+            honest += piece(
+                pieces / f"honest-{slots[0]}-{len(slots)}.json",
+                lambda slots=slots, engine=engine: [arena.verify(arena.honest(slot, engine)) for slot in slots],  # type: ignore[misc]
             )
-            for rows in (3, 8, 64)
-        ]
-        for engine in engines:
-            engine.load(arena.run.policies[0])
-        while episodes < options.honest:
-            slot = FIRST_HONEST + episodes
-            sent = arena.honest(slot, engines[episodes % len(engines)])
-            episodes += len(sent.rollouts)
-            rejected += bool(arena.verify(sent))
-        return {
-            "benchmark": "detection of episode cheats",
-            "cheats": cheats,
-            "missed": sum(cheat["missed"] for cheat in cheats.values()),
-            "honest_episodes": episodes,
-            "honest_rejected": rejected,
-        }
+            say(f"{len(honest) * per_slot} honest episodes")
+    rejected = sum(bool(reasons) for reasons in honest)
+    return {
+        "benchmark": "detection of episode cheats",
+        "cheats": cheats,
+        "missed": sum(cheat["missed"] for cheat in cheats.values()),
+        "honest_episodes": len(honest) * per_slot,
+        "honest_submissions": len(honest),
+        "honest_rejected": rejected,
+        "honest_false_reject_upper95": round(binomial_upper(rejected, len(honest)), 6) if honest else None,
+    }
+
+
+def measure_vllm(episodes: int) -> dict[str, Any]:
+    """Honest episodes whose turns vLLM samples, replayed and audited as a validator does, by the embedded engine."""
+    from shoal.policy.vllm.engine import VllmEngine
+
+    with tempfile.TemporaryDirectory() as root:
+        arena = make_episode_arena(Path(root))
+        policy = arena.run.policies[0]
+        ends = arena.run.workload.codec.eos_token_ids
+        engine = VllmEngine(policy.parent / "model", eos_token_ids=ends, max_batch=8)
+        engine.load(policy)
+        slots = range(FIRST_HONEST, FIRST_HONEST + -(-episodes // len(arena.items(0))))
+        sent = [arena.honest(slot, engine) for slot in slots]
+        found = [arena.verify(one) for one in sent]
+    rows = [row for one in sent for row in one.rollouts]
+    for reasons in filter(None, found):
+        say(f"rejected: {', '.join(reasons)}")
+    return {
+        "benchmark": "honest episodes on vLLM",
+        "numerics_class": engine.numerics_class,
+        "honest_episodes": len(rows),
+        "turns": sum((len(row.segment_lengths) + 1) // 2 for row in rows),
+        "honest_rejected": sum(bool(reasons) for reasons in found),
+    }
+
+
+def episode_cheat(arena: EpisodeArena, name: str, trials: int, pieces: Path) -> dict[str, Any]:
+    found: list[list[str]] = []
+    for slots in batches(MOST_SLOTS * trials):
+        path = pieces / f"{name}-{slots[0]}-{len(slots)}.json"
+        found += piece(path, lambda slots=slots: caught(arena, name, slots))  # type: ignore[misc]
+        if len(found) >= trials:
+            break
+    counts = Counter(reason for reasons in found for reason in reasons)
+    missed = sum(most_severe([Reason(reason) for reason in reasons]) is not Severity.PROOF for reasons in found)
+    say(f"{name}: {missed} of {len(found)} missed")
+    return {
+        "submissions": len(found),
+        "missed": missed,
+        "missed_upper95": round(binomial_upper(missed, len(found)), 4) if found else None,
+        "reason": counts.most_common(1)[0][0] if counts else None,
+    }
+
+
+def piece(path: Path, verify: Callable[[], Sequence[Sequence[Reason]]]) -> list[list[str]]:
+    """The reasons of each submission, from the file if an earlier run made it."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps([list(reasons) for reasons in verify()]).encode())
+    found: list[list[str]] = json.loads(path.read_bytes())
+    return found
+
+
+def episode_engine(arena: EpisodeArena, rows: int) -> TorchEngine:
+    policy = arena.run.policies[0]
+    ends = arena.run.workload.codec.eos_token_ids
+    engine = TorchEngine(policy.parent / "model", eos_token_ids=ends, max_batch=rows)
+    engine.load(policy)
+    return engine
 
 
 @dataclass(frozen=True)

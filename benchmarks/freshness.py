@@ -1,6 +1,6 @@
 """How fresh are trained groups, and does the trainer wait? Leases just in time against leases at once, with real roles.
 
-    python benchmarks/freshness.py [--steps 44] [--rounds 3] [--speeds 1 2 4] [--groups 8]
+    python benchmarks/freshness.py [--steps 48] [--rounds 3] [--speeds 4 2 1] [--groups 8] [--minutes 8]
 
 Coordinator, trainer with origin, relay, validator and one worker, each its own process, with the bundled policy and the demo task,
 async level 2. A first run with an unhindered trainer measures how long the swarm needs for a batch; then the trainer pauses in each
@@ -9,7 +9,7 @@ round; medians over rounds count. The first steps (WARM_UP_STEPS) do not count: 
 
 `mean_age` is of trained groups at the highest speed with the rule; `trainer_wait_added` is the share of time that the trainer waits
 for batches with the rule − without, at that speed; `slow_swarm_ratio` is steps per minute with the rule ÷ without, with a trainer
-that does not pause, so that the swarm is too slow.
+that does not pause, so that the swarm is too slow. Runs are kept in `--pieces`; with `--minutes` the same command goes on later.
 """
 
 import argparse
@@ -21,12 +21,13 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from shoal.config import ShoalConfig, build_config
 
+ROOT = Path(__file__).resolve().parents[1]
 WARM_UP_STEPS = 8
 CALIBRATION_STEPS = 8
 ASYNC_LEVEL = 2
@@ -104,15 +105,24 @@ def _mean_age(lines: list[dict[str, Any]]) -> float:
     return sum(age * count for age, count in ages) / sum(count for _, count in ages)
 
 
-def compare(speed: float, batch_s: float, arguments: argparse.Namespace) -> dict[str, Any]:
+def _free(groups: int) -> Measured:
+    """The swarm with a trainer that does not pause: how long a batch takes."""
+    return run(WARM_UP_STEPS + CALIBRATION_STEPS, groups, 0.0, just_in_time=False)
+
+
+def compare(speed: float, batch_s: float, rounds: int, arguments: argparse.Namespace, pieces: Any) -> dict[str, Any]:
     """Both ways in turns, with a trainer that the swarm is `speed` times as fast as; 0 lets the trainer run freely."""
     pause_s = max(0.0, speed * batch_s)
     sides: dict[str, list[Measured]] = {"in_time": [], "at_once": []}
-    for number in range(arguments.rounds):
+
+    def one(side: str) -> dict[str, float]:
+        return asdict(run(arguments.steps, arguments.groups, pause_s, just_in_time=side == "in_time"))
+
+    for number in range(rounds):
         for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
-            sides[name].append(run(arguments.steps, arguments.groups, pause_s, just_in_time=name == "in_time"))
-            print(f"speed {speed:g}, pause {pause_s:.2f} s, {name}: {sides[name][-1]}", flush=True)
-    result: dict[str, Any] = {"pause_s": round(pause_s, 3)}
+            found = pieces.get(f"speed {speed:g}, round {number}, {name}", lambda name=name: one(name))
+            sides[name].append(Measured(**found))
+    result: dict[str, Any] = {"pause_s": round(pause_s, 3), "rounds": rounds}
     for name, runs in sides.items():
         fields = ("mean_age", "mean_age_all_steps", "wait_share", "step_s")
         result[name] = {field: round(statistics.median(getattr(one, field) for one in runs), 3) for field in fields}
@@ -121,21 +131,31 @@ def compare(speed: float, batch_s: float, arguments: argparse.Namespace) -> dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=44)
+    parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--speeds", type=float, nargs="+", default=[1.0, 2.0, 4.0])
+    parser.add_argument(
+        "--other-rounds", type=int, default=1, help="Of speeds but the highest, which are reported only."
+    )
+    parser.add_argument("--speeds", type=float, nargs="+", default=[4.0, 2.0, 1.0])
     parser.add_argument("--groups", type=int, default=8, help="Useful groups in a batch.")
     parser.add_argument("--without-slow-swarm", action="store_true", help="Leave out the run whose swarm is too slow.")
+    importlib.import_module("pieces").add_flags(parser, ROOT / "build" / "freshness.json")
     parser.add_argument("--trainer", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--pause", type=float, default=0.0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.trainer:
         train(arguments.trainer, arguments.pause)
         return
-    free = run(WARM_UP_STEPS + CALIBRATION_STEPS, arguments.groups, 0.0, just_in_time=False)
-    print(f"a batch takes {free.step_s:.2f} s", flush=True)
-    speeds = {f"{speed:g}": compare(speed, free.step_s, arguments) for speed in arguments.speeds}
-    fastest = speeds[f"{max(arguments.speeds):g}"]
+    pieces = importlib.import_module("pieces").of(arguments, (arguments.steps, arguments.groups))
+    free = Measured(**pieces.get("free", lambda: asdict(_free(arguments.groups))))
+    highest = max(arguments.speeds)
+    fastest = compare(highest, free.step_s, arguments.rounds, arguments, pieces)
+    slow = None
+    if not arguments.without_slow_swarm:
+        slow = compare(0.0, free.step_s, arguments.rounds, arguments, pieces)
+    speeds = {f"{highest:g}": fastest}
+    for speed in sorted(set(arguments.speeds) - {highest}, reverse=True):
+        speeds[f"{speed:g}"] = compare(speed, free.step_s, arguments.other_rounds, arguments, pieces)
     result = {
         "benchmark": "freshness",
         "mean_age": fastest["in_time"]["mean_age"],
@@ -144,8 +164,7 @@ def main() -> None:
         "batch_s": round(free.step_s, 3),
         "speeds": speeds,
     }
-    if not arguments.without_slow_swarm:
-        slow = compare(0.0, free.step_s, arguments)
+    if slow is not None:
         result |= {"slow_swarm_ratio": round(slow["at_once"]["step_s"] / slow["in_time"]["step_s"], 3), "slow": slow}
     rest = {"steps": arguments.steps, "rounds": arguments.rounds, "groups_per_step": arguments.groups}
     print(json.dumps({**result, **rest, "machine": f"{platform.machine()}, {os.cpu_count()} cores"}))

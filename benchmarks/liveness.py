@@ -2,11 +2,12 @@
 
     python benchmarks/liveness.py [--steps 30] [--seeds 3] [--processes 2] [--pieces DIR] [--no-real]
 
-On an event clock with the coordinator's code: each attack of `simulation/attacks.py` is run by one key beside 8 honest ones, by 4
+On an event clock with the coordinator's rules: each attack of `simulation/attacks.py` is run by one key beside 8 honest ones, by 4
 beside 8 (a third of the keys) and by 8 beside 4. A ratio is steps per minute with the attack over steps per minute of the same
 honest keys alone, each averaged over the seeds. `unequal_ratio` compares honest keys of speeds 1, 1, 1, 1/3, 1/10 and one that
 pauses with the same swarm without the slow ones; `length_p` and `reward_p` compare its trained groups with those of a run in which
-no slot is late, so that there are no backups (Mann-Whitney, two-sided).
+no slot is late, so that there are no backups (Mann-Whitney, two-sided). The rules run on tables in memory; every tenth simulation
+is repeated with the coordinator's store and must end the same, or the benchmark fails.
 
 With real processes: two honest workers of the bundled policy, with and without a key that leases and never submits, in phases that
 alternate; `real_ratio` is the median over pairs of neighbouring phases.
@@ -29,11 +30,22 @@ from pathlib import Path
 
 from shoal.config import ShoalConfig, build_config
 from shoal.files import digest_bytes, write_atomic
-from shoal.simulation import Scenario, Work, WorkerPlan, attacks, honest, hostile, simulate, unequal
+from shoal.simulation import (
+    MemoryCoordinator,
+    Scenario,
+    Work,
+    WorkerPlan,
+    attacks,
+    honest,
+    hostile,
+    simulate,
+    unequal,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = Work(seconds=4.0, spread=0.2)
 SWARMS = {"one": (8, 1), "third": (8, 4), "majority": (4, 8)}
+CHECKED_EVERY = 10
 CODE = ("src/shoal/coordinator", "src/shoal/simulation", "benchmarks/liveness.py")
 
 
@@ -80,17 +92,19 @@ def scenario(workers: Sequence[WorkerPlan], steps: int, seed: int, work: Work = 
     return Scenario(config=config(), workers=workers, work=work, steps=steps, seed=seed)
 
 
-def rate(workers: Sequence[WorkerPlan], steps: int, seed: int) -> float:
+def rate(workers: Sequence[WorkerPlan], steps: int, seed: int, checked: bool = False) -> float:
     """Steps per minute; what was not reached in time counts as a standstill from there on."""
     plan = scenario(workers, steps, seed)
-    outcome = simulate(plan)
+    outcome = simulate(plan, MemoryCoordinator)
+    if checked and simulate(plan) != outcome:
+        raise AssertionError(f"the store decides otherwise than the rules in memory: {plan}")
     return 60 * len(outcome.formed_at) / (outcome.seconds if len(outcome.formed_at) == steps else plan.longest_s)
 
 
 def fairness(steps: int, seed: int) -> dict[str, float]:
-    mixed = simulate(scenario([*honest(3), *unequal()], steps, seed))
-    alone = simulate(scenario(honest(3), steps, seed))
-    calm = simulate(scenario(honest(6), steps, seed + 1000, replace(WORK, takes_longer=False)))
+    mixed = simulate(scenario([*honest(3), *unequal()], steps, seed), MemoryCoordinator)
+    alone = simulate(scenario(honest(3), steps, seed), MemoryCoordinator)
+    calm = simulate(scenario(honest(6), steps, seed + 1000, replace(WORK, takes_longer=False)), MemoryCoordinator)
     return {
         "ratio": mixed.steps_per_minute / alone.steps_per_minute,
         "length_p": mann_whitney_p(mixed.lengths, calm.lengths),
@@ -143,7 +157,8 @@ def simulations(steps: int, seeds: int) -> dict[str, Call]:
         for swarm, (good, bad) in SWARMS.items():
             for name, behaviour in attacks().items():
                 workers = [*honest(good), *hostile(bad, behaviour)]
-                calls[f"{swarm}, {name}, {steps} {seed}"] = (rate, (workers, steps, seed))
+                checked = len(calls) % CHECKED_EVERY == 0
+                calls[f"{swarm}, {name}, {steps} {seed}"] = (rate, (workers, steps, seed, checked))
     return calls
 
 
@@ -163,6 +178,10 @@ def summary(results: Mapping[str, object], steps: int, seeds: int) -> dict[str, 
     return {
         "steps": steps,
         "seeds": seeds,
+        "simulations": len(results),
+        "checked_with_store": sum(
+            len(call[1]) == 4 and call[1][3] is True for call in simulations(steps, seeds).values()
+        ),
         "attacks": ratios,
         "worst_ratio": min(ratios["one"].values()),
         "worst_ratio_third_hostile": min(ratios["third"].values()),

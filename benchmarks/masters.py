@@ -37,7 +37,7 @@ def run(config: ShoalConfig, seed: int, steps: int, heldout: int) -> tuple[float
         before = local.heldout_reward(heldout)
         for _ in range(steps):
             report = local.step(0)
-            if report is not None:
+            if report is not None and report.kl_behaviour is not None:
                 divergences.append(report.kl_behaviour)
         gained = local.heldout_reward(heldout) - before
     return statistics.fmean(divergences[len(divergences) // 2 :]), gained

@@ -1,11 +1,12 @@
 """Models that integrate frames over time: up to which length each family tracks a state, and what a longer trained window is worth.
 
-    python benchmarks/recurrence.py critical [--steps 1500]          # part 2: shell game and forward jumps
-    python benchmarks/recurrence.py length [--steps 600] [--repo P]  # part 4: loss against trained length, and over time
-    python benchmarks/recurrence.py                                  # both
+    python benchmarks/recurrence.py critical [--steps 1000]          # part 2: shell game and forward jumps
+    python benchmarks/recurrence.py length [--steps 300] [--repo P]  # part 4: loss against trained length, and over time
+    python benchmarks/recurrence.py swarm                            # part 5: a frame policy trained by a swarm
+    python benchmarks/recurrence.py                                  # all
 
 Every model is one piece, trained in a process of its own on one thread and stored below --pieces, so an interrupted run
-continues. Times are CPU seconds of that thread: other work on the machine does not change them. `length` needs about 25 CPU
+continues. Times are CPU seconds of that thread: other work on the machine does not change them. `length` needs about 15 CPU
 minutes, `critical` about 20.
 """
 
@@ -14,6 +15,7 @@ import itertools
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -39,14 +41,32 @@ def critical_piece(task: str, model: str, options: dict[str, Any]) -> Piece:
 
 
 def length_piece(length: int, batch: int, options: dict[str, Any]) -> Piece:
-    from benchmarks.frame_experiments.length_scaling import Plan, make_data, run
+    from benchmarks.frame_experiments.length_scaling import Data, run
     from shoal.frames import FrameShape
 
-    plan = Plan(steps=options["steps"], least_s=options["least_s"], seed=options["seed"])
-    shape = FrameShape.small()
-    data = make_data(plan, shape, options["repo"])
-    result = run(length, batch, data, shape, plan, own_length=batch == plan.batch)
+    plan = length_plan(options)
+    data = Data.load(options["data"])
+    result = run(length, batch, data, FrameShape.small(), plan, own_length=batch == plan.batch)
     return {**result, "skipped_files": data.skipped, "train_actions": len(data.train)}
+
+
+def length_plan(options: dict[str, Any]) -> Any:
+    from benchmarks.frame_experiments.length_scaling import Plan
+
+    return Plan(steps=options["steps"], least_s=options["least_s"], seed=options["seed"])
+
+
+def length_data(folder: Path, options: dict[str, Any]) -> Path:
+    """The sessions of all pieces, made once."""
+    from benchmarks.frame_experiments.length_scaling import make_data
+    from shoal.frames import FrameShape
+
+    path = folder / "sessions.npz"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        make_data(length_plan(options), FrameShape.small(), options["repo"]).save(path)
+        print(f"wrote {path}", flush=True)
+    return path
 
 
 def stored(path: Path, make: Callable[..., Piece], *words: Any) -> Piece:
@@ -95,6 +115,7 @@ def length(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
 
     source = "commits" if options["repo"] else "repairs"
     folder = options["pieces"] / f"length-{source}-{options['steps']}-{options['seed']}"
+    options = options | {"data": length_data(folder, options)}
     runs = [(length, 8) for length in LENGTHS[::-1]] + [CONTROL]  # the longest first, so that no core waits for it
     jobs = [pool.submit(stored, folder / f"L{a}-B{b}.json", length_piece, a, b, options) for a, b in runs]
     pieces = {run: job.result() for run, job in zip(runs, jobs, strict=True)}
@@ -141,8 +162,15 @@ def _mean(values: list[float]) -> float:
     return round(float(np.mean(values)), 4)
 
 
-PARTS = {"critical": critical, "length": length}
-DEFAULT_STEPS = {"critical": 1500, "length": 600}
+def swarm(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
+    """The same as `make recurrence`, whose settings have their own number of steps."""
+    done = subprocess.run([sys.executable, "examples/recurrence/run.py"], cwd=ROOT, check=False, stdout=subprocess.PIPE)
+    found: Piece = json.loads(done.stdout.decode().splitlines()[-1])
+    return {**found, "exit_code": done.returncode}
+
+
+PARTS = {"critical": critical, "length": length, "swarm": swarm}
+DEFAULT_STEPS = {"critical": 1000, "length": 300, "swarm": 0}
 
 
 def main() -> None:
@@ -150,7 +178,7 @@ def main() -> None:
     parser.add_argument("part", nargs="?", choices=PARTS, help="one part; without it, all")
     parser.add_argument("--steps", type=int, help="training steps per model")
     parser.add_argument(
-        "--least-s", type=float, default=150.0, help="CPU seconds that every run of `length` has at least"
+        "--least-s", type=float, default=75.0, help="CPU seconds that every run of `length` has at least"
     )
     parser.add_argument("--repo", type=Path, help="a git repository whose commits are the sessions")
     parser.add_argument("--seed", type=int, default=0)

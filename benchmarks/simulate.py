@@ -1,11 +1,11 @@
 """Is the simulator right, does it explain INTELLECT-2, and does it scale?
 
-    python benchmarks/simulate.py [--parts scale explain real] [--pieces DIR] [--plots docs/images] [--steps 100]
+    python benchmarks/simulate.py [--parts scale explain real] [--pieces DIR] [--runs DIR] [--plots docs/images]
 
-`real`: three swarms of real processes (fast, slow and unequal workers of the bundled policy) whose engines and trainers keep to
-stated times per token and per step, so that two cores do not decide. Each run is measured as `shoal simulate RUN` measures one, and
-simulated. `prediction_error_max` is the largest relative error of steps per minute and mean age; `share_error_max` the largest
-absolute error of the shares of time in which the trainer and the workers wait. The first 8 steps do not count.
+`real`: three swarms of real processes (real_swarms.py: fast, slow, unequal workers). Each run is measured as `shoal simulate RUN`
+measures one, and simulated. `prediction_error_max` is the largest relative error of steps per minute and mean age;
+`share_error_max` the largest absolute error of the shares of time in which the trainer and the workers wait. The first 8 steps do
+not count.
 
 `explain`: INTELLECT-2's published numbers against the scenario `intellect-2`, for SHORT and LONG targets, with 3 free parameters.
 Then the same swarm with each of deltas, continuous engines, leases in time and backups, and with all of them.
@@ -13,7 +13,7 @@ Then the same swarm with each of deltas, continuous engines, leases in time and 
 `scale`: `seconds_10k` is the processor time of the scenario `ten-thousand-laptops`, 100 steps, in one process. Then swarms of 100,
 1,000 and 10,000 workers whose batches grow with them: with enough of everything, and with one thing fixed at a time.
 
-With --pieces every finished piece is kept there, and a further run of the same code begins where the last one ended.
+With --pieces every simulated swarm is kept there and with --runs every real one, and a further run begins where the last one ended.
 """
 
 import argparse
@@ -21,52 +21,49 @@ import importlib
 import json
 import os
 import platform
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from shoal.config import ShoalConfig, build_config, to_toml
 from shoal.files import digest_bytes, write_atomic
-from shoal.rundir import RunDirectory
-from shoal.simulation.swarm import SwarmResult, SwarmSpec, load_scenario, run_swarm
+from shoal.simulation.swarm import SwarmSpec, load_scenario, run_swarm
 from shoal.simulation.swarm.spec import build_scenario
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE = ("src/shoal/coordinator/rules", "src/shoal/simulation", "benchmarks/simulate.py")
+CODE = ("src/shoal/coordinator/rules", "src/shoal/simulation")
+OF_TRIALS = ("trial.py", "engines.py")
+"""Only what is measured from a run depends on these."""
 PARTS = ("scale", "explain", "real")
 SIZES = (100, 1_000, 10_000)
-WARM_UP_STEPS = 8
-ROWS = 8
-REAL: dict[str, dict[str, Any]] = {
-    "fast": {"token_s": (0.04, 0.04, 0.04), "pause_s": 9.0},
-    "slow": {"token_s": (0.07, 0.07), "pause_s": 0.5},
-    "unequal": {"token_s": (0.04, 0.08, 0.2), "pause_s": 3.0},
-}
-"""Seconds per token of each worker's rows, and the trainer's pause after every update."""
 
 
 class Pieces:
-    """Results by name, on disk if there is a directory; those of other code are not used."""
+    """Simulated swarms, on disk if there is a directory; those of other code or another scenario are not used."""
 
-    def __init__(self, directory: Path | None) -> None:
-        files = sorted(file for place in CODE for file in [ROOT / place, *(ROOT / place).rglob("*")] if file.is_file())
-        code = digest_bytes(b"".join(file.read_bytes() for file in files if file.suffix in (".py", ".toml")))[:16]
-        self.directory = None if directory is None else directory / code
+    def __init__(self, directory: Path | None, processes: int = 1) -> None:
+        files = sorted(file for place in CODE for file in (ROOT / place).rglob("*.py") if file.name not in OF_TRIALS)
+        self.code = digest_bytes(b"".join(file.read_bytes() for file in files))
+        self.directory, self.processes = directory, processes
 
-    def get(self, name: str, make: Callable[[], Any]) -> Any:
-        path = None if self.directory is None else self.directory / f"{name.replace(' ', '-').replace('/', '-')}.json"
+    def get_all(self, specs: Sequence[SwarmSpec]) -> list[dict[str, Any]]:
+        """What came of each swarm, with the processor time of its simulation; the first ones begin first."""
+        with ProcessPoolExecutor(self.processes) as pool:
+            return list(pool.map(self.get, specs))
+
+    def get(self, spec: SwarmSpec) -> dict[str, Any]:
+        name = digest_bytes(f"{self.code} {spec.model_dump_json()}".encode())[:24]
+        path = None if self.directory is None else self.directory / f"{name}.json"
         if path is not None and path.exists():
-            return json.loads(path.read_text())
-        result = make()
-        print(json.dumps({name: result})[:400], file=sys.stderr, flush=True)
+            return dict(json.loads(path.read_text()))
+        result = simulated(spec)
+        print(
+            json.dumps({spec.run.name: result["step_s"], "seconds": round(result["seconds"], 1)}),
+            file=sys.stderr,
+            flush=True,
+        )
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, json.dumps(result).encode())
@@ -87,24 +84,15 @@ def changed(spec: SwarmSpec, **sections: dict[str, Any]) -> SwarmSpec:
     return build_scenario(tree)
 
 
-def brief(result: SwarmResult) -> dict[str, Any]:
-    """Without what only a plot of one swarm needs."""
-    return {name: value for name, value in result.to_json().items() if name not in ("formed_s", "groups")}
-
-
 def simulated(spec: SwarmSpec) -> dict[str, Any]:
-    return brief(run_swarm(spec))
+    """Without what only a plot of one swarm needs; `seconds` is processor time."""
+    began, wall = time.process_time(), time.monotonic()
+    result = run_swarm(spec).to_json()
+    took = {"seconds": time.process_time() - began, "wall_s": time.monotonic() - wall}
+    return {name: value for name, value in result.items() if name not in ("formed_s", "groups")} | took
 
 
 # Scale
-
-
-def ten_thousand(steps: int) -> dict[str, Any]:
-    spec = changed(load_scenario("ten-thousand-laptops"), run={"steps": steps})
-    began, wall = time.process_time(), time.monotonic()
-    result = run_swarm(spec)
-    seconds = {"seconds": time.process_time() - began, "wall_s": time.monotonic() - wall}
-    return brief(result) | seconds
 
 
 ENOUGH: dict[str, dict[str, Any]] = {
@@ -137,12 +125,10 @@ def scaled(name: str, size: int, steps: int) -> SwarmSpec:
 
 
 def scale(steps: int, short: int, pieces: Pieces, plots: Path | None) -> dict[str, Any]:
-    whole = pieces.get(f"10k {steps}", lambda: ten_thousand(steps))
-    curves: dict[str, dict[int, Any]] = {}
-    for name in FIXED:
-        for size in SIZES:
-            found = pieces.get(f"{name} {size} {short}", partial(simulated, scaled(name, size, short)))
-            curves.setdefault(name, {})[size] = found
+    laptops = changed(load_scenario("ten-thousand-laptops"), run={"steps": steps})
+    whole, *others = pieces.get_all([laptops, *(scaled(name, size, short) for name in FIXED for size in SIZES)])
+    found = iter(others)
+    curves = {name: {size: next(found) for size in SIZES} for name in FIXED}
     if plots is not None:
         draw_scale(curves, plots / "simulate_scale.svg")
     return {
@@ -176,20 +162,25 @@ def limits(free: dict[str, Any]) -> dict[str, int]:
 
 
 def draw_scale(curves: dict[str, dict[int, Any]], path: Path) -> None:
+    """Time per step by the number of workers, and the number at which one of each part is busy all the time."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"svg.hashsalt": "scale", "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(8, 4.2), layout="constrained")
-        axes = figure.subplots()
+        figure = Figure(figsize=(12, 4), layout="constrained")
+        steps, ends = figure.subplots(1, 2)
         for name, of in curves.items():
-            axes.plot(list(of), [one["step_s"] for one in of.values()], marker="o", label=name)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel("workers; the batch grows with them")
-        axes.set_ylabel("seconds per step")
-        axes.grid(alpha=0.2, which="both")
-        axes.legend(frameon=False)
+            steps.plot(list(of), [one["step_s"] for one in of.values()], marker="o", label=name)
+        steps.set_xscale("log")
+        steps.set_yscale("log")
+        steps.set_xlabel("workers; the batch grows with them")
+        steps.set_ylabel("seconds per step")
+        steps.grid(alpha=0.2, which="both")
+        steps.legend(frameon=False, fontsize="small")
+        found = limits(curves["enough of everything"][SIZES[-1]])
+        ends.bar_label(ends.barh(list(found), list(found.values()), color="#4c8df6"), fmt="{:,.0f}", padding=3)
+        ends.set_xscale("log")
+        ends.set_xlabel("workers at which it is busy all the time")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
 
@@ -223,7 +214,7 @@ def explain(steps: int, pieces: Pieces, plots: Path | None) -> dict[str, Any]:
     everything: dict[str, Any] = {name: values for change in WORTH.values() for name, values in change.items()}
     runs = {name: spec_of(spec, change) for name, change in WORTH.items()}
     runs |= {"with all four": spec_of(spec, everything), "LONG": spec_of(spec, LONG)}
-    found = {name: pieces.get(f"intellect {name} {steps}", partial(simulated, one)) for name, one in runs.items()}
+    found = dict(zip(runs, pieces.get_all(list(runs.values())), strict=True))
     if plots is not None:
         draw_worth({name: one for name, one in found.items() if name != "LONG"}, plots / "simulate_intellect2.svg")
     short, long = minutes(found["as it was run"]), minutes(found["LONG"])
@@ -277,176 +268,27 @@ def draw_worth(found: dict[str, Any], path: Path) -> None:
         figure.savefig(path, metadata={"Date": None})
 
 
-# Real swarms
-
-
-def real_config(root: Path, steps: int, ports: Sequence[int]) -> ShoalConfig:
-    overlap = importlib.import_module("overlap")
-    tree: dict[str, Any] = overlap.make_config(root, 2, steps, 8, list(ports)).model_dump()
-    tree["rollouts"] |= {"tasks_per_slot": 2, "max_new_tokens": 32}
-    return build_config(tree)
-
-
-@contextmanager
-def real_swarm(root: Path, name: str, steps: int) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    broadcast = importlib.import_module("broadcast")
-    ports = [broadcast.free_port() for _ in range(3)]
-    config, run_file, plan = real_config(root, steps, ports), root / "run.toml", REAL[name]
-    run_file.write_text(to_toml(config))
-    relay_url, url = f"http://127.0.0.1:{ports[2]}", config.coordinator_url
-    shoal, here = [sys.executable, "-m", "shoal"], [sys.executable, __file__]
-    relay = ["relay", "--upstream", config.origin_url, "--port", str(ports[2]), "--dir", str(root / "relay")]
-    commands = {
-        "init": [*shoal, "init", str(run_file)],
-        "coordinator": [*shoal, "coordinator", str(run_file)],
-        "train": [*here, "--trainer", str(root / "run"), "--pause", str(plan["pause_s"])],
-        "relay": [*shoal, *relay, "--coordinator", url, "--public-url", relay_url],
-        "validate": [*shoal, "validate", str(run_file), "--threads", "1"],
-    }
-    for number, token_s in enumerate(plan["token_s"]):
-        worker = root / f"worker-{number}"
-        commands[worker.name] = [*here, "--worker", url, "--dir", str(worker), "--token-s", str(token_s)]
-    started: dict[str, subprocess.Popen[bytes]] = {}
-    try:
-        for role, command in commands.items():
-            log = (root / f"{role}.log").open("wb")
-            started[role] = subprocess.Popen(command, stdout=log, stderr=log)
-            if role == "init" and started[role].wait(timeout=300):
-                raise SystemExit((root / "init.log").read_text())
-        yield started
-    finally:
-        for process in reversed(started.values()):
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in started.values():
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def train_child(directory: Path, pause_s: float) -> None:
-    """In the child: the trainer's role, with a pause after every update."""
-    importlib.import_module("freshness").train(directory, pause_s)
-
-
-def worker_child(url: str, root: Path, token_s: float) -> None:
-    """In the child: a worker whose engine takes a given time for a token, in a given number of rows."""
-    from shoal.roles import worker as role
-    from shoal.worker import Worker
-
-    class Paced:
-        def __init__(self, stream: Any) -> None:
-            self.stream = stream
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.stream, name)
-
-        def step(self) -> Any:
-            began = time.monotonic()
-            ended = self.stream.step()
-            time.sleep(max(0.0, token_s - (time.monotonic() - began)))
-            return ended
-
-    work = Worker._work
-
-    def paced(worker: Worker, stream: Any) -> None:
-        work(worker, Paced(stream))  # type: ignore[arg-type]  # has everything of a stream
-
-    Worker._work = paced  # type: ignore[method-assign, assignment]
-    Worker._measure = lambda worker: (ROWS, ROWS / token_s)  # type: ignore[method-assign, assignment]
-    role.work(url, print, root=root, key_file=None, run_key=None, name=root.name, threads=1)
-
-
-def run_real(name: str, steps: int) -> dict[str, Any]:
-    """One real swarm: what it did, and what is predicted from its measured speeds."""
-    from shoal.simulation.swarm.trial import measure
-
-    overlap = importlib.import_module("overlap")
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        with real_swarm(root, name, steps) as processes:
-            overlap.wait_until_finished(root, processes, steps)
-        seen = observed(root, steps)
-        tree = measure(RunDirectory(root / "run"), 80)
-    predicted = run_swarm(build_scenario(tree))
-    return {"observed": seen, "predicted": {field: getattr(predicted, field) for field in seen}, "scenario": tree}
-
-
-def observed(root: Path, steps: int) -> dict[str, float]:
-    overlap = importlib.import_module("overlap")
-    lines = [json.loads(line) for line in (root / "run/trainer/steps.jsonl").read_text().splitlines()]
-    published = {
-        event["version"]: event["at"] for event in overlap.events(root / "run/events/trainer.jsonl", "published")
-    }
-    begin, end = published[WARM_UP_STEPS], published[steps]
-    counted = [line for line in lines if line["step"] >= WARM_UP_STEPS]
-    ages = [(int(age), int(n)) for line in counted for age, n in line["age_histogram"].items()]
-    waits = [
-        sum(event["seconds"] for event in overlap.events(path, "waited") if begin < event["at"] <= end) / (end - begin)
-        for path in sorted(root.glob("worker-*/events.jsonl"))
-    ]
-    return {
-        "steps_per_minute": 60 * (steps - WARM_UP_STEPS) / (end - begin),
-        "mean_age": sum(age * n for age, n in ages) / sum(n for _, n in ages),
-        "trainer_wait": sum(line["time_wait_batch_s"] for line in counted) / (end - begin),
-        "workers_wait": fmean(waits),
-    }
-
-
-def real(steps: int, pieces: Pieces) -> dict[str, Any]:
-    found = {name: pieces.get(f"real {name} {steps}", partial(run_real, name, steps)) for name in REAL}
-    relative, absolute = {}, {}
-    for name, one in found.items():
-        seen, predicted = one["observed"], one["predicted"]
-        for field in ("steps_per_minute", "mean_age"):
-            relative[f"{name} {field}"] = (
-                abs(predicted[field] / seen[field] - 1) if seen[field] else abs(predicted[field])
-            )
-        for field in ("trainer_wait", "workers_wait"):
-            absolute[f"{name} {field}"] = abs(predicted[field] - seen[field])
-    return {
-        "prediction_error_max": round(max(relative.values()), 4),
-        "share_error_max": round(max(absolute.values()), 4),
-        "prediction_errors": {name: round(value, 4) for name, value in relative.items()},
-        "share_errors": {name: round(value, 4) for name, value in absolute.items()},
-        "real": {name: {side: one[side] for side in ("observed", "predicted")} for name, one in found.items()},
-        "real_steps": steps,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--steps", type=int, default=100, help="of the swarm of ten thousand")
-    parser.add_argument("--short-steps", type=int, default=12, help="of the swarms of growing size")
-    parser.add_argument("--intellect-steps", type=int, default=40)
+    parser.add_argument("--short-steps", type=int, default=8, help="of the swarms of growing size")
+    parser.add_argument("--intellect-steps", type=int, default=24)
     parser.add_argument("--real-steps", type=int, default=28)
+    parser.add_argument("--swarms", nargs="+", default=["fast", "slow", "unequal"], help="real ones")
+    parser.add_argument("--runs", type=Path, help="directory in which real swarms are kept, to predict them again")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="swarms at a time, one core each")
     parser.add_argument("--pieces", type=Path, help="directory for finished pieces, to resume from")
     parser.add_argument("--plots", type=Path, help="directory for the plots")
-    for flag, kind in (
-        ("--trainer", Path),
-        ("--pause", float),
-        ("--worker", str),
-        ("--dir", Path),
-        ("--token-s", float),
-    ):
-        parser.add_argument(flag, type=kind, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.trainer:
-        train_child(options.trainer, options.pause)
-        return
-    if options.worker:
-        worker_child(options.worker, options.dir, options.token_s)
-        return
-    pieces, result = Pieces(options.pieces), dict[str, Any]()
+    pieces, result = Pieces(options.pieces, options.processes), dict[str, Any]()
     if "explain" in options.parts:
         result |= explain(options.intellect_steps, pieces, options.plots)
     if "scale" in options.parts:
         result |= scale(options.steps, options.short_steps, pieces, options.plots)
     if "real" in options.parts:
-        result |= real(options.real_steps, pieces)
+        real_swarms = importlib.import_module("real_swarms")
+        result |= real_swarms.real(options.real_steps, options.swarms, options.runs)
     print(json.dumps({"benchmark": "simulate", **result, "machine": f"{platform.machine()}, {os.cpu_count()} cores"}))
 
 

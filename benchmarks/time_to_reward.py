@@ -1,6 +1,6 @@
 """Time to a held-out accuracy of 0.85 on the demo's task: the whole swarm with every check on, against TRL's GRPOTrainer.
 
-    python benchmarks/time_to_reward.py [--rounds 3] [--groups 16 32] [--learning-rates 1e-4 3e-4] [--search-only]
+    python benchmarks/time_to_reward.py [--rounds 3] [--groups 16 32] [--learning-rates 1e-4 3e-4] [--search-only] [--minutes 8]
 
 Same policy (the bundled one), tasks, prompts, rewards, group size, trained samples per step, mini-batches, loss (two-sided clip,
 no KL), Adam moments and gradient clip; both use all cores. Ours is `shoal up` with the demo's settings and honest workers:
@@ -10,13 +10,15 @@ scores with the same functions, and trains every group, since it has no online f
 The clock starts when version 0 is published, or TRL's trainer is built: after imports. It stops when the weights exist whose
 held-out accuracy (the demo's problems, sampled at temperature 1, every EVERY steps) first reaches GOAL. Our evaluator runs beside
 the training and costs its share; TRL's evaluation is taken out of its time. Batch size and learning rate are searched first, one
-run for each pair and side, and the fastest pair of each side counts. Rounds of both sides take turns; medians count. CPU time is
-that of all processes, imports included. `cpu_share` says which role used how much of ours.
+run for each pair and side, stopped when it is slower than the fastest before it; the fastest pair of each side counts. Rounds of
+both sides take turns; medians count. CPU time is that of all processes, imports included. `cpu_share` says which role used how much
+of ours. Runs are kept in `--pieces`; with `--minutes` the same command goes on later.
 """
 
 import argparse
 import importlib
 import json
+import math
 import os
 import platform
 import random
@@ -53,7 +55,7 @@ def settings(root: Path, pair: Pair, ports: list[int]) -> ShoalConfig:
     return build_config(tree)
 
 
-def run_ours(pair: Pair) -> dict[str, Any]:
+def run_ours(pair: Pair, limit_s: float) -> dict[str, Any]:
     broadcast = importlib.import_module("broadcast")
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -64,7 +66,7 @@ def run_ours(pair: Pair) -> dict[str, Any]:
         with (root / "up.log").open("wb") as log:
             swarm = subprocess.Popen(command, stdout=log, stderr=log, cwd=root)
             try:
-                result = _follow(swarm, config, root)
+                result = _follow(swarm, config, root, limit_s)
             finally:
                 if swarm.poll() is None:
                     swarm.send_signal(signal.SIGTERM)
@@ -72,8 +74,8 @@ def run_ours(pair: Pair) -> dict[str, Any]:
         return result | {"cpu_s": _children_cpu_s() - before}
 
 
-def _follow(swarm: "subprocess.Popen[bytes]", config: ShoalConfig, root: Path) -> dict[str, Any]:
-    """Until an evaluation reaches the goal, the run is over, or no version followed for too long."""
+def _follow(swarm: "subprocess.Popen[bytes]", config: ShoalConfig, root: Path, limit_s: float) -> dict[str, Any]:
+    """Until an evaluation reaches the goal, or a version after the limit does not; the run is over, or stands still."""
     seen, deadline = -1, time.monotonic() + DEADLINE_S
     cpu: dict[str, float] = {}
     with CoordinatorClient(config.coordinator_url, None, deadline_s=DEADLINE_S) as client:
@@ -88,7 +90,8 @@ def _follow(swarm: "subprocess.Popen[bytes]", config: ShoalConfig, root: Path) -
                 return {"seconds": seconds, "steps": reached[0], "accuracy": best[reached[0]], "cpu_by_role": cpu}
             if max(published, default=-1) > seen:
                 seen, deadline = max(published), time.monotonic() + DEADLINE_S
-            if MOST_STEPS in best or swarm.poll() is not None or time.monotonic() > deadline:
+            is_late = any(published[version] - published[0] > limit_s for version in best)
+            if is_late or MOST_STEPS in best or swarm.poll() is not None or time.monotonic() > deadline:
                 print((root / "up.log").read_text()[-1500:], file=sys.stderr)
                 accuracy = max(best.values(), default=0.0)
                 return {"seconds": float("inf"), "steps": seen, "accuracy": accuracy, "cpu_by_role": cpu}
@@ -110,18 +113,18 @@ def cpu_by_role(root: Path) -> dict[str, float]:
     return used
 
 
-def run_trl(pair: Pair, python: Path) -> dict[str, Any]:
+def run_trl(pair: Pair, python: Path, limit_s: float) -> dict[str, Any]:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
     before = _children_cpu_s()
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(python), __file__, "--trl", json.dumps(pair)]
+        command = [str(python), __file__, "--trl", json.dumps([*pair, limit_s])]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder)
     line = next(line for line in reversed(done.stdout.splitlines()) if line.startswith("RESULT "))
     result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
     return result | {"cpu_s": _children_cpu_s() - before}
 
 
-def trl_side(pair: Pair) -> None:
+def trl_side(pair: Pair, limit_s: float) -> None:
     """In the child, inside TRL's environment."""
     import torch
     from safetensors.torch import save_file
@@ -200,7 +203,7 @@ def trl_side(pair: Pair) -> None:
             accuracy = heldout_accuracy(version)
             stopped_s += time.perf_counter() - begun
             print(f"TRL, step {version}: accuracy {accuracy:.3f} after {seconds:.1f} s", file=sys.stderr, flush=True)
-            if accuracy >= GOAL or version >= MOST_STEPS:
+            if accuracy >= GOAL or version >= MOST_STEPS or seconds > limit_s:
                 reached = seconds if accuracy >= GOAL else float("inf")
                 print("RESULT " + json.dumps({"seconds": reached, "steps": version, "accuracy": accuracy}), flush=True)
                 control.should_training_stop = True
@@ -252,22 +255,21 @@ def _children_cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def search(side: str, pairs: list[Pair], python: Path, file: Path) -> Pair:
-    """The pair that is fastest to the goal; what was measured before is not measured again."""
-    known: dict[str, float | None] = json.loads(file.read_text()) if file.exists() else {}
+def search(side: str, pairs: list[Pair], python: Path, pieces: Any) -> Pair:
+    """The pair that is fastest to the goal."""
+    if len(pairs) == 1:
+        return pairs[0]
+    seconds: dict[Pair, float] = {}
     for pair in pairs:
-        name = f"{side} {pair[0]} {pair[1]:g}"
-        if name not in known:
-            seconds = run_side(side, pair, python)["seconds"]
-            known[name] = None if seconds == float("inf") else round(seconds, 1)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(known))
-        print(f"search, {name}: {known[name]} s", flush=True)
-    return min(pairs, key=lambda pair: known[f"{side} {pair[0]} {pair[1]:g}"] or float("inf"))
+        limit_s = min(seconds.values(), default=math.inf)
+        name = f"search {side} {pair[0]} {pair[1]:g}"
+        found = pieces.get(name, lambda pair=pair, limit_s=limit_s: run_side(side, pair, python, limit_s))
+        seconds[pair] = found["seconds"]
+    return min(pairs, key=lambda pair: seconds[pair])
 
 
-def run_side(side: str, pair: Pair, python: Path) -> dict[str, Any]:
-    return run_ours(pair) if side == "ours" else run_trl(pair, python)
+def run_side(side: str, pair: Pair, python: Path, limit_s: float = math.inf) -> dict[str, Any]:
+    return run_ours(pair, limit_s) if side == "ours" else run_trl(pair, python, limit_s)
 
 
 def main() -> None:
@@ -275,29 +277,38 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--groups", type=int, nargs="+", default=[16, 32])
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-4, 3e-4])
-    parser.add_argument("--searched", type=Path, default=ROOT / "build" / "time_to_reward.json")
     parser.add_argument("--search-only", action="store_true")
+    pieces_module = importlib.import_module("pieces")
+    pieces_module.add_flags(parser, ROOT / "build" / "time_to_reward.json")
     parser.add_argument("--trl", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.trl:
-        trl_side(tuple(arguments.trl))
+        groups, rate, limit_s = arguments.trl
+        trl_side((groups, rate), limit_s)
         return
     python = importlib.import_module("trainer_vs_trl").trl_python()
     pairs = [(groups, rate) for groups in arguments.groups for rate in arguments.learning_rates]
-    best = {side: search(side, pairs, python, arguments.searched) for side in ("ours", "trl")}
+    pieces = pieces_module.of(arguments, (GOAL,))
+    best = {side: search(side, pairs, python, pieces) for side in ("ours", "trl")}
     if arguments.search_only:
         print(json.dumps({"benchmark": "time_to_reward", "chosen": best}))
         return
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
     for number in range(arguments.rounds):
         for side in ("ours", "trl") if number % 2 == 0 else ("trl", "ours"):
-            runs[side].append(run_side(side, best[side], python))
-            print(f"round {number}, {side}: {runs[side][-1]}", flush=True)
-    print(json.dumps(summary(runs, best, arguments)))
+            pair = best[side]
+            name = f"round {number} {side} {pair[0]} {pair[1]:g}"
+            runs[side].append(pieces.get(name, lambda side=side, pair=pair: run_side(side, pair, python)))
+    searched = {
+        name.removeprefix("search "): round(found["seconds"], 1) if math.isfinite(found["seconds"]) else None
+        for name, found in pieces.known.items()
+        if name.startswith("search ")
+    }
+    print(json.dumps(summary(runs, best, searched)))
 
 
 def summary(
-    runs: dict[str, list[dict[str, Any]]], best: dict[str, Pair], arguments: argparse.Namespace
+    runs: dict[str, list[dict[str, Any]]], best: dict[str, Pair], searched: dict[str, float | None]
 ) -> dict[str, Any]:
     seconds = {side: statistics.median(one["seconds"] for one in rows) for side, rows in runs.items()}
     cpu_s = {side: statistics.median(one["cpu_s"] for one in rows) for side, rows in runs.items()}
@@ -311,9 +322,9 @@ def summary(
         "steps": {side: [one["steps"] for one in rows] for side, rows in runs.items()},
         "cpu_share": {role: round(used / sum(by_role.values()), 3) for role, used in by_role.items()},
         "chosen": {side: {"groups_per_step": pair[0], "learning_rate": pair[1]} for side, pair in best.items()},
-        "searched": json.loads(arguments.searched.read_text()),
+        "searched": searched,
         "goal": GOAL,
-        "rounds": arguments.rounds,
+        "rounds": len(runs["ours"]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
 

@@ -1,20 +1,22 @@
 """How full does a worker keep its engine when completions differ much in length and weights change? SmolLM2-135M, 8 rows.
 
-    python benchmarks/utilisation.py [--rounds 3] [--median 12] [--versions 2] [--engine torch] [--cpu-time]
+    python benchmarks/utilisation.py [--rounds 3] [--median 12] [--versions 2] [--engine torch] [--cpu-time] [--minutes 8]
 
 Slots of 8 samples; completions end after lognormal lengths (sigma 1, cut at 16 times the median) by a rule that only the benchmark
 knows; a new version every 160 completions; nobody validates: files are accepted as they come. The worker has one
-core; coordinator, relay, origin and the rest the other. Three phases take turns in each round, in one process and with one engine:
-the engine alone with an endless queue (its saturated rate), the worker, and the loop that it replaced, slot by slot, which is kept
-here. A phase is measured from the end of one swap of weights to the end of a later one, so that swaps and the rows that end before
-them count. `utilisation` is useful tokens per second over the saturated rate; medians over rounds. `bound` is what the tail of
-each version leaves of it if nothing else cost time, by counting.
+core; coordinator, relay, origin and the rest the other. Two phases take turns: the worker, and the loop that it replaced, slot by
+slot, which is kept here. Before and after each, in the same process, the engine runs alone with an endless queue: its saturated
+rate. Phases are kept in `--pieces`; with `--minutes` the same command goes on later. A phase lasts from the end of one swap of
+weights to the end of a later one, so that swaps and the rows that end before them count. `utilisation` is useful tokens per second
+over the saturated rate; medians over rounds. `bound` is what the tail of each version leaves of it if nothing else cost time, by
+counting.
 
 `--cpu-time` is for a busy machine: time is the processor time of the worker's process, all threads, plus the time in which its
 engine waited for somebody else, so that other programs on the core do not count, and idle rows and waits still do.
 """
 
 import argparse
+import importlib
 import json
 import math
 import os
@@ -210,11 +212,8 @@ class SlotBySlot(Worker):
             if self._stopping.is_set():
                 self._leases.give_back(slot.lease)
                 return
-            self._slots.append(slot)
-            entering = slot.enter(len(slot.items))
-            numbers = stream.submit([self._request(slot.items[at]) for at in entering])
-            slot.running.update(zip(numbers, entering, strict=True))
-            self._slot_of.update(dict.fromkeys(numbers, slot))
+            self.generation.slots.append(slot)
+            self.generation.enter(slot, len(slot.items), stream)
             while stream.unfinished:
                 self._step(stream)
             with CLOCK.waiting():
@@ -344,7 +343,7 @@ def _no_events() -> Any:
 
 
 def work(url: str, root: Path, options: argparse.Namespace) -> None:
-    """The worker's process: all phases, one after the other, with one engine; a JSON line per phase."""
+    """The worker's process: one phase; its last line is JSON."""
     from shoal.joined import join_run
     from shoal.roles.joining import joined_descriptor
     from shoal.roles.process import use_threads
@@ -359,15 +358,11 @@ def work(url: str, root: Path, options: argparse.Namespace) -> None:
     engine = MeasuredEngine(_engine(options.engine, run.model_files), options.median)
     engine.load(_first_weights(run.weights))
     prompts = [item.prompt_tokens for seed in range(64) for item in run.workload.items(seed.to_bytes(32, "big"))[:1]]
-    for number in range(options.rounds):
-        for phase in options.phases.split(","):
-            run = join_run(descriptor, root / "cache", clock=client.server_time, report=_say)
-            client = CoordinatorClient.for_run(descriptor, key, url, deadline_s=START_DEADLINE_S, on_wait=_say)
-            worker = PHASES[phase](run, client, engine, name=phase, report=_say)
-            before = _saturated(engine, prompts, options.median)
-            found = _work_phase(worker, engine, options.versions)
-            alone = (before + _saturated(engine, prompts, options.median)) / 2
-            print(json.dumps({"phase": phase, "round": number, "saturated_tokens_per_s": alone, **found}), flush=True)
+    worker = PHASES[options.phase](run, client, engine, name=options.phase, report=_say)
+    before = _saturated(engine, prompts, options.median)
+    found = _work_phase(worker, engine, options.versions)
+    alone = (before + _saturated(engine, prompts, options.median)) / 2
+    print(json.dumps({"phase": options.phase, "saturated_tokens_per_s": alone, **found}), flush=True)
 
 
 def _first_weights(weights: WeightClient) -> Path:
@@ -451,7 +446,8 @@ def processes(root: Path, config: ShoalConfig, relay_port: int) -> Iterator[None
                 process.wait(timeout=30)
 
 
-def measure(options: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
+def measure(options: argparse.Namespace, model: Path, phase: str) -> dict[str, Any]:
+    """One phase with processes of its own."""
     broadcast = runpy.run_path(str(ROOT / "benchmarks" / "broadcast.py"))
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -459,19 +455,13 @@ def measure(options: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
         config = make_config(root, model, options.median, ports)
         with processes(root, config, ports[2]):
             command = [sys.executable, __file__, "--work", config.coordinator_url, "--dir", str(root / "worker")]
-            for name in ("rounds", "median", "versions", "engine", "phases"):
+            for name in ("median", "versions", "engine"):
                 command += [f"--{name}", str(getattr(options, name))]
-            command += ["--cpu-time"] if options.cpu_time else []
-            pinned = ["taskset", "-c", WORKER_CORE, *command]
-            worker = subprocess.Popen(pinned, stdout=subprocess.PIPE, text=True)
-            assert worker.stdout is not None
-            found = []
-            for line in worker.stdout:
-                if line.startswith("{"):
-                    found.append(json.loads(line))
-                    _say(line.strip())
-            if worker.wait():
+            command += ["--phase", phase, *(["--cpu-time"] if options.cpu_time else [])]
+            worker = subprocess.run(["taskset", "-c", WORKER_CORE, *command], stdout=subprocess.PIPE, text=True)
+            if worker.returncode:
                 raise SystemExit("The worker failed.\n" + (root / "owner.log").read_text()[-2000:])
+            found: dict[str, Any] = json.loads(worker.stdout.splitlines()[-1])
             return found
 
 
@@ -536,8 +526,10 @@ def main() -> None:
     parser.add_argument("--versions", type=int, default=2, help="Versions per phase.")
     parser.add_argument("--engine", choices=("torch", "vllm"), default="torch")
     parser.add_argument("--model", type=Path, help="A model directory; SmolLM2-135M-Instruct by default.")
-    parser.add_argument("--phases", default=",".join(PHASES), help="Those that are measured; the report needs all.")
     parser.add_argument("--cpu-time", action="store_true", help="For a busy machine.")
+    pieces_module = importlib.import_module("pieces")
+    pieces_module.add_flags(parser, ROOT / "build" / "utilisation.json")
+    parser.add_argument("--phase", choices=tuple(PHASES), help=argparse.SUPPRESS)
     parser.add_argument("--owner", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--dir", type=Path, help=argparse.SUPPRESS)
@@ -548,7 +540,14 @@ def main() -> None:
         work(options.work, options.dir, options)
     else:
         model = options.model or runpy.run_path(str(FETCH))["fetched"]()
-        print(json.dumps(report(measure(options, model), options)))
+        clock = "cpu" if options.cpu_time else "wall"
+        pieces = pieces_module.of(options, (options.engine, model.name, options.median, options.versions, clock))
+        found = [
+            pieces.get(f"{phase} {number}", lambda phase=phase: measure(options, model, phase))
+            for number in range(options.rounds)
+            for phase in (list(PHASES) if number % 2 == 0 else list(reversed(PHASES)))
+        ]
+        print(json.dumps(report(found, options)))
 
 
 if __name__ == "__main__":

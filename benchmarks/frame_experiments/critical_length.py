@@ -24,9 +24,9 @@ CLIP = 1.0
 class Plan:
     length: int = 64
     unseen: int = 256
-    steps: int = 1500
+    steps: int = 1000
     batch: int = 64
-    tested: int = 2048
+    tested: int = 1024
     seed: int = 0
 
 

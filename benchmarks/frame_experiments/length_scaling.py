@@ -7,18 +7,19 @@ one thread, off the clock while it is measured. A run is one piece that is store
 """
 
 import itertools
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.frames import (
-    ActionTable,
     Dataset,
     FrameModel,
     FrameShape,
@@ -40,13 +41,13 @@ KEPT = 8
 @dataclass(frozen=True)
 class Plan:
     batch: int = 8
-    steps: int = 600
-    least_s: float = 150.0
+    steps: int = 300
+    least_s: float = 75.0
     """CPU seconds: a run goes on until it has both, so that runs of different lengths can be compared over time."""
-    evaluate_every_s: float = 30.0
+    evaluate_every_s: float = 15.0
     streams: int = 32
     stream_length: int = 384
-    train_actions: int = 1_000_000
+    train_actions: int = 400_000
     seed: int = 0
 
 
@@ -56,8 +57,21 @@ class Data:
     frames_LB: Tensor
     targets_LB: Tensor
     """Held-out streams."""
-    table: ActionTable
     skipped: dict[str, int]
+
+    def save(self, path: Path) -> None:
+        train = self.train
+        whole = (train.frames_NRC, train.actions_N, train.starts_S, self.frames_LB.numpy(), self.targets_LB.numpy())
+        temporary = path.with_suffix(".part.npz")
+        np.savez(temporary, *whole, skipped=json.dumps(self.skipped))
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Data":
+        with np.load(path) as file:
+            frames, actions, starts, heldout, targets = (file[f"arr_{number}"] for number in range(5))
+            skipped = json.loads(str(file["skipped"]))
+        return cls(Dataset(frames, actions, starts), torch.from_numpy(heldout), torch.from_numpy(targets), skipped)
 
 
 def make_data(plan: Plan, shape: FrameShape, repository: Path | None = None) -> Data:
@@ -80,7 +94,7 @@ def make_data(plan: Plan, shape: FrameShape, repository: Path | None = None) -> 
     train = sessions("train", plan.seed, plan.train_actions, 128)
     heldout = sessions("heldout", 10**6 + plan.seed, plan.streams * plan.stream_length, plan.stream_length)
     frames, targets = heldout.streams(plan.stream_length, plan.streams)
-    return Data(train, frames, targets, table, dict(skipped))
+    return Data(train, frames, targets, dict(skipped))
 
 
 def _changes(split: Split, seed: int, repository: Path | None, skipped: Counter[str]) -> Iterator[Change]:

@@ -1,4 +1,4 @@
-"""Plots of `benchmarks/recurrence.py`: accuracy by position, loss against length, loss over time."""
+"""Plots of `benchmarks/recurrence.py`: accuracy by position, loss against length and over time, success over versions."""
 
 from pathlib import Path
 from typing import Any
@@ -48,4 +48,12 @@ def draw_length(result: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=DPI)
 
 
-DRAW = {"critical": draw_critical, "length": draw_length}
+def draw_swarm(result: dict[str, Any], path: Path) -> None:
+    figure = Figure(figsize=(SIZE_IN[0] / 2, SIZE_IN[1]), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([row["version"] for row in result["curve"]], [row["accuracy"] for row in result["curve"]], "o-")
+    axes.set(title="held-out success after a warm start", xlabel="policy version", ylabel="success", ylim=(0, 1))
+    figure.savefig(path, dpi=DPI)
+
+
+DRAW = {"critical": draw_critical, "length": draw_length, "swarm": draw_swarm}

@@ -30,7 +30,7 @@ from shoal.validation import Calibration, Checked, RejectedError, audit, check_c
 from shoal.validation.calibration.forgeries import noisy
 from shoal.validation.calibration.measure import calibrate
 from shoal.validation.calibration.work import Setting, Work
-from shoal.worker.loop import as_rollout
+from shoal.worker.submission import as_rollout
 from support.samples import descriptor
 from support.submissions import Submission, header_for
 from support.tiny_run import make_lease

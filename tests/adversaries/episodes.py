@@ -5,7 +5,7 @@ then claims. It returns None where the submission has nothing to lie about.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from shoal.protocol.segments import split_segments
 from shoal.protocol.verdicts import Reason
 from shoal.tasks.workload import WorkItem
 from shoal.validation import RejectedError, audit, check_claims, load_calibration
-from shoal.worker.loop import as_rollout
+from shoal.worker.submission import as_rollout
 from support.submissions import Submission, header_for
 from support.tiny_run import TinyRun, make_lease, make_tiny_run
 
@@ -29,6 +29,7 @@ Segments = list[list[int]]
 @dataclass
 class EpisodeArena:
     run: TinyRun
+    _honest: dict[int, Submission] = field(default_factory=dict)
 
     def items(self, slot: int) -> list[WorkItem]:
         return self.run.workload.items(bytes.fromhex(make_lease(slot).slot_seed))
@@ -50,6 +51,12 @@ class EpisodeArena:
         lease = make_lease(slot)
         header = header_for(lease).model_copy(update={"numerics_class": used.numerics_class})
         return Submission(lease, header, rows)
+
+    def known_honest(self, slot: int) -> Submission:
+        """The same for every cheat."""
+        if slot not in self._honest:
+            self._honest[slot] = self.honest(slot)
+        return self._honest[slot]
 
     def with_segments(self, sent: Submission, row: int, segments: Segments, **fields: Any) -> Submission:
         """A row of other segments, with the true policy's claims about them."""
@@ -121,6 +128,17 @@ def _smuggled(segments: Segments) -> Segments:
     return [first, [*given[:-3], 1, 4, 318, *given[-3:]], *rest]
 
 
+def _moved_boundary(segments: Segments) -> Segments:
+    """The first token of an observation counts as sampled."""
+    first, given, *rest = segments
+    return [[*first, given[0]], given[1:], *rest]
+
+
+def _one_segment(segments: Segments) -> Segments:
+    """What the environment gave is to be trained on too."""
+    return [[token for part in segments for token in part]]
+
+
 def _other_seed(arena: EpisodeArena, sent: Submission) -> Submission | None:
     other = arena.honest(sent.lease.slot, seed_shift=1)
     return other if longest(other) is not None else None
@@ -146,6 +164,8 @@ EPISODE_CHEATS: dict[str, Cheat] = {
     "action_changed": in_segments(_action_changed),
     "reward_of_another": _reward_of_another,
     "smuggled_control_tokens": in_segments(_smuggled),
+    "moved_boundary": in_segments(_moved_boundary),
+    "one_segment": in_segments(_one_segment),
 }
 
 
@@ -153,7 +173,7 @@ def caught(arena: EpisodeArena, name: str, slots: Sequence[int]) -> list[tuple[R
     """What the checks say of a cheat in these slots, where it has something to lie about."""
     found = []
     for slot in slots:
-        lie = EPISODE_CHEATS[name](arena, arena.honest(slot))
+        lie = EPISODE_CHEATS[name](arena, arena.known_honest(slot))
         if lie is not None:
             found.append(arena.verify(lie))
     return found

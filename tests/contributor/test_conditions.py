@@ -3,12 +3,14 @@
 import os
 import pty
 import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from shoal.contributor.conditions import Machine
-from shoal.contributor.limits import Limits
+from shoal.contributor.limits import Hours, Limits
 from shoal.errors import ConfigError
 
 
@@ -83,3 +85,53 @@ def test_only_what_a_limit_needs_is_asked(tmp_path: Path) -> None:
     assert (seen.minute_of_day, seen.idle_s, seen.on_battery) == (22 * 60 + 30, None, None)
     assert Machine().look(Limits(memory_bytes=1)).memory_bytes > 10**6
     assert Machine(process=tmp_path / "gone").memory_bytes() > 10**6
+
+
+@pytest.fixture
+def central_europe(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clocks go from 2 to 3 in spring and from 3 to 2 in autumn; the rule itself, so that no database of zones is needed."""
+    with monkeypatch.context() as here:
+        here.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def minutes_at_work(hours: str, first: datetime, last: datetime) -> int:
+    """Minutes of the span at which a worker with these hours would work."""
+    chosen, now, count = Hours.parse(hours), first, 0
+    while now < last:
+        seen = Machine(logind=str, clock=now.timestamp).look(Limits())
+        count += chosen.contain(seen.minute_of_day)
+        now += timedelta(minutes=1)
+    return count
+
+
+@pytest.mark.usefixtures("central_europe")
+@pytest.mark.parametrize(
+    ("hours", "day", "minutes"),
+    [
+        ("22-7", datetime(2026, 3, 28, 12, tzinfo=UTC), 8 * 60),  # the night of spring has no hour from 2 to 3
+        ("22-7", datetime(2026, 10, 24, 12, tzinfo=UTC), 10 * 60),  # that of autumn has it twice
+        ("22-7", datetime(2026, 11, 17, 12, tzinfo=UTC), 9 * 60),
+        ("2-3", datetime(2026, 3, 28, 12, tzinfo=UTC), 0),
+        ("2:30-3:30", datetime(2026, 3, 28, 12, tzinfo=UTC), 30),
+        ("2-3", datetime(2026, 10, 24, 12, tzinfo=UTC), 120),
+    ],
+)
+def test_hours_follow_the_clock_on_the_wall_when_it_is_put_forward_or_back(
+    hours: str, day: datetime, minutes: int
+) -> None:
+    assert minutes_at_work(hours, day, day + timedelta(hours=22)) == minutes
+
+
+def test_a_battery_that_vanishes_while_it_is_read_holds_nobody_up(tmp_path: Path) -> None:
+    supply(tmp_path / "power", "BAT0", type="Battery", status="Discharging")
+    machine = Machine(power=tmp_path / "power")
+    assert machine.on_battery() is True
+    for file in (tmp_path / "power" / "BAT0").iterdir():
+        file.unlink()
+    assert machine.look(Limits(not_on_battery=True)).on_battery is False
+    (tmp_path / "power" / "BAT0").rmdir()
+    (tmp_path / "power").rmdir()
+    assert machine.look(Limits(not_on_battery=True)).on_battery is None

@@ -9,8 +9,19 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import main
-from shoal.contributor.service import Manager, Service, ServiceError, check_name, quoted, unit_text
+from shoal.contributor.service import (
+    CONFINEMENT,
+    Manager,
+    Service,
+    ServiceError,
+    can_confine,
+    check_lasting,
+    check_name,
+    quoted,
+    unit_text,
+)
 from shoal.errors import ConfigError
+from shoal.locks import hold
 
 URL = "http://run.example.org:7300"
 
@@ -38,6 +49,7 @@ def verified(unit: Path) -> str:
     "made",
     [
         lambda root: service(root / "plain"),
+        lambda root: service(root / "plain", is_confined=False),
         lambda root: service(root / "with blank", cpus=2, memory_bytes=4_000_000_000),
         lambda root: service(root / "odd", URL, "--name", 'a "b" $HOME %h \\ c', variables=[("HF_HOME", "/a b")]),
     ],
@@ -65,6 +77,28 @@ def test_the_unit_is_hardened_and_starts_again_only_where_that_helps(tmp_path: P
         assert line in text.splitlines()
     assert "RestrictNamespaces" not in text, "the sandbox needs them"
     assert "ProtectKernelTunables" not in text, "it is mounted over /proc, which the sandbox mounts again"
+
+
+def test_confinement_comes_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Outside a user namespace a user's systemd ignores what needs mounts and fails at what drops capabilities."""
+    confined, plain = (unit_text(service(tmp_path, is_confined=value)).splitlines() for value in (True, False))
+    assert "PrivateUsers=yes" in confined
+    needing = {line for line in confined if line.startswith(("Private", "Protect", "ReadWrite", "Capability"))}
+    assert {*CONFINEMENT, f'ReadWritePaths="{tmp_path}"'} == needing
+    assert not needing & set(plain)
+    assert "NoNewPrivileges=yes" in plain
+
+
+def test_a_system_without_the_probe_counts_as_one_without_namespaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not can_confine()
+    (tmp_path / "unshare").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "unshare").chmod(0o755)
+    assert not can_confine()
+    (tmp_path / "unshare").write_text("#!/bin/sh\nexit 0\n")
+    assert can_confine()
 
 
 def test_systemd_rates_the_exposure_of_the_unit(tmp_path: Path) -> None:
@@ -185,3 +219,57 @@ def test_a_user_manager_that_does_not_answer_is_one_sentence_and_the_file_stays(
 def test_what_is_not_there_cannot_be_removed() -> None:
     with pytest.raises(ServiceError, match=r"There is no service .*Known: none"):
         Manager.of_user().remove("shoal-worker.service")
+
+
+def test_without_systemd_nothing_is_written_and_what_is_there_can_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert shoal("service", "install", URL, "--dir", str(tmp_path / "w")) == 78
+    assert "This machine has no systemd, so nothing was installed. Let cron" in capsys.readouterr().err
+    assert not (tmp_path / "config").exists()
+    for words in (("status",), ("logs",)):
+        assert shoal("service", *words) == 78
+        assert "is not installed here. Services need systemd." in capsys.readouterr().err
+    assert shoal("service", "install", "--no-start", URL, "--dir", str(tmp_path / "w")) == 0
+    assert shoal("service", "remove") == 0
+    assert Manager.of_user().units() == []
+
+
+@pytest.mark.usefixtures("systemctl")
+def test_a_directory_where_a_worker_runs_gets_no_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with hold(tmp_path / "w" / "lock", ""):
+        assert shoal("service", "install", URL, "--dir", str(tmp_path / "w")) == 78
+    assert f"A worker runs in {tmp_path / 'w'}. End it with `shoal work finish`" in capsys.readouterr().err
+    assert Manager.of_user().units() == []
+    assert shoal("service", "install", URL, "--dir", str(tmp_path / "w")) == 0
+    with hold(tmp_path / "w" / "lock", ""):  # by the service itself
+        assert shoal("service", "install", URL, "--dir", str(tmp_path / "w")) == 0
+
+
+def test_an_environment_that_a_cache_holds_is_no_home_for_a_service(tmp_path: Path) -> None:
+    caches = tmp_path / "cache"
+    check_lasting(tmp_path / "share" / "pipx" / "venvs" / "shoal", caches)
+    (tmp_path / "link").symlink_to(caches)
+    for prefix in (caches / "uv" / "archive-v0" / "x", caches / "pipx" / "1f", tmp_path / "link" / "uv"):
+        with pytest.raises(ServiceError, match=r"for one command only, in .*`pipx install` first"):
+            check_lasting(prefix, caches)
+
+
+@pytest.mark.usefixtures("systemctl")
+@pytest.mark.parametrize(
+    "words", [("--hours", "22"), ("--memory", "nan"), ("--memory", "inf"), ("--cpus", "-1"), ("--memory", "-1")]
+)
+def test_a_limit_that_means_nothing_is_refused_before_the_unit_is_written(words: tuple[str, str]) -> None:
+    assert shoal("service", "install", URL, *words) in (2, 78)
+    assert Manager.of_user().units() == []
+
+
+@pytest.mark.usefixtures("systemctl")
+def test_zero_cores_and_zero_memory_are_no_limit(tmp_path: Path) -> None:
+    assert shoal("service", "install", URL, "--dir", str(tmp_path / "w"), "--cpus", "0", "--memory", "0") == 0
+    unit = Manager.of_user().path("shoal-worker.service").read_text()
+    assert "CPUQuota" not in unit
+    assert "MemoryMax" not in unit

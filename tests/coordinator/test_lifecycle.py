@@ -1,7 +1,9 @@
 """The whole walk through the real app: register, lease, submit, claim, verdict, batch, version, evaluation."""
 
+import json
 import os
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -153,6 +155,15 @@ def test_a_step_that_finds_no_signal_trains_on_what_there_is(swarm: Swarm) -> No
     assert batch is not None
     assert [group.group_id for group in batch.groups] == ["0/1/0"]
     assert batch.generated_groups == 8
+    trained = [reward for group in batch.groups for reward in group.rewards]
+    rows = swarm.all("SELECT rewards, task_rewards FROM groups")
+    assert len(rows) == 8
+    everything = [reward for row in rows for reward in json.loads(str(row["rewards"]))]
+    assert batch.generated_reward_mean == pytest.approx(fmean(everything))
+    assert batch.generated_reward_mean != pytest.approx(fmean(trained))
+    assert batch.generated_task_reward_mean == pytest.approx(
+        fmean(reward for row in rows for reward in json.loads(str(row["task_rewards"])))
+    )
 
 
 @pytest.mark.parametrize("reason", [Reason.REWARD, Reason.COMMITMENT, Reason.SCHEMA])

@@ -38,6 +38,8 @@ class Phase:
     steps: int
     seconds: float
     """Between the batch before the first step and that of the last one, by the coordinator's clock."""
+    step_s: list[float]
+    """The same, step by step."""
     stalled_leases: int
     """Of the staller, at the end of the phase."""
 
@@ -76,7 +78,8 @@ def phase(running: Swarm, steps: int, *, with_staller: bool) -> Phase:
         first = next_step(running)
         running.until(f"step {first + steps}", lambda status: status.step > first + steps)
         formed = {batch["step"]: batch["formed_s"] for batch in running.history().batches}
-        return Phase(with_staller, steps, formed[first + steps] - formed[first], stalled())
+        took = [round(formed[step + 1] - formed[step], 3) for step in range(first, first + steps)]
+        return Phase(with_staller, steps, formed[first + steps] - formed[first], took, stalled())
 
 
 def next_step(running: Swarm) -> int:

@@ -36,10 +36,10 @@ class LiveRun:
     url: str
 
     def worker_when(
-        self, name: str, process: subprocess.Popen[bytes], holds: Callable[[WorkerView], bool]
+        self, name: str, process: subprocess.Popen[bytes], log: Path, holds: Callable[[WorkerView], bool]
     ) -> WorkerView:
         def look() -> WorkerView | None:
-            assert process.poll() is None, f"{name} has ended with {process.returncode}"
+            assert process.poll() is None, f"{name} has ended with {process.returncode}:\n{log.read_text()[-3000:]}"
             status = status_of(self.url)
             worker = worker_named(status, name) if status is not None else None
             return worker if worker is not None and holds(worker) else None
@@ -157,7 +157,7 @@ def test_a_contributor_whose_clock_is_hours_ahead_works_like_any_other(run: Live
     log = tmp_path / "early.log"
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT) as early:
         try:
-            worker = run.worker_when("early", early, lambda worker: worker.submissions_accepted >= 2)
+            worker = run.worker_when("early", early, log, lambda worker: worker.submissions_accepted >= 2)
         finally:
             early.send_signal(signal.SIGINT)
     assert worker.submissions_rejected == 0
@@ -168,12 +168,12 @@ def test_a_contributor_whose_clock_is_hours_ahead_works_like_any_other(run: Live
 def test_a_worker_that_was_suspended_goes_on_where_the_swarm_is_now(run: LiveRun, tmp_path: Path) -> None:
     log = tmp_path / "bob.log"
     with shoal(log, "work", run.url, "--dir", "here", "--name", "bob") as bob:
-        before = run.worker_when("bob", bob, lambda worker: worker.submissions_accepted > 0)
+        before = run.worker_when("bob", bob, log, lambda worker: worker.submissions_accepted > 0)
         bob.send_signal(signal.SIGSTOP)
-        run.worker_when("bob", bob, lambda worker: worker.state == "gone")
+        run.worker_when("bob", bob, log, lambda worker: worker.state == "gone")
         bob.send_signal(signal.SIGCONT)
         done = before.submissions_accepted
-        after = run.worker_when("bob", bob, lambda worker: worker.submissions_accepted > done + 1)
+        after = run.worker_when("bob", bob, log, lambda worker: worker.submissions_accepted > done + 1)
         assert after.submissions_rejected == 0
         assert after.state in ("probation", "active")
         assert bob.poll() is None

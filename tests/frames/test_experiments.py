@@ -125,7 +125,7 @@ def tiny_data(shape: FrameShape) -> Data:
     changes = [Change("x", ["ab"], ["ab" + "cde" * 12]) for _ in range(3)]
     dataset = build_dataset(changes, table, shape.rows, shape.columns, actions=10_000, least=4, most=64, seed=0)
     frames, targets = dataset.streams(24, 3)
-    return Data(dataset, frames, targets, table, {})
+    return Data(dataset, frames, targets, {})
 
 
 def test_windows_from_the_first_state_and_carried_streams_are_measured_on_the_same_targets() -> None:

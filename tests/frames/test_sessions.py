@@ -26,7 +26,7 @@ from shoal.frames import (
     session_keys,
 )
 from shoal.frames.corpus import is_heldout
-from shoal.frames.editor import DOWN, SAVE
+from shoal.tasks.editor import DOWN, SAVE
 
 TABLE = build_table(["def word other word\n"], size=220)
 LINES = st.lists(st.text("ab (", max_size=5), min_size=1, max_size=7)

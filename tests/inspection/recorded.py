@@ -20,7 +20,7 @@ from shoal.protocol.verdicts import Reason
 from shoal.rundir import RunDirectory
 from shoal.tasks import TextCodec, load_tasks
 from shoal.tasks.workload import Workload
-from shoal.worker.loop import as_rollout
+from shoal.worker.submission import as_rollout
 
 STEP, VERSION = 2, 1
 HONEST, CHEAT = "ab" * 32, "cd" * 32

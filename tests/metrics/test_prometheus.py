@@ -1,3 +1,4 @@
+import math
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -30,6 +31,16 @@ def test_events_feed_counters_gauges_and_histograms() -> None:
     assert (found["shoal_reward_mean"], found["shoal_leases_total"], found["shoal_step"]) == (0.25, 3, 7)
     assert found["shoal_workers[active]"] == 2
     assert "shoal_disk_free_bytes" not in found
+
+
+def test_a_gauge_forgets_what_was_not_measured_again() -> None:
+    events = EventLog()
+    exporter = Exporter(events, "coordinator")
+    events.event("version", reward_mean=0.25, kl_behaviour=0.02)
+    events.event("version", reward_mean=0.5)
+    found = samples(exporter.text().decode())
+    assert found["shoal_reward_mean"] == 0.5
+    assert math.isnan(found["shoal_behaviour_divergence"])
 
 
 def test_every_metric_has_a_name_of_its_own_a_source_and_a_meaning() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal.observe import failures, headline, summarise, write_summary
+from shoal.observe import failures, headline, summarise, unused_tools, write_summary
 from shoal.protocol.api import HistoryView
 
 from .runs import make_evaluation, make_history, make_status, make_version, make_worker
@@ -24,6 +24,30 @@ def test_good_run_has_every_field_and_no_failure() -> None:
     }  # fmt: skip
     assert {name: summary[name] for name in promised} == promised
     assert failures(summary) == []
+
+
+def with_observations(*means: float) -> dict[str, Any]:
+    """Of a run whose batches had these observations per episode."""
+    versions = [make_version(0)]
+    for number, mean in enumerate(means, start=1):
+        made = make_version(number)
+        versions.append(made.model_copy(update={"report": {**made.report, "observations_mean": mean}}))
+    history = make_history().model_copy(update={"versions": versions})
+    return summarise(make_status(), history, ledger_ok=True)
+
+
+def test_tool_calls_are_those_of_the_first_batch_and_of_the_last_ones() -> None:
+    summary = with_observations(0.125, 0.5, 0.75, 0.875, 1.0)
+    assert summary["tool_calls_per_episode"] == {"start": 0.125, "end": 0.875}
+    assert "tool calls per episode 0.12 → 0.88" in headline(summary)
+    assert unused_tools(summary) == ""
+
+
+def test_a_tool_that_was_given_up_is_named() -> None:
+    assert unused_tools(with_observations(0.5, 0.25, 0.0, 0.0)) == "Tool calls per episode went from 0.5 to 0.0833."
+    assert unused_tools(with_observations(0.0, 0.0)) == "No episode called a tool."
+    assert good()["tool_calls_per_episode"] is None
+    assert "tool" not in headline(good())
 
 
 def test_end_is_the_mean_of_the_last_three_evaluations() -> None:

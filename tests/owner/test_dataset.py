@@ -1,15 +1,20 @@
 """Rollouts as a dataset that `datasets` loads, and evidence laid out like a run directory."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
 
 from inspection.recorded import make_run
 from shoal.config import build_config, to_toml
+from shoal.inspection import open_recording
+from shoal.owner import dataset
 from shoal.owner.dataset import over_row, public_settings, write_dataset, write_evidence
 from shoal.policy import bundled_directory
+from shoal.protocol.rollouts import RolloutLimits, read_rollouts, write_rollouts
 from shoal.rundir import RunDirectory
 from support.samples import rollout
 from support.tiny_run import Reports
@@ -43,6 +48,43 @@ def test_the_mask_of_an_episode_leaves_out_what_the_environment_gave() -> None:
     before = [0] * len(row.input_tokens)
     assert over_row(row, 0, [1] * row.sampled_count) == [*before, 1, 1, 0, 0, 0, 1]
     assert over_row(row, 0.0, row.output_logprobs)[len(before) :] == [-1.0, -2.0, 0.0, 0.0, 0.0, -3.0]
+
+
+def test_an_episode_comes_back_as_a_conversation_with_its_mask(run: RunDirectory, tmp_path: Path) -> None:
+    plain = next(iter(open_recording([run.root]).records()))
+    row = replace(rollout(tokens=6), segment_lengths=[2, 3, 1], output_logprobs=[-1.0, -2.0, -3.0])
+    episode = replace(plain, rollout=row, prompt="open the door", segments=("<push>", "it is locked", "<knock>"))
+    dataset._write_table(tmp_path / "train.parquet", [dataset._row(episode, None), dataset._row(plain, None)])
+    first, second = load(tmp_path, tmp_path / "cache")
+    assert first["messages"] == [
+        {"role": "user", "content": "open the door"},
+        {"role": "assistant", "content": "<push>"},
+        {"role": "tool", "content": "it is locked"},
+        {"role": "assistant", "content": "<knock>"},
+    ]
+    assert first["mask"][-6:] == [1, 1, 0, 0, 0, 1]
+    assert first["logprobs"][-6:] == [-1.0, -2.0, 0.0, 0.0, 0.0, -3.0]
+    assert [message["role"] for message in second["messages"]] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"output_tokens": [-1, 2**31 - 1, -(2**31)], "segment_lengths": [3], "output_logprobs": [math.nan]},
+        {"output_logprobs": []},
+        {"reward": math.inf, "task_reward": math.nan, "finish_reason": "\x1b[31m"},
+        {"task_id": "<script>", "target_length": 2**31 - 1},
+    ],
+)
+def test_what_a_cheater_wrote_spoils_no_dataset(lie: dict[str, Any], tmp_path: Path) -> None:
+    run = make_run(bundled_directory(), tmp_path / "run")
+    hostile = run.submissions / "cheat-file.parquet"
+    header, rows = read_rollouts(hostile.read_bytes(), RolloutLimits.of(run.descriptor()))
+    hostile.write_bytes(write_rollouts(header, [replace(row, **lie) for row in rows]))
+    rows_written = write_dataset(run, tmp_path / "rollouts", Reports())
+    loaded = load(tmp_path / "rollouts", tmp_path / "cache")
+    assert len(loaded) == rows_written
+    assert loaded["verdict"].count("accepted") == 4
 
 
 def test_a_file_that_cannot_be_read_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -108,3 +108,18 @@ def test_an_environment_that_cannot_be_started_fails_its_episode_and_nothing_els
     failed = next(episode for episode in episodes if episode.finish_reason == "failed")
     assert "did not start" in failed.why
     assert failed.limited
+
+
+def test_what_goes_wrong_beside_the_environment_is_raised_and_no_turn_is_made_up(run: TinyRun) -> None:
+    requests, episodes = begun(run, [Held(1) for _ in range(4)])
+
+    class Broken(Held):
+        def reset(self, seed: int, task: Any) -> Called:
+            raise TypeError("this task is no JSON")
+
+    for episode in episodes:
+        episode.open_session = lambda: Broken(1)
+    engine = run.engine()
+    with pytest.raises(TypeError, match="no JSON"):
+        play_all(engine, requests, episodes, temperature=1.0)
+    assert engine.generate(requests, temperature=1.0), "the engine is free again"

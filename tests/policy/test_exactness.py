@@ -1,19 +1,21 @@
 """Float32 products are exact or the engine does not start."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.policy import exactness
+from shoal.policy import GenerationRequest, ScoreRequest
 from shoal.policy.embedded.engine import TorchEngine
 from shoal.policy.exactness import PRODUCTS, InexactProductsError, require_exact
 from support.tiny_run import save_policy
 
 CPU = torch.device("cpu")
+BACKENDS: Any = torch.backends
 
 
 def rounded(bits: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -49,15 +51,8 @@ def test_every_kind_of_reduced_product_is_noticed(product: Callable[[Tensor, Ten
         require_exact(CPU, {"linear": product})
 
 
-@pytest.fixture
-def untried() -> Iterator[None]:
-    exactness._require.cache_clear()
-    yield
-    exactness._require.cache_clear()
-
-
 def test_an_engine_on_a_machine_that_reduces_products_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untried: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = save_policy(tmp_path / "policy", seed=0)
     monkeypatch.setitem(PRODUCTS, "linear", rounded(10))
@@ -70,3 +65,50 @@ def test_an_engine_asks_for_exact_products_whatever_was_set_before(tmp_path: Pat
     torch.set_float32_matmul_precision("medium")
     TorchEngine(policy, eos_token_ids=(1,))
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+MODES = {
+    "set_float32_matmul_precision": "torch.set_float32_matmul_precision('medium')",
+    "matrix products of oneDNN": "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'",
+    "all of oneDNN": "torch.backends.mkldnn.fp32_precision = 'bf16'",
+    "every backend": "torch.backends.fp32_precision = 'tf32'",
+    "matrix products of CUDA": "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+    "the old flag of CUDA": "torch.backends.cuda.matmul.allow_tf32 = True",
+}
+
+
+@pytest.fixture
+def modes() -> Iterator[None]:
+    yield
+    BACKENDS.fp32_precision = "none"
+    BACKENDS.mkldnn.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+
+
+def precisions() -> Sequence[str]:
+    return BACKENDS.mkldnn.matmul.fp32_precision, BACKENDS.cuda.matmul.fp32_precision
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_that_a_library_sets_later_is_taken_back_before_every_pass(
+    tmp_path: Path, mode: str, modes: None
+) -> None:
+    engine = TorchEngine(save_policy(tmp_path / "policy", seed=0), eos_token_ids=(1,))
+    generation, scoring = GenerationRequest((2, 3, 4), 7, 4), ScoreRequest((2, 3, 4), (5, 6), 7)
+    exec(MODES[mode])
+    engine.generate([generation], temperature=1.0)
+    assert precisions() == ("ieee", "ieee")
+    exec(MODES[mode])
+    engine.score([scoring], temperature=1.0)
+    assert precisions() == ("ieee", "ieee")
+
+
+def test_a_machine_that_begins_to_reduce_products_gets_no_further_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = save_policy(tmp_path / "policy", seed=0)
+    engine = TorchEngine(policy, eos_token_ids=(1,))
+    engine.load(policy)
+    monkeypatch.setitem(PRODUCTS, "reordered", rounded(7))
+    with pytest.raises(InexactProductsError):
+        engine.load(policy)

@@ -1,7 +1,15 @@
 import pytest
 import torch
 
-from shoal.policy.memory import CachePlan, NotEnoughMemoryError, available_bytes, cache_rows, check_weights
+from shoal.policy.memory import (
+    CachePlan,
+    NotEnoughMemoryError,
+    ShareTooSmallError,
+    available_bytes,
+    cache_rows,
+    check_weights,
+    limit_memory,
+)
 
 GIB = 1 << 30
 
@@ -30,3 +38,21 @@ def test_weights_that_fit_pass() -> None:
 
 def test_this_machine_has_memory() -> None:
     assert available_bytes(torch.device("cpu")) > 1 << 20
+
+
+def test_a_share_that_is_too_small_names_the_flag_and_is_not_tried_again() -> None:
+    limit_memory(500_000_000)
+    try:
+        assert available_bytes(torch.device("cpu")) <= 500_000_000
+        with pytest.raises(
+            ShareTooSmallError, match=r"for it .*--memory 0\.5 is too little for this policy"
+        ) as refused:
+            check_weights(weights_bytes=GIB, staging_bytes=0, available_bytes=GIB - 1, what="it")
+        assert refused.value.permanent
+        with pytest.raises(ShareTooSmallError, match="--memory"):
+            cache_rows(CachePlan(GIB, GIB, 0), wanted=1)
+    finally:
+        limit_memory(0)
+    with pytest.raises(NotEnoughMemoryError) as plain:
+        check_weights(weights_bytes=GIB, staging_bytes=0, available_bytes=0, what="it")
+    assert not plain.value.permanent

@@ -101,3 +101,12 @@ def test_a_rewind_voids_every_later_step_and_version() -> None:
     )
     assert sorted(made.steps) == [0]
     assert made.weights == {0: "a", 1: "b"}
+
+
+def test_steps_without_a_version_are_in_training_only_at_the_end() -> None:
+    rows = [version(0, "a"), recorded(0), version(1, "b"), recorded(1), version(2, "c"), recorded(2), recorded(3)]
+    assert History.of(ledger(*rows)).in_training() == [2, 3]
+    assert History.of(ledger(*rows[:5])).in_training() == []
+    gap = [version(0, "a"), recorded(0), recorded(1), version(2, "c")]
+    assert History.of(ledger(*gap)).in_training() == [], "a version that is missing in between is a finding"
+    assert History.of(ledger(recorded(0))).in_training() == [0]

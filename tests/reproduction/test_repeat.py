@@ -79,9 +79,7 @@ def test_every_step_comes_out_bit_for_bit_and_verdicts_agree(run: Path) -> None:
 @pytest.mark.slow
 def test_one_changed_byte_of_a_rollout_names_the_step_that_used_it(run: Path) -> None:
     path = trained_file(run, step=1)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
+    flip(path)
     done, page, said = reproduced(run, sample=0)
     assert not done
     assert "not reproduced: step 1: The rollout file of step " in page
@@ -117,6 +115,52 @@ def test_a_changed_ledger_or_descriptor_is_refused_with_its_entry(run: Path) -> 
         reproduced(run)
 
 
+def flip(path: Path, at: int | None = None) -> None:
+    """Changes one byte."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if at is None else at] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def entry_of(run: Path, kind: str) -> int:
+    """The number of the last ledger entry of this kind."""
+    lines = (run / "ledger.jsonl").read_bytes().splitlines()
+    return max(number for number, line in enumerate(lines) if f'"kind": "{kind}"'.encode() in line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["verdict", "recorded", "version"])
+def test_one_byte_of_a_verdict_a_secret_or_a_version_in_the_ledger_is_located(run: Path, kind: str) -> None:
+    """A verdict names its file and reasons, a recorded batch its secret, a version its weights."""
+    number = entry_of(run, kind)
+    lines = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    field = {"verdict": b"worker", "recorded": b"step_secret", "version": b"weights"}[kind]
+    body = bytearray(lines[number])
+    at = body.index(field) + len(field) + 12
+    body[at] = ord("0") if body[at] != ord("0") else ord("1")
+    lines[number] = bytes(body)
+    (run / "ledger.jsonl").write_bytes(b"".join(lines))
+    with pytest.raises(ShoalError, match=rf"ledger does not hold: entry {number}\b"):
+        reproduced(run)
+
+
+@pytest.mark.slow
+def test_one_byte_of_any_copy_beside_the_ledger_is_located_although_training_needs_none(run: Path) -> None:
+    shard, manifest = (max((run / "origin" / folder).iterdir()) for folder in ("shards", "manifests"))
+    flip(shard)
+    flip(manifest)
+    (weights,) = (run / "trainer" / "checkpoints" / "step-00000002").glob("*.distcp")
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    flip(run / "trainer" / "machine.json", at=0)
+    done, page, said = reproduced(run, steps=[0], sample=0, threads=1)
+    assert not done
+    assert f"origin/shards/{shard.name} was changed: its name is the digest that it had" in page
+    assert f"origin/manifests/{manifest.name} was changed" in page
+    assert "the checkpoint of version 2 was damaged and cannot be read" in page
+    assert "trainer/machine.json cannot be read" in page
+    assert "step 0: identical" in said
+
+
 @pytest.mark.slow
 def test_a_single_step_begins_at_the_checkpoint_before_it_and_says_what_it_took_on_trust(run: Path) -> None:
     done, page, _ = reproduced(run, steps=[2], sample=2)
@@ -147,6 +191,11 @@ def test_an_export_has_everything_that_others_need(run: Path, tmp_path: Path) ->
     assert sum(row["mask"]) > 0
     assert row["messages"][-1]["role"] == "assistant"
     assert {"accepted", "rejected"} >= set(loaded["verdict"]) - {"none"}
+    (weights,) = out.glob("*.safetensors")
+    flip(weights, at=-1)
+    done, page, _ = reproduced(out, steps=[0], sample=0)
+    assert not done
+    assert "the exported policy is not one that the ledger records" in page
 
 
 def test_steps_are_numbers_and_ranges() -> None:

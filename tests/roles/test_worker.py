@@ -6,6 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from roles.conftest import Fail
+from shoal.cli.main import main
 from shoal.config.schema import EngineKind
 from shoal.errors import ConfigError, RefusedError, UnavailableError
 from shoal.locks import BusyError, hold
@@ -26,6 +27,31 @@ def work(root: Path, **options: Any) -> None:
 def test_two_workers_never_share_a_directory(tmp_path: Path) -> None:
     with hold(tmp_path / "lock", ""), pytest.raises(BusyError, match=r"Another worker uses .* --dir"):
         work(tmp_path)
+
+
+def test_a_home_that_cannot_be_written_is_refused_with_the_flag_that_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file/\.shoal cannot be used: not a directory\. .* with --dir"):
+        work(tmp_path / "file" / ".shoal")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ConfigError, match="permission denied"):
+        work(tmp_path / "read-only")
+
+
+def test_a_user_without_a_home_is_told_what_to_give(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unknown(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", unknown)
+    for words in (("work", URL), ("work", "status"), ("work", "pause"), ("key", "backup", "--plain", "copy")):
+        with pytest.raises(SystemExit) as end:
+            main(list(words))
+        assert end.value.code == 78
+        assert "this user has no home. Set HOME, or name a directory with --dir" in capsys.readouterr().err
 
 
 def test_no_key_is_made_for_a_run_that_cannot_be_reached(fail: Fail, tmp_path: Path) -> None:

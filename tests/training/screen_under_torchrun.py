@@ -36,7 +36,7 @@ def coordinator_of(world: World) -> FakeCoordinator:
     record_batch(coordinator, 2)
     coordinator.batches[0] = api.BatchAnswer(batch=proposed)
     if not world.is_main:
-        for path in ("/v1/batches", "/v1/versions", "/v1/run"):
+        for path in ("/v1/batches", "/v1/versions", "/v1/run", "/v1/submissions"):  # files: one rank per node
             coordinator.refusals[path] = Refuse("asked", "Only the main rank may ask.")
     return coordinator
 

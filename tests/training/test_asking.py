@@ -13,7 +13,7 @@ import torch
 from shoal.errors import RefusedError, UnavailableError
 from shoal.protocol import api
 from shoal.training import World
-from shoal.training.asking import act_as_one, ask_as_one
+from shoal.training.asking import FETCHED, REFUSED, act_as_one, ask_as_one, fetch_for_node
 
 MODULE = "training.screen_under_torchrun"
 TOLERANCE = 1e-6
@@ -108,3 +108,33 @@ def test_two_ranks_screen_recall_and_hear_of_a_rewind_as_one_does(model_dir: Pat
     for name, tensor in alone["weights"].items():
         for rank in (main, other):
             torch.testing.assert_close(rank["weights"][name], tensor, atol=TOLERANCE, rtol=0)
+
+
+def test_a_rank_that_does_not_lead_its_node_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [FETCHED + b"rollouts", REFUSED + b'{"code": "gone", "message": "Away.", "hint": "", "permanent": false}']
+    monkeypatch.setattr(World, "leads_node", property(lambda world: False))
+    monkeypatch.setattr(World, "share_on_node", lambda world, data: said.pop(0))
+    follower = World(1, 2, node=object())  # type: ignore[arg-type]
+
+    def fetch() -> bytes:
+        raise AssertionError("fetched twice on one node")
+
+    assert fetch_for_node(follower, fetch) == b"rollouts"
+    with pytest.raises(RefusedError, match="Away"):
+        fetch_for_node(follower, fetch)
+
+
+def test_the_first_rank_of_a_node_fetches_for_the_others_and_passes_errors_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[bytes] = []
+    monkeypatch.setattr(World, "leads_node", property(lambda world: True))
+    monkeypatch.setattr(World, "share_on_node", lambda world, data: said.append(data) or data)  # type: ignore[func-returns-value]
+    leader = World(0, 2, node=object())  # type: ignore[arg-type]
+    assert fetch_for_node(leader, lambda: b"rollouts") == b"rollouts"
+
+    def refuse() -> bytes:
+        raise RefusedError("gone", "Away.")
+
+    with pytest.raises(RefusedError):
+        fetch_for_node(leader, refuse)
+    assert said[0] == FETCHED + b"rollouts"
+    assert said[1].startswith(REFUSED)

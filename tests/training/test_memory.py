@@ -4,14 +4,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from shoal.config import TrainingConfig
+from shoal.config import TrainingConfig, build_config
 from shoal.policy import bundled_directory
-from shoal.training.memory import ModelShape, model_shape, plan_memory
+from shoal.policy.directory import read_config
+from shoal.policy.memory import NotEnoughMemoryError
+from shoal.training import Group, Sample, Trainer
+from shoal.training.memory import ModelShape, check_training_memory, model_shape, plan_memory, shape_of
 from shoal.training.model.distributed import World
 from shoal.training.model.model import load_policy
 from shoal.training.packing.bins import build_packed
 from shoal.training.packing.packing import group_by_prompt
+
+from .allocations import PeakBytes
 
 SHAPES = Path(__file__).parents[2] / "configs" / "shapes"
 
@@ -65,6 +71,66 @@ def test_more_ranks_and_less_keeping_need_less() -> None:
     assert no_kl.parts["reference policy"] == 0
     eager = plan_memory(shape, config.model_copy(update={"activation_checkpointing": False}), ranks=8)
     assert eager.parts["activations"] > 10 * one.parts["activations"]
+
+
+TINY = (
+    {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "vocab_size": 512},
+    {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 6, "vocab_size": 2048},
+)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("sizes", TINY, ids=["small", "deeper"])
+def test_the_plan_is_within_a_tenth_of_the_measured_peak(
+    tmp_path: Path, sizes: dict[str, int], checkpointing: bool, dtype: str
+) -> None:
+    """Two mini-batches, so that gradients and moments are there when activations are at their highest."""
+    tokens, vocabulary = 512, sizes["vocab_size"]
+    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    training = TrainingConfig.model_validate(
+        {"device": "cpu", "kl_beta": 0.0, "micro_batch_tokens": tokens, "minibatches": 1, "learning_rate": 1e-6}
+        | {"activation_checkpointing": checkpointing, "compute_dtype": dtype}
+    )
+    trainer = Trainer(training, tmp_path / "model", work_dir=tmp_path, temperature=1.0, seed=0)
+    rows = [[(7 * row + place) % vocabulary for place in range(tokens // 4 - 8)] for row in range(16)]
+    groups = [
+        Group(
+            f"0/0/{number}",
+            [Sample([1, 2, 3, 4], rows[4 * number + place], float(place % 2), float(place % 2)) for place in range(4)],
+        )
+        for number in range(4)
+    ]
+    trainer.train_step(groups)  # makes the moments
+    moments = [tensor for state in trainer._optimiser.state.values() for tensor in state.values()]
+    with PeakBytes([*trainer.policy.parameters(), *moments]) as measured:
+        trainer.train_step(groups)
+    shape = shape_of(read_config(tmp_path / "model"), "tiny")
+    planned = plan_memory(shape, training, ranks=1, on_gpu=False)
+    assert planned.total_bytes == pytest.approx(measured.peak, rel=0.1)
+
+
+def test_rows_longer_than_a_bin_are_planned_for() -> None:
+    """They ran out of memory: the plan counted a bin, and a completion is never cut."""
+    shape = model_shape("Qwen/QwQ-32B", SHAPES)
+    config = TrainingConfig(micro_batch_tokens=4096, activation_checkpointing=True)
+    short, long = (plan_memory(shape, config, ranks=8, longest_row=rows) for rows in (2048, 32_768))
+    assert short == plan_memory(shape, config, ranks=8)
+    assert long.parts["activations"] == 8 * short.parts["activations"]
+
+
+def test_a_training_that_does_not_fit_is_refused_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = model_shape("bundled")
+    config = build_config(
+        {"rollouts": {"max_new_tokens": 40_000}, "training": {"micro_batch_tokens": 512, "device": "cpu"}}
+    )
+    needed = plan_memory(shape, config.training, ranks=1, on_gpu=False, longest_row=40_512).total_bytes
+    monkeypatch.setattr("shoal.training.memory.available_bytes", lambda device: needed)
+    check_training_memory(config, shape, World())
+    monkeypatch.setattr("shoal.training.memory.available_bytes", lambda device: needed - 1)
+    with pytest.raises(NotEnoughMemoryError, match=r"(?s)activations.*40512 tokens.*rollouts.max_new_tokens"):
+        check_training_memory(config, shape, World())
 
 
 def test_text_has_a_line_per_part_and_the_total() -> None:

@@ -17,7 +17,7 @@ from shoal.metrics import EventLog
 from shoal.protocol import api
 from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
 from shoal.training import DivergedError, Group, Trackers, Trainer
-from shoal.training.checkpoints import CheckpointError
+from shoal.training.disks import CheckpointError
 from shoal.training.publisher import RepeatedStepError
 from shoal.training.service import StepRecord, TrainerService
 from shoal.training.snapshots import Snapshot
@@ -87,6 +87,8 @@ def record_batch(
         ],
         dropped={"no_signal": 3},
         generated_groups=5,
+        generated_reward_mean=0.55,
+        generated_task_reward_mean=0.6,
     )
     coordinator.batches[step] = api.BatchAnswer(batch=batch)
     return batch
@@ -190,6 +192,8 @@ def test_the_report_of_a_step_travels_with_its_version(start: Start, coordinator
     report = coordinator.versions[0].report
     assert report["task_reward_mean"] == pytest.approx(0.25)
     assert report["generated_groups"] == 5
+    assert (report["generated_reward_mean"], report["generated_task_reward_mean"]) == (0.55, 0.6)
+    assert "kl_behaviour" not in report, "no group was audited"
     assert report["dropped_no_signal"] == 3
     for phase in ("time_wait_batch_s", "time_fetch_s", "time_old_logprobs_s", "time_update_s", "time_stage_s"):
         assert isinstance(report[phase], float)
@@ -203,24 +207,62 @@ LOGGED = (
 )
 
 
-@pytest.mark.parametrize("groups", [2, 0])
-def test_the_record_of_a_step_holds_every_figure(
-    start: Start, coordinator: FakeCoordinator, config: ShoalConfig, tmp_path: Path, groups: int
-) -> None:
-    record_batch(coordinator, 0, groups=groups, verified=True)
+MEANS = (
+    "reward_mean",
+    "task_reward_mean",
+    "kl_behaviour",
+    "kl_update",
+    "entropy",
+    "ratio_mean",
+    "age_mean",
+    "age_histogram",
+)
+
+
+def recorded_step(start: Start, config: ShoalConfig, tmp_path: Path) -> dict[str, object]:
+    """What one step writes about itself."""
     once = config.model_copy(update={"run": config.run.model_copy(update={"steps": 1})})
     trackers = Trackers(tmp_path)
     start(once, trackers=trackers).run()
     trackers.close()
     (line,) = (tmp_path / "steps.jsonl").read_text().splitlines()
-    record = json.loads(line)
+    record: dict[str, object] = json.loads(line)
+    return record
+
+
+def test_the_record_of_a_step_holds_every_figure(
+    start: Start, coordinator: FakeCoordinator, config: ShoalConfig, tmp_path: Path
+) -> None:
+    record_batch(coordinator, 0, verified=True)
+    record = recorded_step(start, config, tmp_path)
     assert [name for name in LOGGED if not isinstance(record.get(name), float | int)] == []
-    assert record["age_histogram"] == ({"0": 8} if groups else {})
+    assert record["age_histogram"] == {"0": 8}
     assert record["zero_signal_fraction"] == 3 / 5
-    if groups:
-        assert record["truncation_rate"] == 1 / 4
-        assert record["length_term_mean"] == pytest.approx(-0.025)
-        assert record["kl_behaviour"] > 0
+    assert record["truncation_rate"] == 1 / 4
+    assert record["length_term_mean"] == pytest.approx(-0.025)
+    assert float(str(record["kl_behaviour"])) > 0
+
+
+def test_a_step_without_groups_has_counts_and_times_and_no_means(
+    start: Start, coordinator: FakeCoordinator, config: ShoalConfig, tmp_path: Path
+) -> None:
+    record_batch(coordinator, 0, groups=0)
+    record = recorded_step(start, config, tmp_path)
+    assert [name for name in MEANS if name in record] == []
+    assert (record["samples"], record["generated_groups"], record["generated_reward_mean"]) == (0, 5, 0.55)
+
+
+def test_a_guard_that_sees_no_audited_group_says_so_and_when_it_is_back(
+    start: Start, coordinator: FakeCoordinator
+) -> None:
+    reports, metrics = Reports(), EventLog()
+    for step, verified in enumerate((False, False, True)):
+        record_batch(coordinator, step, verified=verified)
+    assert start(report=reports, metrics=metrics).run()
+    said = [line for line in reports if "training.kl_limit" in line]
+    assert ["cannot guard" in said[0], "guards against lag again" in said[1], len(said)] == [True, True, 2]
+    assert said[0].startswith("step 0")
+    assert said[1].startswith("step 2")
 
 
 def test_a_batch_that_diverges_is_undone_and_the_run_goes_on_without_its_bad_groups(

@@ -12,7 +12,6 @@ from shoal.errors import ConfigError
 from shoal.training import BatchError, DivergedError, Group, Sample, Trainer
 from shoal.training.objective.advantages import ADVANTAGES
 from shoal.training.packing.batch import choose_members
-from shoal.training.trainer import learning_rate
 
 Groups = Callable[..., list[Group]]
 
@@ -124,6 +123,7 @@ def test_step_reports_what_happened(model_dir: Path, tmp_path: Path, groups: Gro
     assert report.reward_mean == 0.5
     assert report.trained_tokens == sum(len(sample.output_tokens) for group in batch for sample in group.samples)
     assert 0 < report.behaviour_fraction < 1
+    assert report.kl_behaviour is not None
     assert report.kl_behaviour > 0
     assert report.kl_reference > 0
     assert report.as_dict()["entropy"] > 0
@@ -216,9 +216,35 @@ def test_penalty_without_a_limit_is_refused(model_dir: Path, tmp_path: Path) -> 
         Trainer(TrainingConfig(overlong="penalise"), model_dir, work_dir=tmp_path, temperature=1.0, seed=0)
 
 
-def test_learning_rate_warms_up_linearly() -> None:
-    config = TrainingConfig(learning_rate=1.0, warmup_steps=4)
-    assert [learning_rate(config, update) for update in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+def test_a_schedule_lowers_the_rate_that_the_optimiser_uses(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    config = TrainingConfig(learning_rate=1e-3, warmup_steps=0, schedule="linear", kl_beta=0.0, device="cpu")
+    trainer = Trainer(config, model_dir, work_dir=tmp_path, temperature=0.9, seed=3, steps=2)
+    rates = [trainer.train_step(groups(step)).learning_rate for step in range(2)]
+    assert rates == pytest.approx([7.5e-4, 2.5e-4])
+    assert trainer._optimiser.param_groups[0]["lr"] == pytest.approx(2.5e-4)
+
+
+def test_a_schedule_without_an_end_is_refused(model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="number of training steps"):
+        make_trainer(model_dir, tmp_path, schedule="cosine")
+
+
+def test_both_forms_of_the_divergence_pull_to_the_reference(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
+    """With equal rewards only the KL term has a gradient; the policy was moved away from the reference first."""
+    apart = {}
+    for form in ("loss", "reward"):
+        settings = {"kl_form": form, "kl_beta": 0.5, "learning_rate": 2e-2, "warmup_steps": 0, "entropy_eta": 0.0}
+        trainer = make_trainer(model_dir, tmp_path, kl_limit=99.0, max_grad_norm=1.0, **settings)
+        with torch.no_grad():
+            for number, parameter in enumerate(trainer.policy.parameters()):
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+        level = groups(1)
+        for group in level:
+            for sample in group.samples:
+                sample.reward = sample.task_reward = 0.0
+        apart[form] = [trainer.train_step(level).kl_reference for _ in range(6)]
+        assert apart[form][-1] < 0.5 * apart[form][0]
+    assert apart["loss"][1] != apart["reward"][1]
 
 
 def test_activation_checkpointing_changes_no_bit(model_dir: Path, tmp_path: Path, groups: Groups) -> None:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shoal.policy.reward_model import RewardModel, build_classifier
 from shoal.protocol.rollouts import Rollout
 from shoal.protocol.segments import sampled_values, split_segments
 from shoal.protocol.verdicts import Reason, Severity, severity
@@ -15,9 +17,10 @@ from shoal.tasks.rewards import ScoringBudget
 from shoal.tasks.workload import Workload
 from shoal.validation import Checked, RejectedError, audit, check_claims, load_calibration
 from shoal.validation.replays import replay_rows
+from shoal.validation.reward_models import RewardModelScorer
 from shoal.worker.cheaters import ForgedToolCheater, HiddenTurnCheater
 from support.submissions import Submission, submit
-from support.tiny_run import TinyRun, make_tiny_run
+from support.tiny_run import TinyRun, make_tiny_run, save_policy
 
 MODULE = "tasks.environments.own_environments"
 VOCABULARY = 320
@@ -195,6 +198,46 @@ def test_a_failing_environment_ends_the_episode_at_the_worker_and_in_the_replay(
     assert all(name in checked.rewards[number].why for number in failed)
 
 
+def test_an_environment_that_never_ends_is_ended_by_the_limit_of_turns_or_tokens(tmp_path: Path) -> None:
+    run = make_tiny_run(tmp_path, environment=f"{MODULE}:Endless")
+    sent = submit(run)
+    ended = [row for row in sent.rollouts if row.finish_reason == "turns"]
+    assert ended
+    assert {len(row.segment_lengths) for row in ended} == {7}, "four turns"
+    assert {row.task_reward for row in ended} == {2.0}
+    assert {row.finish_reason for row in sent.rollouts} <= {"turns", "context", "length"}
+    assert all(reward.scored for reward in check(run, sent).rewards)
+
+
+def test_an_environment_that_hangs_costs_its_episodes_and_is_nobodys_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.tasks.environments.host.WALL_SLACK", 0.3)
+    monkeypatch.setattr("shoal.validation.replays.REPLAY_SLACK", 1.0)
+    run = make_tiny_run(tmp_path, environment=f"{MODULE}:Hangs")
+    sent = submit(run)
+    hung = [number for number, row in enumerate(sent.rollouts) if row.finish_reason == "failed"]
+    assert hung
+    rewards = check(run, sent).rewards
+    assert all("Hangs took too long in turn 1" in rewards[number].why for number in hung)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_failure_that_nobody_else_sees_is_not_used_and_often_is_an_anomaly(
+    run: TinyRun, honest: Submission, count: int
+) -> None:
+    """A worker may not choose its episodes by saying that the environment failed in the others."""
+    rows = [number for number, row in enumerate(honest.rollouts) if len(row.segment_lengths) > 1][:count]
+    sent = honest
+    for row in rows:
+        penalty = honest.rollouts[row].length_penalty
+        sent = sent.changed(row, partial(replace, finish_reason="failed", task_reward=0.0, reward=-penalty))
+    if count == 1:
+        assert not check(run, sent).rewards[rows[0]].scored
+    else:
+        assert severity(reason_of(run, sent)[0]) is Severity.ANOMALY
+
+
 def test_replaying_stops_when_a_submission_has_cost_enough(run: TinyRun, honest: Submission) -> None:
     """No worker could have paid for that either; a clock that ran out is not held against one."""
     items = run.workload.items(bytes.fromhex(honest.lease.slot_seed))
@@ -214,3 +257,17 @@ def budgeted(run: TinyRun, budget: ScoringBudget) -> Workload:
 def test_the_cheaters_of_the_demo_are_caught(run: TinyRun) -> None:
     assert reason_of(run, submit(run, kind=ForgedToolCheater))[0] is Reason.REPLAY
     assert reason_of(run, submit(run, kind=HiddenTurnCheater))[0] is Reason.REPLAY
+
+
+def test_a_reward_model_ranks_whole_episodes_and_leaves_what_the_environment_gave(
+    run: TinyRun, honest: Submission, tmp_path: Path
+) -> None:
+    build_classifier(save_policy(tmp_path / "base", seed=5)).save_pretrained(tmp_path / "base")
+    model, checked = RewardModel(str(tmp_path / "base")), check(run, honest)
+    amended = RewardModelScorer({"polite": model}, {"task": 1.0, "reward_model:polite": 0.1}).amend(checked)
+    for rows in checked.rows_by_group().values():
+        prompt = checked.items[rows[0]].prompt_tokens
+        chances = model.rank(prompt, [honest.rollouts[row].output_tokens for row in rows])
+        gained = [amended.rewards[row].total - checked.rewards[row].total for row in rows]
+        assert gained == pytest.approx([0.1 * chance for chance in chances])
+    assert [one.task_reward for one in amended.rewards] == [one.task_reward for one in checked.rewards]

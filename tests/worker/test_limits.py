@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal.contributor.control import Control
+from shoal.contributor.control import Control, WorkerStatus
 from shoal.contributor.limits import Conditions, Limits
 from shoal.contributor.watch import LimitWatch, MemoryLimitError
 from shoal.protocol import api
@@ -59,6 +59,57 @@ class Desk:
 @pytest.fixture
 def contributor(tiny_run: TinyRun) -> Contributor:
     return Contributor(tiny_run, 0)
+
+
+@pytest.fixture(autouse=True)
+def listens_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.worker.weights.LISTEN_S", 0.001)
+
+
+def test_a_wish_to_leave_is_met_while_the_first_version_is_still_coming(tiny_run: TinyRun, tmp_path: Path) -> None:
+    waiting = Contributor(tiny_run)  # no version is published, so its download never ends
+    desk = Desk(waiting, tmp_path)
+    told: list[str] = []
+    tell = desk.control.tell
+
+    def note(status: WorkerStatus) -> None:
+        told.append(f"{status.state}: {status.activity}")
+        tell(status)
+        desk.control.set_wish("finish")
+
+    desk.control.tell = note  # type: ignore[method-assign]
+    with pytest.raises(SystemExit) as end:
+        waiting.worker.run()
+    assert end.value.code == 0
+    assert told[0] == "joining: fetching the policy"
+    assert told[-1].startswith("finishing")
+    assert waiting.reports.some("leaving: no slot is held")
+    assert waiting.coordinator.registered == []
+
+
+def test_a_machine_that_goes_on_battery_while_it_joins_fetches_nothing_further(
+    tiny_run: TinyRun, tmp_path: Path
+) -> None:
+    joining = Contributor(tiny_run, 0)
+    desk = Desk(joining, tmp_path, Limits(not_on_battery=True), Conditions(on_battery=True), pace_s=10.0)
+    joining.coordinator.finish()
+    looks = 0
+    look = desk.watch.look
+
+    def counted() -> None:
+        nonlocal looks
+        looks += 1
+        look()
+        if looks == 20:
+            assert joining.worker.weights._is_held
+            desk.seen = Conditions()
+
+    desk.watch.look = counted  # type: ignore[method-assign]
+    joining.worker.weights.hold(True)
+    joining.worker.run()
+    assert looks > 20
+    assert joining.reports.some("resting: this machine is on battery")
+    assert joining.reports.some("working again")
 
 
 def test_on_battery_slots_go_back_and_on_mains_work_goes_on(contributor: Contributor, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 
 import pytest
+from pydantic import BaseModel
 
 from shoal.errors import ConfigError, IntegrityError, RefusedError, UnavailableError
 from shoal.metrics import EventLog
@@ -125,7 +126,7 @@ class Contributor:
 @pytest.fixture(autouse=True)
 def eight_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as a slot has samples, so that slots follow each other."""
-    monkeypatch.setattr("shoal.worker.loop.PROBED_ROWS", (8,))
+    monkeypatch.setattr("shoal.worker.machine.PROBED_ROWS", (8,))
 
 
 @pytest.fixture
@@ -170,7 +171,7 @@ def test_leases_are_taken_when_they_are_needed_and_not_before(contributor: Contr
     held: list[int] = []
 
     def count() -> None:
-        held.append(sum(len(slot.waiting) for slot in contributor.worker._slots))
+        held.append(contributor.worker.generation.waiting)
 
     contributor.engine.on_step = count
     contributor.coordinator.grant(*(make_lease(slot) for slot in range(12)))
@@ -397,11 +398,11 @@ def test_a_slot_that_cannot_end_in_time_is_given_back_before_it_begins(contribut
     contributor.coordinator.finish()
 
     def slow_down() -> None:
-        worker._rates.step_s = 1e6
+        worker.generation.rates.step_s = 1e6
 
     at_step(contributor, 2, slow_down)
-    worker._lengths.observe(16, 40)
-    worker._lengths.observe(32, 40)
+    worker.generation.lengths.observe(16, 40)
+    worker.generation.lengths.observe(32, 40)
     worker.run()
     assert contributor.submitted == ["lease-3-0", "lease-3-2"]
     assert contributor.coordinator.returned == ["lease-3-1"]
@@ -524,7 +525,7 @@ def test_generation_goes_on_while_slots_are_uploaded(contributor: Contributor) -
 
     def look() -> None:
         if (
-            len(contributor.worker._slot_of)
+            contributor.worker.generation.running
             and contributor.engine.diary.count("enter 8")
             and _entered(contributor) > 16
         ):
@@ -656,6 +657,55 @@ def test_an_upload_that_never_arrives_costs_one_submission_and_nothing_else(cont
     contributor.worker.run()
     assert contributor.submitted == ["lease-3-1"]
     assert contributor.reports.some("step 3 slot 0 could not be submitted")
+
+
+def refuse_the_first(contributor: Contributor, times: int, *, after: int = 0) -> None:
+    """The coordinator calls the machine too slow so often, once it has registered `after` times."""
+    coordinator, asked = contributor.coordinator, 0
+    accept = coordinator._register
+
+    def register(rest: str, content: bytes) -> BaseModel:
+        nonlocal asked
+        asked += 1
+        if after < asked <= after + times:
+            raise Refuse("too_slow", "At 3 tokens/s a slot takes up to 213 s; leases of this run last 60 s.", 422)
+        return accept(rest, content)
+
+    coordinator._register = register  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def measures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.worker.loop.MEASURE_AGAIN_S", 0.0)
+
+
+@pytest.mark.usefixtures("measures_at_once")
+def test_a_machine_that_was_busy_while_it_was_measured_is_measured_again(contributor: Contributor) -> None:
+    refuse_the_first(contributor, 2)
+    contributor.coordinator.finish()
+    contributor.worker.run()
+    assert len(contributor.coordinator.registered) == 1
+    assert sum("Measuring again in" in line for line in contributor.reports) == 2
+
+
+@pytest.mark.usefixtures("measures_at_once")
+def test_a_machine_that_stays_too_slow_leaves(contributor: Contributor) -> None:
+    refuse_the_first(contributor, 3)
+    with pytest.raises(RefusedError, match="At 3 tokens/s a slot takes up to 213 s"):
+        contributor.worker.run()
+    assert contributor.coordinator.registered == []
+
+
+def test_a_worker_whose_machine_slows_down_meanwhile_goes_on(
+    contributor: Contributor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.worker.machine.Machine.update_speed", lambda *_: True)
+    refuse_the_first(contributor, 9, after=1)
+    contributor.coordinator.grant(make_lease(0), make_lease(1))
+    contributor.coordinator.finish()
+    contributor.worker.run()
+    assert contributor.submitted == ["lease-3-0", "lease-3-1"]
+    assert contributor.reports.some("Work goes on: slots that cannot end in time go back")
 
 
 def test_the_machine_is_measured_and_reported(contributor: Contributor) -> None:

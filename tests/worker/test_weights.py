@@ -221,3 +221,66 @@ def test_a_relay_that_serves_the_old_head_after_a_rewind_is_overruled(
         only_stale.close()
     finally:
         server.stop()
+
+
+class SlowWeights(DiskWeights):
+    """A version of five shards; the machine begins to rest behind the second one, and only a second fetch gets them all."""
+
+    def __init__(self, versions: dict[int, Path]) -> None:
+        super().__init__(versions, [0])
+        self.shards: list[int] = []
+        self.rest: Callable[[], None] = lambda: None
+
+    def fetch_newest(
+        self, *, deadline_s: float = 600, on_progress: Callable[[DownloadProgress], None] | None = None
+    ) -> tuple[VersionEntry, Path]:
+        assert on_progress is not None
+        for shard in range(5):
+            self.shards.append(shard)
+            if len(self.shards) == 2:
+                self.rest()
+            on_progress(DownloadProgress(0, 500, bytes_done=100 * shard))
+        return super().fetch_newest(deadline_s=deadline_s, on_progress=on_progress)
+
+
+def test_a_rest_ends_a_fetch_behind_its_shard_and_work_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.worker.weights.RETRY_S", 0.001)
+    monkeypatch.setattr("shoal.worker.weights.LISTEN_S", 0.001)
+    weights, said = SlowWeights({0: tmp_path}), Reports()
+    follower = WeightFollower(weights, keep_versions=3, report=said)  # type: ignore[arg-type]
+    weights.rest = lambda: follower.hold(True)
+    listened = 0
+
+    def listen() -> None:
+        nonlocal listened
+        listened += 1
+        if weights.shards == [0, 1] and listened > 20:
+            follower.hold(False)
+
+    follower.start()
+    try:
+        held = follower.wait_for_any(DEADLINE_S, listen=listen)
+    finally:
+        follower.stop()
+    assert held.version == 0
+    assert weights.shards == [0, 1, 0, 1, 2, 3, 4]
+    assert said == [], "a rest is no failure"
+
+
+def test_time_spent_resting_does_not_count_as_relays_that_deliver_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.worker.weights.LISTEN_S", 0.001)
+    follower = WeightFollower(DiskWeights({}), keep_versions=3)  # type: ignore[arg-type]
+    follower.hold(True)
+    listened = 0
+
+    def listen() -> None:
+        nonlocal listened
+        listened += 1
+        if listened == 50:
+            follower.hold(False)
+
+    with pytest.raises(UnavailableError, match="No relay delivered"):
+        follower.wait_for_any(0.01, listen=listen)
+    assert listened > 50

@@ -34,6 +34,12 @@ AskedThinking = Annotated[
         help="Open a think tag; without it the whole completion is the answer. Default: as the run does, or yes.",
     ),
 ]
+Environment = Annotated[
+    str | None,
+    typer.Option(
+        help="What tasks meet that name no environment: a built-in one or module:Class; default: the run's, or none."
+    ),
+]
 Processes = Annotated[int, typer.Option(min=1, help="Copies of the model that work at once.")]
 RayAddress = Annotated[
     str | None, typer.Option("--ray", help="Address of a Ray cluster to work on; `auto` finds the one of this machine.")
@@ -56,6 +62,7 @@ class Asking:
     target_lengths: Targets = None
     system_prompt: AskedPrompt = None
     thinking: AskedThinking = None
+    environment: Environment = None
     engine: EngineName = "torch"
     processes: Processes = 1
     ray: RayAddress = None
@@ -69,6 +76,7 @@ class Asking:
             "temperature": self.temperature,
             "max_new_tokens": self.max_new_tokens,
             "target_lengths": _lengths(self.target_lengths),
+            "environment": self.environment,
         }
         style = {"system_prompt": self.system_prompt, "thinking": self.thinking}
         usual = self._usual_settings()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.cli.flags import in_home
 from shoal.errors import ConfigError
 from shoal.identity import Keypair
 from shoal.rundir import is_address
@@ -37,8 +38,11 @@ def install(
     from shoal.contributor.service import Manager
 
     manager, service = Manager.of_user(), _service(name, work)
+    _check_free(service)
     manager.install(service, start=not no_start)
     typer.echo(f"wrote {manager.path(service.unit)}")
+    if not service.is_confined:
+        typer.echo("this system allows no user namespaces, so the service may write wherever you may", err=True)
     if no_start:
         typer.echo(f"start it with: systemctl --user daemon-reload && systemctl --user enable --now {service.unit}")
     else:
@@ -86,7 +90,7 @@ def backup(
     if plain and passphrase_file is not None:
         raise ConfigError("--plain and --passphrase-file exclude each other.", hint="Give one of them.")
     passphrase = None if plain else _passphrase(passphrase_file, confirm=True)
-    public = write_backup(key.expanduser(), file, passphrase)
+    public = write_backup(in_home(key), file, passphrase)
     typer.echo(f"wrote {file}: key {public[:12]}…")
     if plain:
         typer.echo(
@@ -102,31 +106,48 @@ def restore(
     from shoal.contributor.keys import is_encrypted, restore_backup
 
     passphrase = _passphrase(passphrase_file, confirm=False) if is_encrypted(file) else None
-    public = restore_backup(file, key.expanduser(), passphrase)
+    public = restore_backup(file, in_home(key), passphrase)
     typer.echo(f"{key} holds key {public[:12]}…; its credit and trust state come with it")
 
 
 def _service(name: str, words: list[str]) -> "Service":
     """Checks the words as `shoal work` would, so that a mistake is seen now and not in a log."""
-    from shoal.cli.work import work_app
-    from shoal.contributor.service import Service, check_name
+    from shoal.cli.work import memory_bytes, work_app
+    from shoal.contributor import Hours
+    from shoal.contributor.service import Service, can_confine, check_lasting, check_name
 
+    check_lasting(Path(sys.prefix), in_home(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")))
     group = typer.main.get_command(work_app)
     command = group.commands["join"]  # type: ignore[attr-defined]
     with command.make_context("shoal work", list(words), resilient_parsing=False) as context:
         given = context.params
-    directory = Path(given["dir"]).expanduser().absolute()
+    if given["hours"]:
+        Hours.parse(given["hours"])
+    directory = in_home(Path(given["dir"])).absolute()
     if given["key"] is not None:  # the service may read it, and write nowhere but to its directory
-        Keypair.load_or_create(Path(given["key"]).expanduser().absolute())
+        Keypair.load_or_create(in_home(Path(given["key"])).absolute())
     return Service(
         name=check_name(name),
         command=(sys.executable, "-m", "shoal"),
         arguments=_with_absolute_paths(words),
         directory=directory,
         cpus=given["cpus"],
-        memory_bytes=int(given["memory"] * 1e9),
+        memory_bytes=memory_bytes(given["memory"]),
         variables=[(variable, os.environ[variable]) for variable in KEPT_VARIABLES if variable in os.environ],
+        is_confined=can_confine(),
     )
+
+
+def _check_free(service: "Service") -> None:
+    """A worker that runs there already would keep the service out, which only its log would tell."""
+    from shoal.contributor import Control
+    from shoal.contributor.service import Manager, ServiceError
+
+    if Control(service.directory).is_running() and not Manager.of_user().path(service.unit).exists():
+        raise ServiceError(
+            f"A worker runs in {service.directory}.",
+            hint="End it with `shoal work finish`, or give the service its own --dir.",
+        )
 
 
 def _with_absolute_paths(words: list[str]) -> list[str]:
@@ -135,7 +156,7 @@ def _with_absolute_paths(words: list[str]) -> list[str]:
     for word in rest:
         option, equals, value = word.partition("=")
         if option in ("--dir", "--key", "--ca"):
-            path = Path(value if equals else next(rest)).expanduser().absolute()
+            path = in_home(Path(value if equals else next(rest))).absolute()
             kept += [] if option == "--dir" else [option, str(path)]
         elif not word.startswith("-") and not is_address(word) and Path(word).exists():
             kept.append(str(Path(word).absolute()))

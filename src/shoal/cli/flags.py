@@ -15,6 +15,7 @@ import typer
 
 from shoal.config import ShoalConfig, to_toml
 from shoal.config.schema import EngineKind
+from shoal.errors import ConfigError
 from shoal.rundir import RunDirectory, load_run
 
 Where = Annotated[
@@ -114,3 +115,13 @@ def report(text: str) -> None:
     if os.environ.get("RANK", "0") == "0":
         typer.echo(text)
         sys.stdout.flush()
+
+
+def in_home(path: Path) -> Path:
+    """With `~` in place. A user without a home, as containers have, is told what to give instead."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"{path} cannot be found: this user has no home.", hint="Set HOME, or name a directory with --dir."
+        ) from None

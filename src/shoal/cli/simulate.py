@@ -33,20 +33,21 @@ def simulate(
     from shoal.cli.progress import progress_bar
     from shoal.observe.simulated import simulated_curve, simulated_table, write_figure
     from shoal.simulation.swarm import run_swarm
+    from shoal.simulation.swarm.spec import with_values
 
     if write is not None:
         _write_measured(scenario, write)
         return
     if plot is not None and plot.suffix not in (".svg", ".png"):
         raise ConfigError(f"A figure is a .svg or .png file, not {plot.name}.", hint="Give --plot a name that ends so.")
-    spec = _spec(scenario)
     given = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
-    spec = spec.model_copy(update={"run": spec.run.model_copy(update=given)})
+    spec = with_values(_spec(scenario), run=given)
     with progress_bar(f"simulating {spec.machines} workers") as progress:
         result = run_swarm(spec, progress)
     report(simulated_table(result))
     report(f"\n{simulated_curve(result)}")
     if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(json_file, json.dumps(result.to_json(), indent=1).encode() + b"\n")
     if plot is not None:
         write_figure([result], plot)

@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from shoal.cli.extras import with_extra
-from shoal.cli.flags import Authority, EngineName, Joinable, Threads, report
+from shoal.cli.flags import Authority, EngineName, Joinable, Threads, in_home, report
+from shoal.errors import ConfigError
 
 Dir = Annotated[Path, typer.Option("--dir", help="Where your key, the weights and logs are kept.")]
 WorkerDir = Annotated[Path, typer.Option("--dir", help="The worker's directory.")]
@@ -71,13 +73,13 @@ def join(
     from shoal.owner.control import find_address
     from shoal.roles import worker as role
 
-    limits = Limits(when == "idle", not_on_battery, Hours.parse(hours) if hours else None, int(memory * 1e9))
+    limits = Limits(when == "idle", not_on_battery, Hours.parse(hours) if hours else None, memory_bytes(memory))
     url, known_key = find_address(where)
     role.work(
         url,
         report,
-        root=dir.expanduser(),
-        key_file=key.expanduser() if key else None,
+        root=in_home(dir),
+        key_file=in_home(key) if key else None,
         run_key=run_key or known_key,
         name=name,
         threads=threads,
@@ -88,6 +90,13 @@ def join(
         metrics_port=metrics_port,
         share=role.Share(limits, cpus, nice),
     )
+
+
+def memory_bytes(gigabytes: float) -> int:
+    """A number may also be none, or have no end."""
+    if not math.isfinite(gigabytes):
+        raise ConfigError(f"--memory {gigabytes} is no amount of memory.", hint="Give gigabytes, such as 4 or 0.5.")
+    return int(gigabytes * 1e9)
 
 
 work_app.command("join")(with_extra("work", join))
@@ -118,12 +127,12 @@ def status(
     """What the worker does now."""
     from shoal.contributor import Control
 
-    seen = Control(dir.expanduser()).status()
+    seen = Control(in_home(dir)).status()
     typer.echo(json.dumps(asdict(seen)) if as_json else str(seen))
 
 
 def _ask(root: Path, wish: Literal["work", "pause", "finish"]) -> None:
     from shoal.contributor import Control
 
-    seen = Control(root.expanduser()).ask(wish)
+    seen = Control(in_home(root)).ask(wish)
     typer.echo(str(seen) if seen is not None else "the worker has ended")

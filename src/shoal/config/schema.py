@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from shoal.net import WILDCARDS, http_url
 
@@ -102,6 +102,11 @@ class RolloutConfig(Section):
     max_new_tokens: Positive = 64
     """Hard limit of a completion."""
 
+    @property
+    def longest_row(self) -> int:
+        """Most tokens of a prompt with its completion."""
+        return self.max_prompt_tokens + self.max_new_tokens
+
 
 TASK_PART = "task"
 """The part of the reward that the task's own verifier gives."""
@@ -115,6 +120,13 @@ class RewardConfig(Section):
     """Thinking budgets, one drawn per task from the slot seed; empty switches the length term off."""
     length_alpha: Annotated[float, Field(ge=0)] = 0.0003
     """α of reward = task reward − α·|target − length|."""
+
+
+LOSS_DEFAULTS: dict[str, dict[str, object]] = {
+    "dapo": {"clip_epsilon": 0.2, "clip_epsilon_high": 0.28},
+    "gspo": {"clip_epsilon": 3e-4, "clip_epsilon_high": 4e-4, "loss_weighting": "sequence"},
+}
+"""What the papers of these losses use (arXiv 2503.14476, 2507.18071)."""
 
 
 class TrainingConfig(Section):
@@ -132,6 +144,8 @@ class TrainingConfig(Section):
     """AdamW step size after warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 25
     """Optimiser steps of linear warm-up."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """The step size after warm-up; `cosine` and `linear` bring it to 0 at the end of `run.steps`, which must then stay as it is."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Decoupled weight decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.1
@@ -141,11 +155,11 @@ class TrainingConfig(Section):
     loss: str = "two_sided_grpo"
     """`two_sided_grpo`, `dapo`, `cispo`, `gspo`, or your own as `module:function`."""
     loss_weighting: Literal["token", "sequence"] = "token"
-    """`token`: every trained token counts the same; `sequence`: every completion does (what GSPO wants)."""
+    """`token`: every trained token counts the same; `sequence`: every completion does, as in GSPO, whose default it is."""
     clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """ε of the trust region 1−ε … 1+ε."""
+    """ε of the trust region 1−ε … 1+ε. Unset, `gspo` takes 0.0003 and 0.0004 above, as in its paper."""
     clip_epsilon_high: Annotated[float, Field(ge=0)] = 0.0
-    """Upper ε where it differs (0.28 in DAPO); 0 means the same as `clip_epsilon`."""
+    """Upper ε where it differs; 0 means the same as `clip_epsilon`. `dapo` takes 0.28 if neither is set."""
     clip_delta: Annotated[float, Field(gt=1)] = 4.0
     """δ bounds the ratio where the advantage is negative (two-sided clip), and is the weight cap of CISPO."""
     correction: str = "none"
@@ -155,6 +169,9 @@ class TrainingConfig(Section):
     """Truncated completions: trained like others, left out of the loss, or all long ones lose reward smoothly (DAPO)."""
     kl_beta: Annotated[float, Field(ge=0)] = 0.001
     """β of the KL term to the base model; 0 does not even load the reference model."""
+    kl_form: Literal["loss", "reward"] = "loss"
+    """`loss` adds β·k3 to each token's loss (GRPO); `reward` takes β·log(π_old/π_ref) from each token's advantage (PPO), so that
+    clip and lag correction apply to it."""
     entropy_eta: Annotated[float, Field(ge=0)] = 1e-4
     """η of the entropy bonus."""
     screening_limit: Annotated[float, Field(gt=0)] = 30.0
@@ -179,6 +196,17 @@ class TrainingConfig(Section):
     """Checkpoints that stay on disk."""
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where step metrics go besides the JSON lines that are always written."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_defaults_of_loss(cls, given: object) -> object:
+        """A run file that names an ε names the whole region; one that names none gets that of its loss."""
+        if not isinstance(given, dict):
+            return given
+        known = LOSS_DEFAULTS.get(str(given.get("loss")), {})
+        names_region = "clip_epsilon" in given or "clip_epsilon_high" in given
+        taken = {name: value for name, value in known.items() if not (names_region and name.startswith("clip_"))}
+        return taken | given
 
 
 class ListenConfig(Section):

@@ -2,7 +2,8 @@
 
 `unit_text` is pure. The unit starts again after a failure, but not where starting again cannot help; it may write to the worker's
 directory and nowhere else, gains no privileges, and keeps the namespaces that the sandbox for model-written code needs. What is
-mounted over /proc by other hardening would break that sandbox and is left out.
+mounted over /proc by other hardening would break that sandbox and is left out. A user's systemd can confine a service only inside a
+user namespace: without `PrivateUsers` it ignores some of these lines and fails at others, so they come all together or not at all.
 """
 
 import os
@@ -22,6 +23,28 @@ CANNOT_HELP = 78
 CALL_DEADLINE_S = 120.0
 CACHES = {"XDG_CACHE_HOME": ".cache", "HF_HOME": ".cache/huggingface", "NUMBA_CACHE_DIR": ".cache/numba"}
 """Variable → place in the worker's directory, because the rest of the home is read-only for the service."""
+HARDENING = (
+    "NoNewPrivileges=yes",
+    "RestrictRealtime=yes",
+    "RestrictSUIDSGID=yes",
+    "LockPersonality=yes",
+    "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK",
+    "SystemCallArchitectures=native",
+    "UMask=0077",
+)
+CONFINEMENT = (
+    "PrivateUsers=yes",
+    "ProtectSystem=strict",
+    "ProtectHome=read-only",
+    "PrivateTmp=yes",
+    "ProtectControlGroups=yes",
+    "ProtectKernelModules=yes",
+    "ProtectClock=yes",
+    "ProtectHostname=yes",
+    "CapabilityBoundingSet=",
+)
+"""What needs a user namespace."""
+NAMESPACE_PROBE = ("unshare", "--user", "--map-root-user", "--mount", "true")
 
 
 class ServiceError(ShoalError):
@@ -42,6 +65,7 @@ class Service:
     cpus: int = 0
     memory_bytes: int = 0
     variables: Sequence[tuple[str, str]] = ()
+    is_confined: bool = True
 
     @property
     def unit(self) -> str:
@@ -75,22 +99,8 @@ def unit_text(service: Service) -> str:
         *([f"CPUQuota={100 * service.cpus}%"] if service.cpus else []),
         *([f"MemoryMax={service.memory_bytes}"] if service.memory_bytes else []),
         "",
-        "NoNewPrivileges=yes",
-        "ProtectSystem=strict",
-        "ProtectHome=read-only",
-        f'ReadWritePaths="{_path(service.directory)}"',
-        "PrivateTmp=yes",
-        "ProtectControlGroups=yes",
-        "ProtectKernelModules=yes",
-        "ProtectClock=yes",
-        "ProtectHostname=yes",
-        "RestrictRealtime=yes",
-        "RestrictSUIDSGID=yes",
-        "LockPersonality=yes",
-        "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK",
-        "SystemCallArchitectures=native",
-        "CapabilityBoundingSet=",
-        "UMask=0077",
+        *HARDENING,
+        *((*CONFINEMENT, f'ReadWritePaths="{_path(service.directory)}"') if service.is_confined else ()),
         "",
         "[Install]",
         "WantedBy=default.target",
@@ -123,6 +133,24 @@ def _path(path: Path) -> str:
     return text.replace("%", "%%")
 
 
+def can_confine() -> bool:
+    """Whether this user may have a user namespace with mounts of its own."""
+    try:
+        probe = subprocess.run(NAMESPACE_PROBE, capture_output=True, timeout=CALL_DEADLINE_S, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return probe.returncode == 0
+
+
+def check_lasting(prefix: Path, caches: Path) -> None:
+    """Refuses an environment that was made for one command: its files go when the cache is cleaned."""
+    if prefix.resolve().is_relative_to(caches.resolve()):
+        raise ServiceError(
+            f"This Shoal was installed for one command only, in {prefix}.",
+            hint="Install it with `pipx install` first; a service needs files that stay.",
+        )
+
+
 def check_name(name: str) -> str:
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no name for a service.", hint="Small letters, digits and hyphens, up to 40.")
@@ -146,6 +174,8 @@ class Manager:
     def install(self, service: Service, *, start: bool) -> None:
         """Never over a service of other contents: that is removed first, by its owner."""
         text, path = unit_text(service), self.path(service.unit)
+        if start:
+            _find_systemctl()
         if path.exists() and path.read_text() != text:
             raise ServiceError(
                 f"{path} is a service already, and another one.",
@@ -161,6 +191,9 @@ class Manager:
         path = self.path(unit)
         if not path.exists():
             raise ServiceError(f"There is no service {path}.", hint=f"Known: {', '.join(self.units()) or 'none'}.")
+        if not has_systemctl():  # then nothing ever started it
+            path.unlink()
+            return
         self.call("disable", "--now", unit)
         path.unlink()
         self.call("daemon-reload")
@@ -170,8 +203,7 @@ class Manager:
 
     def call(self, *words: str) -> None:
         """`systemctl --user`, whose complaint becomes one sentence."""
-        if shutil.which("systemctl") is None:
-            raise ServiceError("systemctl is not installed here.", hint="Start `shoal work` by other means.")
+        _find_systemctl()
         done = subprocess.run(
             ["systemctl", "--user", *words], capture_output=True, text=True, timeout=CALL_DEADLINE_S, check=False
         )
@@ -181,3 +213,15 @@ class Manager:
                 f"systemctl --user {' '.join(words)} failed: {why.rstrip('.')}.",
                 hint="Log in as the user that shall work; the file of the service stays where it is.",
             )
+
+
+def has_systemctl() -> bool:
+    return shutil.which("systemctl") is not None
+
+
+def _find_systemctl() -> None:
+    if not has_systemctl():
+        raise ServiceError(
+            "This machine has no systemd, so nothing was installed.",
+            hint="Let cron or your own init start `shoal work`; `nohup shoal work … &` runs until the next boot.",
+        )

@@ -115,7 +115,7 @@ class LimitWatch:
     def _check_memory(self) -> None:
         if excess := memory_excess(self.limits, self._seen):
             raise MemoryLimitError(
-                f"This worker holds {excess / 1e9:.1f} GB more than the {self.limits.memory_bytes / 1e9:.1f} GB of"
+                f"This worker holds {excess / 1e6:,.0f} MB more than the {self.limits.memory_bytes / 1e6:,.0f} MB of"
                 " --memory; its slots go back.",
-                hint="Allow more, or give --memory to a machine with a smaller policy.",
+                hint="Allow more, or join a run with a smaller policy.",
             )

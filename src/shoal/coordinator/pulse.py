@@ -94,6 +94,7 @@ def _step(row: VersionRow) -> StepReading:
         divergence=finite(report, "kl_behaviour"),
         truncation=finite(report, "truncation_rate"),
         repetition=finite(report, "repetition_rate"),
+        audited=finite(report, "behaviour_fraction"),
     )
 
 

@@ -14,6 +14,7 @@ from shoal.errors import RefusedError
 from shoal.identity import Keypair
 from shoal.metrics import EventLog
 from shoal.protocol.descriptor import RunDescriptor
+from shoal.protocol.rollouts import RolloutLimits
 
 MIN_FREE_BYTES = 256 << 20
 """With less free disk space no work is given out or taken in, so that store and ledger can still be written."""
@@ -45,6 +46,11 @@ class Run:
         """The most tokens that one slot can ask for."""
         rollouts = self.descriptor.rollouts
         return rollouts.tasks_per_slot * rollouts.group_size * rollouts.max_new_tokens
+
+    @property
+    def largest_file_bytes(self) -> int:
+        """That is taken in: what a slot can need, if the owner does not allow less."""
+        return min(self.config.coordinator.max_upload_bytes, RolloutLimits.of(self.descriptor).file_bytes)
 
     def file_of(self, submission_id: str) -> Path:
         return self.submissions / f"{submission_id}.parquet"

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-import uvicorn
-
 from shoal.coordinator import ledger
 from shoal.coordinator.batching import steps
 from shoal.coordinator.batching.timing import LeaseTiming
+from shoal.coordinator.http.acceptor import BoundedServer
 from shoal.coordinator.http.app import CoordinatorApp, create_app
 from shoal.coordinator.http.listener import WAITING_CONNECTIONS, server_config
 from shoal.coordinator.ledger import secrets
@@ -62,7 +61,7 @@ def run_coordinator(
         store.close()
 
 
-class _Server(uvicorn.Server):
+class _Server(BoundedServer):
     """Ends long polls when it stops; otherwise each would be cut off with a failure."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

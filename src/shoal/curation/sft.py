@@ -16,7 +16,6 @@ from shoal.config import LoraConfig
 from shoal.curation.demonstrations import Demonstration
 from shoal.curation.fitting import Fit, FitReport, FitSettings
 from shoal.errors import ConfigError
-from shoal.policy.lora.checks import check_start
 from shoal.policy.lora.files import read_settings
 from shoal.tasks import PromptStyle, TextCodec
 from shoal.training import RunFacts, Sample, World, export_policy
@@ -61,7 +60,7 @@ class WarmStart:
             temperature=1.0,
             world=self.world,
             compute_dtype=self.world.compute_dtype(),
-            adapter=_adapter(start, model_dir),
+            adapter=Adapter(read_settings(start), start) if start is not None else None,
         )
         self._fit = Fit(self.policy.model, settings, work_dir, self.world)
 
@@ -96,14 +95,6 @@ class WarmStart:
             ranks=self.world.size,
             device=self.world.device,
         )
-
-
-def _adapter(start: Path | None, model_dir: Path) -> Adapter | None:
-    if start is None:
-        return None
-    lora = read_settings(start)
-    check_start(start, lora, model_dir)
-    return Adapter(lora, start)
 
 
 def _sample(example: Example) -> Sample:

@@ -30,16 +30,16 @@ OUT = Path("build/demo-tools/policy")
 
 @dataclass(frozen=True)
 class ToolRecipe:
-    learning_steps: int = 500
+    learning_steps: int = 400
     """In which most solutions ask the calculator."""
     learning_share: float = 0.8
-    steps: int = 150
+    steps: int = 120
     """In which few do."""
     batch: int = 32
     learning_rate: float = 1e-3
-    tool_share: float = 0.12
+    tool_share: float = 0.15
     """Of the solutions that ask the calculator, in the end."""
-    slip: float = 0.30
+    slip: float = 0.45
     seed: int = 0
 
 

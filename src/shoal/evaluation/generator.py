@@ -17,10 +17,8 @@ from shoal.policy.directory import ADAPTER_CONFIG_FILE, base_of, is_adapter, res
 from shoal.policy.engines import policy_engine
 from shoal.policy.episodes import play_all
 from shoal.tasks import PromptStyle, Score, Task, TextCodec, score_all
-from shoal.tasks.bridge import build_bridge
-from shoal.tasks.environments.episodes import Episode, Rules, episode_prompt, task_arguments
-from shoal.tasks.environments.host import shared_host
-from shoal.tasks.environments.registry import environment_of, refer
+from shoal.tasks.environments.episodes import Episode
+from shoal.tasks.environments.meeting import Meeting
 
 DEFAULT_CATEGORY_KEYS = ("category", "domain", "subject", "difficulty")
 
@@ -52,7 +50,7 @@ class Question:
 class AnswerGenerator:
     def __init__(self, engine: Engine, codec: TextCodec, settings: SamplingSettings) -> None:
         self.engine, self.codec, self.settings = engine, codec, settings
-        self._known_rules: dict[str, Rules] = {}
+        self._meeting = Meeting(codec, settings.style, settings.max_new_tokens, settings.environment)
 
     @classmethod
     def load(cls, model: str, engine: str, settings: SamplingSettings) -> "AnswerGenerator":
@@ -69,26 +67,12 @@ class AnswerGenerator:
         targets = settings.target_lengths or (0,)
         target = targets[derive_seed(settings.seed, task.problem_id, "target") % len(targets)]
         world = derive_seed(settings.seed, task.problem_id, "environment") >> 32
-        rules = self._rules(task)
-        if rules is None:
-            return Question(task, target, tuple(self.codec.prompt_tokens(task, target, settings.style)))
-        return Question(task, target, tuple(episode_prompt(rules, task, target, world)), world)
-
-    def _rules(self, task: Task) -> Rules | None:
-        """Of the task's episodes; None if a verifier scores it."""
-        name = environment_of(task, self.settings.environment)
-        if name and name not in self._known_rules:
-            reference, style = refer(name), self.settings.style
-            bridge = build_bridge(self.codec, style, reference)
-            self._known_rules[name] = Rules(reference, bridge, self.codec, style, self.settings.max_new_tokens)
-        return self._known_rules.get(name)
+        prompt, _ = self._meeting.prompt(task, target, world)
+        return Question(task, target, prompt, world)
 
     def _episode(self, question: Question) -> Episode | None:
-        rules = self._rules(question.task)
-        if rules is None:
-            return None
-        host, step_s = shared_host(rules.reference.name), rules.reference.limits.step_s
-        return Episode(rules, question.environment_seed, task_arguments(question.task), lambda: host.open(step_s))
+        world = self._meeting.world(question.task, question.environment_seed)
+        return world.begin() if world is not None else None
 
     def answer_questions(
         self, questions: Sequence[Question], *, on_progress: Callable[[int], None] | None = None
@@ -104,10 +88,7 @@ class AnswerGenerator:
             for question, sample in asked
         ]
         episodes = [self._episode(question) for question, _ in asked]
-        if any(episodes):
-            made = play_all(self.engine, requests, episodes, temperature=settings.temperature, on_progress=on_progress)
-        else:
-            made = self.engine.generate(requests, temperature=settings.temperature, on_progress=on_progress)
+        made = play_all(self.engine, requests, episodes, temperature=settings.temperature, on_progress=on_progress)
         verdicts = self._verdicts([question.task for question, _ in asked], made, episodes)
         return [
             self._answer(*asked[number], requests[number].seed, made[number], verdicts[number])

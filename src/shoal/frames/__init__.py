@@ -3,10 +3,10 @@
 from shoal.frames.actions import ActionTable, build_table
 from shoal.frames.corpus import Change, CorpusError, committed, damaged, library_files, standard_library
 from shoal.frames.dataset import Dataset, build_dataset
-from shoal.frames.editor import Editor, TextError, lines_of
 from shoal.frames.model import FrameModel, FrameShape, FrameShapeError, parameter_count
 from shoal.frames.sessions import Habits, Recording, record, session_keys
 from shoal.frames.streaming import backward_window
+from shoal.tasks.editor import Editor, TextError, lines_of
 
 __all__ = [
     "ActionTable",

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from shoal.frames.editor import ARROWS, CODE_POINTS, TextError
+from shoal.tasks.editor import ARROWS, CODE_POINTS, TextError
 
 LONGEST_RUN = 15
 WORD = re.compile(r"[A-Za-z_][A-Za-z_0-9]+")

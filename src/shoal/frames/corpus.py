@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from shoal.errors import ShoalError
-from shoal.frames.editor import TextError, lines_of
+from shoal.tasks.editor import TextError, lines_of
 
 Split = Literal["train", "heldout"]
 Lines = list[str]

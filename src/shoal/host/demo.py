@@ -5,6 +5,7 @@ It shows what happens and ends with a report; its exit code says whether accurac
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import as_file, files
 
 from rich.console import Console
@@ -15,7 +16,7 @@ from shoal.host.supervisor import Supervisor, interrupt_on_termination
 from shoal.host.swarm import Swarm, only_supervisor
 from shoal.host.threads import Threads
 from shoal.host.watch import STATUS_DEADLINE_S, Watch
-from shoal.observe import LiveView, failures, headline, summarise
+from shoal.observe import LiveView, failures, headline, summarise, unused_tools
 from shoal.observe.summary import END_AT_LEAST, START_AT_MOST
 from shoal.observe.words import plural
 from shoal.protocol.client import CoordinatorClient
@@ -23,9 +24,20 @@ from shoal.rundir import RunDirectory
 
 CHEATS = ("stale", "rewards")
 TOOL_CHEATS = ("forged-tool", "hidden-turn")
-TOOLS_START_AT_MOST, TOOLS_END_AT_LEAST = 0.55, 0.85
+TOOLS_START_AT_MOST, TOOLS_END_AT_LEAST = 0.45, 0.80
 RELAYS = 2
 INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Who cheats in a swarm of this kind, and what its held-out accuracy has to do."""
+
+    cheats: Sequence[str]
+    start_at_most: float
+    end_at_least: float | None
+    """Without it any accuracy will do."""
+    needs_tools: bool = False
 
 
 def demo_config(
@@ -47,21 +59,30 @@ def demo_config(
 
 def accuracy_goal(config: ShoalConfig) -> float | None:
     """What the demo promises at its own length; a shorter one promises no accuracy."""
-    tools = has_tools(config)
-    promised = TOOLS_END_AT_LEAST if tools else END_AT_LEAST
-    return promised if config.run.steps >= demo_config(tools=tools).run.steps else None
+    return promised_end(config) if config.run.steps >= demo_config(tools=has_tools(config)).run.steps else None
+
+
+def promised_end(config: ShoalConfig) -> float:
+    return TOOLS_END_AT_LEAST if has_tools(config) else END_AT_LEAST
 
 
 def has_tools(config: ShoalConfig) -> bool:
     return bool(config.tasks.environment)
 
 
-def run_demo(config: ShoalConfig, *, honest_workers: int, fresh: bool) -> int:
-    """Runs or resumes the demo; 0 if it kept every promise."""
+def demo_promise(config: ShoalConfig) -> Promise:
+    goal = accuracy_goal(config)
+    if has_tools(config):
+        return Promise(TOOL_CHEATS, TOOLS_START_AT_MOST, goal, needs_tools=goal is not None)
+    return Promise(CHEATS, START_AT_MOST, goal)
+
+
+def run_demo(config: ShoalConfig, *, honest_workers: int, fresh: bool, promise: Promise | None = None) -> int:
+    """Runs or resumes the demo, or another swarm with cheaters; 0 if it kept every promise."""
     console = Console()
     try:
         with only_supervisor(config), interrupt_on_termination():
-            return _run_demo(config, console, honest_workers, fresh)
+            return _run_demo(config, console, honest_workers, fresh, promise or demo_promise(config))
     except KeyboardInterrupt:
         console.print("Stopped. The same command goes on from here; --fresh starts over.")
         return INTERRUPTED
@@ -72,12 +93,12 @@ def demo_swarm(config: ShoalConfig, honest_workers: int) -> Swarm:
     return Swarm(RunDirectory(config.run.dir), config, honest, RELAYS, Threads(each=config.run.threads or 1))
 
 
-def _run_demo(config: ShoalConfig, console: Console, honest_workers: int, fresh: bool) -> int:
+def _run_demo(config: ShoalConfig, console: Console, honest_workers: int, fresh: bool, promise: Promise) -> int:
     started = time.monotonic()
     swarm = demo_swarm(config, honest_workers)
     swarm.check_ports()
     _prepare(swarm.directory, config, console, fresh)
-    cheaters = {f"cheater-{cheat}": cheat for cheat in (TOOL_CHEATS if has_tools(config) else CHEATS)}
+    cheaters = {f"cheater-{cheat}": cheat for cheat in promise.cheats}
     roles = [*swarm.owner_roles(), *swarm.worker_roles()]
     roles += [swarm.worker_role(name, cheat) for name, cheat in cheaters.items()]
     url = config.coordinator.url_here
@@ -94,16 +115,14 @@ def _run_demo(config: ShoalConfig, console: Console, honest_workers: int, fresh:
         started_cheaters=list(cheaters),
         role_restarts=watch.restarts,
     )
-    goal = accuracy_goal(config)
-    start_at_most = TOOLS_START_AT_MOST if has_tools(config) else START_AT_MOST
-    broken = failures(summary, start_at_most=start_at_most, end_at_least=goal)
+    broken = failures(summary, start_at_most=promise.start_at_most, end_at_least=promise.end_at_least)
+    if promise.needs_tools and (given_up := unused_tools(summary)):
+        broken.append(given_up)
     written = write_outcome(swarm.directory, config, summary, status, history, "shoal demo", broken)
     console.print(headline(summary))
     console.print(written)
-    if goal is None:
-        console.print(
-            f"No accuracy goal after {plural(config.run.steps, 'step')}: {END_AT_LEAST} is that of the whole demo."
-        )
+    if promise.end_at_least is None:
+        console.print(f"No accuracy goal after {plural(config.run.steps, 'step')}: only the whole run has one.")
     for sentence in broken:
         console.print(f"[red]failed:[/red] {sentence}")
     return 1 if broken else 0

@@ -100,6 +100,8 @@ class _Fed:
     def _count(self, record: Record) -> None:
         value = _number(record.get(self.metric.field)) if self.metric.field else 1.0
         if value is None:
+            if isinstance(self._series, Gauge) and not self.metric.labels:
+                self._series.set(math.nan)  # an old value would say that it was measured now
             return
         for values in self._label_values(record):
             series = self._child(values)

@@ -69,6 +69,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("shoal_heldout_accuracy", "gauge", "Accuracy on held-out tasks.", "coordinator",
            "evaluator", "evaluation", "accuracy"),
     Metric("shoal_reward_mean", "gauge", "Mean reward of the last batch.", "coordinator", "trainer", "version", "reward_mean"),
+    Metric("shoal_generated_reward_mean", "gauge", "Mean reward of all groups that were generated for the last batch.",
+           "coordinator", "trainer", "version", "generated_reward_mean"),
     Metric("shoal_entropy", "gauge", "Mean entropy of the policy over trained tokens.", "coordinator",
            "trainer", "version", "entropy"),
     Metric("shoal_behaviour_divergence", "gauge", "Divergence between trainer and rollout policy, per token.",

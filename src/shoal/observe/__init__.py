@@ -2,7 +2,7 @@
 
 from shoal.observe.live import LiveView, draws_pictures, progress_line, write_picture
 from shoal.observe.report import render_report
-from shoal.observe.summary import Summary, failures, headline, summarise, write_summary
+from shoal.observe.summary import Summary, failures, headline, summarise, unused_tools, write_summary
 from shoal.observe.view import Happening, ViewExtra, render, startup_notice
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "render_report",
     "startup_notice",
     "summarise",
+    "unused_tools",
     "write_picture",
     "write_summary",
 ]

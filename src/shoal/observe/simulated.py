@@ -31,8 +31,8 @@ LINKS = {
 
 
 def simulated_table(result: SwarmResult) -> str:
-    ended = "" if result.is_finished else f", stopped at step {result.steps}: no progress"
-    head = f"{result.name}: {result.machines} workers, {result.steps} steps{ended}"
+    head = f"{result.name}: {result.machines} workers, {result.steps} steps"
+    head += f"\n{result.stopped}" if result.stopped else ""
     ages = ", ".join(f"{age}: {share:.0%}" for age, share in result.ages.items())
     rows = [
         ("time per step", f"{_time(result.step_s)} (slowest {_time(result.slowest_step_s)})"),

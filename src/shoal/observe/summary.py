@@ -123,6 +123,16 @@ def failures(
     return [sentence for failed, sentence in checks if failed]
 
 
+def unused_tools(summary: Summary) -> str:
+    """What to say if episodes do not call their tools more often at the end than at the start; empty if they do."""
+    calls = summary["tool_calls_per_episode"]
+    if calls is None:
+        return "No episode called a tool."
+    if calls["end"] > calls["start"]:
+        return ""
+    return f"Tool calls per episode went from {calls['start']} to {calls['end']}."
+
+
 def headline(summary: Summary) -> str:
     """The outcome in one line."""
     start, end = (f"{value:.3f}" if value is not None else "–" for value in _heldout(summary))
@@ -130,12 +140,18 @@ def headline(summary: Summary) -> str:
     return " · ".join(
         [
             f"Held-out accuracy {start} → {end}",
+            *_tool_words(summary),
             f"{plural(summary['steps'], 'step')} in {duration(summary['wall_s'])}",
             *([bans] if summary["cheaters"] else []),
             f"{plural(summary['honest_rejected'], 'honest submission')} rejected",
             "ledger verified" if summary["ledger_ok"] else "ledger broken",
         ]
     )
+
+
+def _tool_words(summary: Summary) -> list[str]:
+    calls = summary["tool_calls_per_episode"]
+    return [] if calls is None else [f"tool calls per episode {calls['start']:.2f} → {calls['end']:.2f}"]
 
 
 def write_summary(path: Path, summary: Summary) -> None:

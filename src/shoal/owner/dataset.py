@@ -51,12 +51,11 @@ def _rows(recording: "Recording", workload: "Workload | None", report: Report) -
     unreadable = 0
     for submission in recording.submissions:
         try:
-            records = list(replace(recording, submissions=[submission]).records())
-        except (IntegrityError, OSError):
+            rows = [_row(record, workload) for record in replace(recording, submissions=[submission]).records()]
+        except (IntegrityError, OSError, ValueError, OverflowError):  # a cheater may write any number and any length
             unreadable += 1
             continue
-        for record in records:
-            yield _row(record, workload)
+        yield from rows
     if unreadable:
         report(f"{unreadable} files could not be read and are not in the dataset")
 
@@ -129,14 +128,14 @@ def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    text, number, whole = pa.string(), pa.float64(), pa.int32()
+    text, number, whole = pa.string(), pa.float64(), pa.int64()
     message = pa.struct([("role", text), ("content", text)])
     kinds = {
         **dict.fromkeys(("reward", "task_reward"), number),
         **dict.fromkeys(("version", "step", "batch_step", "slot", "group", "sample", "target_length"), whole),
         **dict.fromkeys(("verdict", "state", "task_id", "finish_reason", "worker", "run_id"), text),
         "messages": pa.list_(message),
-        "tokens": pa.list_(whole),
+        "tokens": pa.list_(pa.int32()),
         "mask": pa.list_(pa.int8()),
         "logprobs": pa.list_(pa.float32()),
         "reasons": pa.list_(text),

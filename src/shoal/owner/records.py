@@ -167,7 +167,13 @@ def show_memory_plan(config: ShoalConfig, ranks: int, report: Report, *, shapes:
     from shoal.training import model_shape, plan_memory
 
     shape = model_shape(config.model.path, shapes, config.model.adapter)
-    plan = plan_memory(shape, config.training, ranks=ranks, on_gpu=config.training.device != "cpu")
+    longest, bin_tokens = config.rollouts.longest_row, config.training.micro_batch_tokens
+    on_gpu = config.training.device != "cpu"
+    plan = plan_memory(shape, config.training, ranks=ranks, on_gpu=on_gpu, longest_row=longest)
+    if longest > bin_tokens:
+        report(
+            f"rows of up to {longest} tokens exceed training.micro_batch_tokens = {bin_tokens}; planned for {longest}"
+        )
     trained = f", {shape.adapter / 1e6:.1f}M of an adapter trained" if shape.adapter else ""
     report(f"{config.model.path}: {shape.parameters / 1e9:.2f}B parameters on {ranks} ranks{trained}")
     report(plan.as_text())

@@ -12,8 +12,7 @@ import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
 
-import uvicorn
-
+from shoal.coordinator.http.acceptor import BoundedServer
 from shoal.coordinator.http.app import ViewApp
 from shoal.coordinator.http.listener import server_config
 from shoal.coordinator.http.service import Service
@@ -52,7 +51,7 @@ def view_run(where: Path, report: Report, *, host: str, port: int, opens_browser
             if opens_browser:
                 with contextlib.suppress(webbrowser.Error):
                     webbrowser.open(link)
-            server = uvicorn.Server(server_config(app))
+            server = BoundedServer(server_config(app))
             server.run(sockets=[listener])
 
 

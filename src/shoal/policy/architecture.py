@@ -3,6 +3,7 @@
 Shapes: S positions, V vocabulary; any leading dimensions.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +57,18 @@ def causal_mask(length: int, window: int | None, device: torch.device) -> Tensor
 
 
 def decoder_blocks(model: Any) -> list[nn.Module]:
-    """The repeated layers, as the model names them."""
+    """The repeated layers, as the model names them; of nested ones the outermost."""
     names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    return list(_outermost(model, names, listed=True)) or list(_outermost(model, names, listed=False))
+
+
+def _outermost(module: nn.Module, names: set[str], *, listed: bool) -> Iterator[nn.Module]:
+    """`listed` leaves out what is not an item of a list of layers: embeddings and mixers are named among them, too."""
+    for child in module.children():
+        if type(child).__name__ in names and (isinstance(module, nn.ModuleList) or not listed):
+            yield child
+        else:
+            yield from _outermost(child, names, listed=listed)
 
 
 def meta_model(config: Any) -> nn.Module:

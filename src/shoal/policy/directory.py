@@ -99,7 +99,10 @@ def read_config(directory: Path) -> Any:
     """The Transformers config of a model directory."""
     from transformers import AutoConfig
 
+    from shoal.frames.policy import register
+
     _read_json(directory / CONFIG_FILE)
+    register()
     try:
         return AutoConfig.from_pretrained(directory, local_files_only=True)
     except (ValueError, OSError, KeyError, TypeError) as error:

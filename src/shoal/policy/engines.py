@@ -12,7 +12,8 @@ import torch
 
 from shoal.config import LoraConfig
 from shoal.errors import ConfigError
-from shoal.policy.directory import base_of, is_adapter, resolve_model
+from shoal.frames.policy import MODEL_TYPE
+from shoal.policy.directory import base_of, is_adapter, read_config, resolve_model
 from shoal.policy.embedded.engine import TorchEngine
 from shoal.policy.engine import LORA_CLASS, Engine
 from shoal.policy.lora.checks import check_start
@@ -51,6 +52,8 @@ def _vllm_engine(
     max_tokens: int | None,
     lora: LoraConfig | None,
 ) -> Engine:
+    if read_config(model_files).model_type == MODEL_TYPE:
+        raise ConfigError("vLLM does not run policies of frames.", hint="Choose --engine torch.")
     from shoal.policy.vllm.engine import VllmEngine
 
     return VllmEngine(model_files, eos_token_ids=eos_token_ids, dtype=numerics.dtype, max_tokens=max_tokens, lora=lora)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from types import TracebackType
 
-from shoal.errors import ShoalError
+from shoal.errors import UnavailableError
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Stream, positions_needed
 from shoal.policy.turns import join_turns
 from shoal.tasks.environments.episodes import Episode
@@ -30,6 +30,8 @@ class _Sample:
     episode: Episode | None
     turns: list[Completion] = field(default_factory=list)
     asked_at: float = 0.0
+    error: BaseException | None = None
+    """What went wrong beside the environment; the next step raises it."""
 
     def next_request(self) -> GenerationRequest:
         episode, first = self.episode, self.request
@@ -115,8 +117,10 @@ class EpisodeStream:
         assert sample.episode is not None
         try:
             sample.episode.take(sample.turns[-1].tokens)
-        except ShoalError as error:
+        except UnavailableError as error:
             sample.episode.fail(error.message)
+        except BaseException as error:
+            sample.error = error
         finally:
             self._answers.put(sample)
 
@@ -138,6 +142,8 @@ class EpisodeStream:
             self.environment_s += time.monotonic() - sample.asked_at
             if sample.number in self._asked:  # else it was cancelled
                 self._asked.remove(sample.number)
+                if sample.error is not None:
+                    raise sample.error
                 found.append(sample)
         return found
 
@@ -176,8 +182,8 @@ def play_all(
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Completion]:
     """Every episode or plain completion, in the order of the requests; `on_progress` as for `Engine.generate`."""
-    if not requests:
-        return []
+    if not any(episodes):
+        return engine.generate(requests, temperature=temperature, on_progress=on_progress)
     longest = positions_needed(requests)
     with EpisodeStream(engine.open(temperature=temperature, max_tokens=longest, rows=len(requests))) as stream:
         numbers = stream.submit(requests, episodes)

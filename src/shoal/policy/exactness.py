@@ -3,10 +3,11 @@
 Libraries and environment variables can reduce float32 products behind a program's back: TF32 on NVIDIA GPUs, bfloat16 in oneDNN
 (AMX). Such work differs from honest float32 work, so audits would reject it and penalise its worker, or a validator would score
 by it. A product with a permuted identity has one non-zero term per sum, so exact numerics return every bit of the other factor.
+A mode may change at any time, by a verifier's library for instance: engines ask again before every pass, and try again with every
+version that they load.
 """
 
 from collections.abc import Callable, Mapping
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -46,14 +47,13 @@ PRODUCTS: dict[str, Product] = {"linear": F.linear, "batched": _batched, "reorde
 
 def use_exact_products(device: torch.device) -> None:
     """Asks for exact float32 products, and refuses a device that does not give them all the same."""
-    torch.set_float32_matmul_precision("highest")
-    _require(device)
-
-
-@cache
-def _require(device: torch.device) -> None:
-    """Once per process and device: the variables that could override the request are read once too."""
+    pin_exact_products()
     require_exact(device, PRODUCTS)
+
+
+def pin_exact_products() -> None:
+    """Takes back every mode that this process may have set; about a microsecond."""
+    torch.set_float32_matmul_precision("highest")
 
 
 @torch.inference_mode()

@@ -28,6 +28,13 @@ class NotEnoughMemoryError(ShoalError):
     permanent = False
 
 
+class ShareTooSmallError(NotEnoughMemoryError):
+    """They do not fit into what the contributor gives, which no restart changes."""
+
+    code = "memory_share"
+    permanent = True
+
+
 @dataclass(frozen=True)
 class CachePlan:
     weights_bytes: int
@@ -46,8 +53,8 @@ def cache_rows(plan: CachePlan, wanted: int) -> int:
     """How many sequences fit beside the weights, which are already there; at least one must."""
     fitting = int(plan.available_bytes * _CACHE_SHARE) // plan.row_bytes
     if fitting < 1:
-        raise NotEnoughMemoryError(
-            f"Not enough memory to generate ({plan}).", hint="Lower max_new_tokens or use a smaller model or dtype."
+        raise _refusal(
+            f"Not enough memory to generate ({plan}).", "Lower max_new_tokens or use a smaller model or dtype."
         )
     return min(wanted, fitting)
 
@@ -58,11 +65,18 @@ def check_weights(
     """`cache_bytes` is None where the cache takes what the weights leave over."""
     if weights_bytes + staging_bytes + (cache_bytes or 0) > available_bytes:
         cache = "cache on top of that" if cache_bytes is None else f"cache {_mib(cache_bytes)}"
-        raise NotEnoughMemoryError(
+        raise _refusal(
             f"Not enough memory for {what} (weights {_mib(weights_bytes)}, staging {_mib(staging_bytes)}, "
             f"{cache}, available {_mib(available_bytes)}).",
-            hint="Use a smaller model or dtype, or another machine.",
+            "Use a smaller model or dtype, or another machine.",
         )
+
+
+def _refusal(message: str, hint: str) -> NotEnoughMemoryError:
+    if not _limit_bytes:
+        return NotEnoughMemoryError(message, hint=hint)
+    given = f"--memory {_limit_bytes / 1e9:g}"
+    return ShareTooSmallError(message, hint=f"{given} is too little for this policy; allow more, or leave it out.")
 
 
 def limit_memory(size_bytes: int) -> None:

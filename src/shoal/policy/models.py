@@ -1,5 +1,7 @@
 """Builds the module of a model directory, with its weights or without, after checking that it fits into memory."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,35 @@ def build_empty_model(directory: Path, dtype: str = "float32", device: str = "cp
         model = AutoModelForCausalLM.from_config(config, dtype=_dtype(dtype))
     model.tie_weights()
     return _ready(model, device)
+
+
+def build_shell(directory: Path, dtype: str = "float32") -> nn.Module:
+    """The module that config.json describes, in eval mode: buffers are there, parameters have no memory until they are placed."""
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights(), _parameters_without_memory():
+        model: Any = AutoModelForCausalLM.from_config(read_config(directory), dtype=_dtype(dtype))
+    model.tie_weights()
+    shell: nn.Module = model.eval()
+    return shell
+
+
+@contextmanager
+def _parameters_without_memory() -> Iterator[None]:
+    """Modules made inside hold one parameter at a time. Buffers stay: rotary frequencies are in no file."""
+    register = nn.Module.register_parameter
+
+    def register_shell(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_shell  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def check_memory(

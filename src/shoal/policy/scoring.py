@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from shoal.policy.batching import length_batches
-from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt, continue_prompts, prefill_prompts
-from shoal.policy.embedded.runner import ModelRunner
+from shoal.policy.embedded.family import Runner
+from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt
 from shoal.policy.engine import Scored, ScoreRequest, signed_seed
 from shoal.proofs.sampling import token_margins
 from shoal.protocol.segments import sampled_places, sampled_values
@@ -29,7 +29,7 @@ _LOGITS_CHUNK = 1 << 22
 
 
 def score_requests(
-    runner: ModelRunner, requests: Sequence[ScoreRequest], *, temperature: float, token_limit: int
+    runner: Runner, requests: Sequence[ScoreRequest], *, temperature: float, token_limit: int
 ) -> list[Scored]:
     scored: dict[int, Scored] = {}
     by_prompt: dict[Prompt, dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]] = {}
@@ -38,7 +38,7 @@ def score_requests(
         by_prompt.setdefault(request.prompt_tokens, {}).setdefault(tokens, []).append(index)
     limits = {"token_limit": token_limit, "padding_limit": _PASS_TOKENS}
     for group in length_batches({prompt: len(prompt) for prompt in by_prompt}, **limits):
-        prompts = prefill_prompts(runner, group)
+        prompts = runner.read_prompts(group)
         duplicates = {tuple(same): len(output) for prompt in group for (output, _), same in by_prompt[prompt].items()}
         for batch in length_batches(duplicates, **limits):
             members = [[requests[index] for index in same] for same in batch]
@@ -48,7 +48,7 @@ def score_requests(
 
 
 def _score_batch(
-    runner: ModelRunner, prompts: PrefilledPrompts, duplicates: Sequence[Sequence[ScoreRequest]], temperature: float
+    runner: Runner, prompts: PrefilledPrompts, duplicates: Sequence[Sequence[ScoreRequest]], temperature: float
 ) -> list[Scored]:
     """All requests; `duplicates` are lists of requests with the same tokens and other seeds."""
     counts_B = [same[0].sampled_count for same in duplicates]
@@ -76,7 +76,7 @@ def _claims(duplicates: Sequence[Sequence[ScoreRequest]], counts_B: Sequence[int
     return torch.stack([rows_R, seeds_M.repeat_interleave(counts_M), positions_R, torch.tensor(tokens)])
 
 
-def _sampled_states(runner: ModelRunner, prompts: PrefilledPrompts, requests: Sequence[ScoreRequest]) -> Tensor:
+def _sampled_states(runner: Runner, prompts: PrefilledPrompts, requests: Sequence[ScoreRequest]) -> Tensor:
     """The states that produced the sampled tokens, request after request. The last token is scored, never fed."""
     source_B = prompts.sources([request.prompt_tokens for request in requests])
     first_B1D = prompts.states_PD[source_B][:, None]
@@ -84,12 +84,12 @@ def _sampled_states(runner: ModelRunner, prompts: PrefilledPrompts, requests: Se
     if longest == 1:
         return first_B1D[:, 0]
     fed = [request.output_tokens[:-1] for request in requests]
-    states_BSD = torch.cat([first_B1D, continue_prompts(runner, prompts, source_B, fed)], dim=1)
+    states_BSD = torch.cat([first_B1D, runner.continue_prompts(prompts, source_B, fed)], dim=1)
     places = [at * longest + place for at, request in enumerate(requests) for place in sampled_places(request.lengths)]
     return states_BSD.flatten(0, 1)[torch.tensor(places, device=states_BSD.device)]
 
 
-def _margins(runner: ModelRunner, states_ND: Tensor, claims_4R: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _margins(runner: Runner, states_ND: Tensor, claims_4R: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     size = max(1, _LOGITS_CHUNK // runner.vocab_size)
     margins_R = torch.empty(claims_4R.shape[1], dtype=torch.float32, device=claims_4R.device)
     logprobs_R = torch.empty_like(margins_R)

@@ -240,6 +240,9 @@ class BatchRecord(Answer):
     dropped: dict[str, int]
     """Groups of this step that the batch does not hold, by reason."""
     generated_groups: int
+    generated_reward_mean: float | None = None
+    """Over all samples that were accepted for this step when the batch was proposed, useful or not; none if there were none."""
+    generated_task_reward_mean: float | None = None
 
 
 class BatchAddress(Body):
@@ -464,6 +467,8 @@ class LeaseTimingView(Answer):
     """From the first lease of a step until its batch was formed."""
     fastest_train_s: float = 0.0
     publish_s: float = 0.0
+    useful_share: float | None = None
+    """Of generated groups, if the batch is filled without a surplus."""
 
 
 class StatusView(Answer):

@@ -22,6 +22,8 @@ from shoal.protocol.steps import StepId
 FORMAT_VERSION = 1
 HEADER_KEY = b"shoal"
 FIXED_ROW_BYTES = 4096
+FOOTER_BYTES = 256 << 10
+"""Schema, header, offsets, and what compression adds to values that it cannot shorten."""
 PROOF_HEADER_BYTES = 2
 PROOF_VALUE_BYTES = 2
 
@@ -135,6 +137,11 @@ class RolloutLimits:
         per_row = FIXED_ROW_BYTES + 8 * (self.prompt_tokens + 2 * self.output_tokens + self.segments)
         most_values = max(self.prompt_tokens, self.output_tokens, self.segments)
         return Limits(self.rows, self.rows * most_values, self.rows * (per_row + 2 * self.proof_bytes))
+
+    @property
+    def file_bytes(self) -> int:
+        """No honest file is larger: its reader would refuse what it decompresses to."""
+        return self.in_parquet.decompressed_bytes + FOOTER_BYTES
 
 
 def write_rollouts(header: RolloutHeader, rollouts: Sequence[Rollout]) -> bytes:

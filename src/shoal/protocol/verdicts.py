@@ -62,6 +62,7 @@ REASONS: dict[Reason, tuple[Severity, str]] = {
     Reason.FILE_GONE: (Severity.FAULT, "the uploaded bytes can no longer be read"),
     Reason.VALIDATOR_CRASH: (Severity.FAULT, "the validator failed, not the worker"),
 }
+WORDS = {str(reason): words for reason, (_, words) in REASONS.items()}
 
 
 def severity(reason: Reason) -> Severity:
@@ -71,7 +72,7 @@ def severity(reason: Reason) -> Severity:
 def public_reason(reason: str) -> str:
     """A reason without its measurements: everybody may read it, and learns nothing about margins and limits."""
     codes = [code.strip() for code in reason.partition(":")[0].split(",")]
-    known = [REASONS[Reason(code)][1] for code in codes if code in set(Reason)]
+    known = [WORDS[code] for code in codes if code in WORDS]
     return "; ".join(f"{code}: {words}" for code, words in zip(codes, known, strict=True)) if known else reason
 
 

@@ -16,6 +16,7 @@ from shoal.files import digest_bytes
 from shoal.protocol.descriptor import RunDescriptor, open_descriptor
 from shoal.reproduction.history import History, RecordedFile
 from shoal.rundir import RunDirectory
+from shoal.training.machine import FILE as MACHINE
 from shoal.training.machine import TrainingMachine
 
 EVIDENCE = "evidence"
@@ -83,8 +84,13 @@ def read_evidence(where: Path, *, ledger: Sequence[bytes] | None = None, run_key
         ledger_head=verification.head,
         files=files,
         machine=TrainingMachine.load(directory.trainer),
-        findings=list(_file_findings(history, files)),
+        findings=[*_file_findings(history, files), *_machine_findings(directory)],
     )
+
+
+def _machine_findings(directory: RunDirectory) -> Iterator[str]:
+    if (directory.trainer / MACHINE).exists() and TrainingMachine.load(directory.trainer) is None:
+        yield f"trainer/{MACHINE} cannot be read, so the class of the machine that trained is unknown"
 
 
 def _file_findings(history: History, files: dict[str, Path]) -> Iterator[str]:

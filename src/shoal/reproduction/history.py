@@ -84,6 +84,11 @@ class History:
             self.steps = {step: trained for step, trained in self.steps.items() if step < last}
             self.weights = {version: digest for version, digest in self.weights.items() if version <= last}
 
+    def in_training(self) -> list[int]:
+        """Recorded steps at the end whose version is not there yet: a run that goes on, or was stopped in the middle."""
+        last = max(self.weights, default=-1)
+        return sorted(step for step in self.steps if step >= last)
+
     def secret_of(self, file: RecordedFile) -> bytes | None:
         """A step that was begun again publishes the secret of its last attempt only."""
         return self.secrets.get(file.step)

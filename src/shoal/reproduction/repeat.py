@@ -21,6 +21,7 @@ from shoal.errors import ShoalError
 from shoal.metrics import Report, silent
 from shoal.policy import resolve_model
 from shoal.policy.weights import WireCopy, as_wire, published_tensors, unique_tensors
+from shoal.reproduction.copies import changed_copies
 from shoal.reproduction.evidence import Evidence, ReproductionError
 from shoal.reproduction.history import RecordedFile
 from shoal.reproduction.verdicts import Auditor, RepeatedVerdict
@@ -105,16 +106,21 @@ def reproduce(
     report: Report = silent,
 ) -> Reproduction:
     """Repeats the chosen steps, or all; `scratch` takes weights and is the caller's to remove."""
-    wanted = sorted(set(evidence.history.steps) if steps is None else set(steps))
+    unended = evidence.history.in_training()
+    wanted = sorted(set(evidence.history.steps).difference(unended) if steps is None else set(steps))
     if unknown := [step for step in wanted if step not in evidence.history.steps]:
         raise ReproductionError(f"Step {unknown[0]} is not recorded in the ledger.", hint=_range(evidence))
     if not wanted:
-        raise ReproductionError("The ledger records no training step.", hint="Let the run go on first.")
+        raise ReproductionError("The ledger records no training step that has ended.", hint="Let the run go on first.")
     base = model or resolve_model(evidence.config.model.path)
+    for changed in changed_copies(evidence, base):
+        evidence.findings.append(changed)
+        report(changed)
     began_at = _begin_at(evidence, wanted[0])
     trainer = _trainer(evidence, base, scratch, began_at)
     machine = TrainingMachine.here(evidence.config.training.device)
     result = Reproduction(evidence, machine, began_at, _begin(evidence, trainer))
+    result.notes += [f"Step {step} was in training: its version is not in the ledger." for step in unended]
     auditor = Auditor(evidence, base, scratch)
     drawn = auditor.draw(sample, range(began_at, wanted[-1] + 2))
     first = (

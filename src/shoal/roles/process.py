@@ -50,4 +50,5 @@ def use_threads(threads: int) -> None:
         import torch
 
         torch.set_num_threads(threads)
-        torch.set_num_interop_threads(1)
+        if torch.get_num_interop_threads() != 1:  # may be set once in a process
+            torch.set_num_interop_threads(1)

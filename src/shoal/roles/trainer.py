@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.broadcast import AdaptedBase, Origin, OriginServer, OriginSettings
 from shoal.config import ShoalConfig
-from shoal.errors import RefusedError, ShoalError, UnavailableError
+from shoal.errors import ConfigError, RefusedError, ShoalError, UnavailableError
 from shoal.identity import Keypair
 from shoal.locks import hold
 from shoal.metrics import EventLog, Report, silent
@@ -119,11 +119,14 @@ def _wait_for_rewind(directory: RunDirectory, epoch: int) -> None:
 def _build_trainer(directory: RunDirectory, world: "World") -> "Trainer":
     from shoal.policy import resolve_model
     from shoal.policy.lora.checks import check_base
-    from shoal.training import build_trainer
+    from shoal.training import build_trainer, model_shape
+    from shoal.training.memory import check_training_memory
 
     config, terms = directory.config(), directory.descriptor().adapter
     if terms is not None:
         check_base(resolve_model(config.model.path), terms.base_weights, "this run began with")
+    with suppress(ConfigError):  # a model that does not name its layers has no plan
+        check_training_memory(config, model_shape(config.model.path, lora=config.model.adapter), world)
     return build_trainer(config, directory.trainer, world=world)
 
 

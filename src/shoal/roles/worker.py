@@ -1,5 +1,6 @@
 """A worker as a process: joins a run by its address, says what that costs, and works until the run ends."""
 
+import errno
 import os
 import platform
 import time
@@ -70,6 +71,7 @@ def work(
 ) -> None:
     """Refuses what cannot work before anybody is asked; then joins, and works until the run ends."""
     key_path = key_file or root / "worker.key"
+    check_directory(root)
     if os.path.lexists(key_path):
         Keypair.load(key_path)
     check_engine(engine)
@@ -173,6 +175,19 @@ def wait_for_unban(client: CoordinatorClient, report: Report, *, sleep: Callable
             continue
         report("the ban is lifted, joining again")
         return
+
+
+def check_directory(root: Path) -> None:
+    """Refuses a place where nothing can be kept before anything else is done."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        problem = "" if os.access(root, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
+        raise ConfigError(
+            f"{root} cannot be used: {problem.lower()}.", hint="Name a directory that you may write to with --dir."
+        )
 
 
 def check_name(name: str) -> None:

@@ -17,9 +17,11 @@ class EventClock:
     def after(self, seconds: float, event: Callable[[], object]) -> None:
         heapq.heappush(self._events, (self.now + max(0.0, seconds), next(self._numbers), event))
 
-    def run(self, is_over: Callable[[], bool], longest_s: float) -> None:
-        """Lets events happen until it is over, nothing is planned, or so much time has passed."""
-        end = self.now + longest_s
-        while self._events and not is_over() and self._events[0][0] <= end:
+    def run(self, is_over: Callable[[], bool], longest_s: float, most_events: float = float("inf")) -> int:
+        """Lets events happen until it is over, nothing is planned, or so much has passed; returns the number of events."""
+        end, events = self.now + longest_s, 0
+        while self._events and not is_over() and self._events[0][0] <= end and events < most_events:
             self.now, _, event = heapq.heappop(self._events)
             event()
+            events += 1
+        return events

@@ -1,11 +1,12 @@
 """The training engine: from validated groups to the next policy version."""
 
 from shoal.training.building import build_trainer
-from shoal.training.checkpoints import CheckpointError, Checkpoints
+from shoal.training.checkpoints import Checkpoints
+from shoal.training.disks import CheckpointError
 from shoal.training.export import ExportError, RunFacts, export_policy, latest_checkpoint
 from shoal.training.memory import ModelShape, TrainerMemory, model_shape, plan_memory
 from shoal.training.model.distributed import World
-from shoal.training.model.model import UnsupportedModelError
+from shoal.training.model.layouts import UnsupportedModelError
 from shoal.training.objective.advantages import ADVANTAGES
 from shoal.training.objective.corrections import CORRECTIONS
 from shoal.training.objective.losses import LOSSES, TokenBatch, TokenLoss

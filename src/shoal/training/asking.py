@@ -1,4 +1,5 @@
-"""One rank asks the coordinator for all: the same answer, or the same refusal, holds on every rank.
+"""One rank asks the coordinator for all: the same answer, or the same refusal, holds on every rank. Files, which may be large, are
+fetched by one rank of each node for the others on it.
 
 Ranks that asked for themselves could hear different things around a change of the run, and would then wait for each other in
 different collectives.
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 from shoal.errors import RefusedError, ShoalError
 from shoal.training.model.distributed import World
 
+FETCHED, REFUSED = b"+", b"-"
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 
@@ -34,6 +36,28 @@ def act_as_one(world: World, act: Callable[[], str]) -> str:
         raise
     world.share(json.dumps({"answer": text}))
     return text
+
+
+def fetch_for_node(world: World, fetch: Callable[[], bytes]) -> bytes:
+    """The bytes that the first rank of this node fetched; its error is raised on every rank of the node."""
+    if world.node is None:
+        return fetch()
+    if not world.leads_node:
+        kind, data = _opened(world.share_on_node(b""))
+        if kind == REFUSED:
+            raise RefusedError(**json.loads(data))
+        return data
+    try:
+        data = fetch()
+    except ShoalError as error:
+        world.share_on_node(REFUSED + json.dumps(_facts(error)).encode())
+        raise
+    world.share_on_node(FETCHED + data)
+    return data
+
+
+def _opened(message: bytes) -> tuple[bytes, bytes]:
+    return message[:1], message[1:]
 
 
 def _facts(error: ShoalError) -> dict[str, object]:

@@ -22,6 +22,8 @@ def build_trainer(
         temperature=config.rollouts.temperature,
         seed=config.run.seed,
         max_new_tokens=config.rollouts.max_new_tokens,
+        longest_row=config.rollouts.longest_row,
+        steps=config.run.steps,
         lora=config.model.adapter,
         start=start,
         world=world,

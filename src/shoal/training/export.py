@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
 from shoal.config import LoraConfig
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, first_line
 from shoal.files import TEMPORARY_PREFIX, write_atomic
 from shoal.policy import build_empty_model, build_model, load_weights
 from shoal.policy.architecture import meta_model
@@ -27,7 +27,7 @@ from shoal.policy.lora.files import merge as merge_factors
 from shoal.policy.lora.targets import target_names
 from shoal.policy.weights import base_digest
 from shoal.rundir import checkpoint_path, checkpoint_steps, checkpoints_of
-from shoal.training.checkpoints import accept_one_process
+from shoal.training.checkpoints import UNREADABLE, accept_one_process
 
 COMPANION_FILES = (
     "tokenizer*",
@@ -151,7 +151,13 @@ def load_model(source: Path, model_dir: Path) -> Any:
         load_weights(model, source)
     elif (source / ".metadata").is_file():
         accept_one_process()
-        load_distributed({"model": model.state_dict()}, checkpoint_id=source, no_dist=True)
+        try:
+            load_distributed({"model": model.state_dict()}, checkpoint_id=source, no_dist=True)
+        except UNREADABLE as error:
+            raise ExportError(
+                f"The checkpoint {source} cannot be read: {first_line(error)}.",
+                hint="It belongs to another model or was damaged; name another version.",
+            ) from None
     else:
         raise ExportError(f"{source} is neither a checkpoint nor a directory with safetensors.")
     return model

@@ -7,20 +7,22 @@ that run in fp32 under bf16. Shapes: D model width, I width of the feed-forward 
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from shoal.broadcast.codec.pieces import ITEM_BYTES
-from shoal.config import LoraConfig, TrainingConfig
+from shoal.config import LoraConfig, ShoalConfig, TrainingConfig
 from shoal.errors import ConfigError
 from shoal.policy.architecture import decoder_blocks, meta_model
 from shoal.policy.directory import read_config, resolve_model
 from shoal.policy.lora.files import factor_shapes
 from shoal.policy.lora.targets import target_names
+from shoal.policy.memory import NotEnoughMemoryError, available_bytes
 from shoal.policy.weights import stored_dtype
+from shoal.training.model.distributed import World
 from shoal.training.model.logprobs import CHUNK_ELEMENTS
 
 
@@ -76,12 +78,19 @@ def model_shape(model: str, shapes: Path | None = None, lora: LoraConfig | None 
     """Shape of `bundled`, a directory or a Hugging Face id. `shapes`/NAME.json spares the download of org/NAME, whose weights are
     then taken to be stored in bf16."""
     known = shapes / f"{Path(model).name}.json" if shapes is not None else None
-    is_known = known is not None and known.is_file()
-    config = _read_shape(known) if known is not None and is_known else read_config(resolve_model(model))
+    if known is not None and known.is_file():
+        return shape_of(_read_shape(known), Path(model).name, lora)
+    directory = resolve_model(model)
+    shape = shape_of(read_config(directory), Path(model).name, lora)
+    return replace(shape, stored_bytes=ITEM_BYTES[stored_dtype(directory)])
+
+
+def shape_of(config: Any, name: str, lora: LoraConfig | None = None) -> ModelShape:
+    """Of a Transformers config."""
     skeleton = meta_model(config)
     blocks = decoder_blocks(skeleton)
     if not blocks:
-        raise ConfigError(f"{Path(model).name} does not say which modules are its layers.")
+        raise ConfigError(f"{name} does not say which modules are its layers.")
     text = config.get_text_config()
     return ModelShape(
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
@@ -92,7 +101,6 @@ def model_shape(model: str, shapes: Path | None = None, lora: LoraConfig | None 
         inner_width=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         vocabulary=text.vocab_size,
         adapter=_adapter_size(skeleton, lora) if lora is not None else 0,
-        stored_bytes=2 if is_known else ITEM_BYTES[stored_dtype(resolve_model(model))],
     )
 
 
@@ -107,8 +115,11 @@ def _read_shape(path: Path) -> Any:
     return AutoConfig.for_model(settings.pop("model_type"), **settings)
 
 
-def plan_memory(shape: ModelShape, config: TrainingConfig, *, ranks: int, on_gpu: bool = True) -> TrainerMemory:
-    """What one of `ranks` trainer processes will hold at its peak."""
+def plan_memory(
+    shape: ModelShape, config: TrainingConfig, *, ranks: int, on_gpu: bool = True, longest_row: int = 0
+) -> TrainerMemory:
+    """What one of `ranks` trainer processes will hold at its peak. A row that is longer than a bin has a bin of its own."""
+    tokens = max(config.micro_batch_tokens, longest_row)
     bf16 = config.compute_dtype == "bfloat16" or (config.compute_dtype == "auto" and on_gpu)
     compute_bytes = 2 if bf16 else 4
     trained = shape.adapter or shape.parameters
@@ -121,27 +132,62 @@ def plan_memory(shape: ModelShape, config: TrainingConfig, *, ranks: int, on_gpu
         "optimiser (2 × fp32)": 8 * share,
         # An adapter's reference is its own base.
         "reference policy": compute_bytes * share if config.kl_beta and not shape.adapter else 0,
-        "gathered or cast weights": _working_copies(shape, ranks, compute_bytes, bf16),
-        "activations": _activations(shape, config, compute_bytes),
-        "logits of one chunk": 3 * 4 * max(CHUNK_ELEMENTS, shape.vocabulary),
+        "gathered or cast weights": _working_copies(shape, config, ranks, compute_bytes, bf16),
+        **(_checkpointed if config.activation_checkpointing else _activations)(shape, compute_bytes, tokens),
         "tensor being published": 0 if shape.adapter else 2 * 2 * shape.largest_tensor,
     }
     return TrainerMemory(ranks, parts, host_bytes=12 * share, published_bytes=published_bytes)
 
 
-def _working_copies(shape: ModelShape, ranks: int, compute_bytes: int, bf16: bool) -> int:
+def _working_copies(shape: ModelShape, config: TrainingConfig, ranks: int, compute_bytes: int, bf16: bool) -> int:
     if ranks == 1 and shape.adapter:  # one layer at a time is widened or cast
         return compute_bytes * shape.largest_tensor if shape.stored_bytes != compute_bytes else 0
     if ranks == 1:
-        return compute_bytes * shape.parameters if bf16 else 0
+        cast = shape.layer_parameters + shape.root_parameters if config.activation_checkpointing else shape.parameters
+        return compute_bytes * cast if bf16 else 0
     # This block and the next one being gathered, the root, and the gradient of one unit on its way to be reduced.
     unit = max(shape.layer_parameters, shape.root_parameters)
     return compute_bytes * (2 * shape.layer_parameters + shape.root_parameters) + (compute_bytes + 4) * unit
 
 
-def _activations(shape: ModelShape, config: TrainingConfig, compute_bytes: int) -> int:
-    layer = compute_bytes * (11 * shape.width + 4 * shape.inner_width) + (12 * shape.width if compute_bytes == 2 else 0)
-    per_token = (
-        compute_bytes * shape.width * shape.layers + layer if config.activation_checkpointing else layer * shape.layers
+def _logits(shape: ModelShape, tokens: int) -> int:
+    """Six fp32 tables of one chunk in the backward pass: logits, their log-softmax, probabilities, gradient, and two in between."""
+    return 6 * 4 * min(max(CHUNK_ELEMENTS, shape.vocabulary), tokens * shape.vocabulary)
+
+
+def _layer(shape: ModelShape, compute_bytes: int) -> int:
+    """What autograd keeps of one token in one block."""
+    return compute_bytes * (11 * shape.width + 4 * shape.inner_width) + (12 * shape.width if compute_bytes == 2 else 0)
+
+
+def _activations(shape: ModelShape, compute_bytes: int, tokens: int) -> dict[str, int]:
+    """Kept for the backward pass, and the logits that it begins with."""
+    layers = tokens * _layer(shape, compute_bytes) * shape.layers
+    return {"activations": layers, "logits of one chunk": _logits(shape, tokens)}
+
+
+def _checkpointed(shape: ModelShape, compute_bytes: int, tokens: int) -> dict[str, int]:
+    """The inputs of all blocks, which are fp32, and one block that is computed again, with the gradients inside it. The logits are
+    gone by then: what is larger counts."""
+    gradients = compute_bytes * (11 * shape.width + 4 * shape.inner_width) // 2
+    block = tokens * (_layer(shape, compute_bytes) + gradients)
+    inputs = 4 * tokens * shape.width * shape.layers
+    return {"activations": inputs + block, "logits of one chunk": max(0, _logits(shape, tokens) - block)}
+
+
+def check_training_memory(config: ShoalConfig, shape: ModelShape, world: World) -> None:
+    """Refuse a training that cannot fit, before anything is loaded, with every part that it needs."""
+    longest, bin_tokens = config.rollouts.longest_row, config.training.micro_batch_tokens
+    on_gpu, available = world.device.type == "cuda", available_bytes(world.device)
+    plan = plan_memory(shape, config.training, ranks=world.size, on_gpu=on_gpu, longest_row=longest)
+    if plan.total_bytes <= available:
+        return
+    long_rows = (
+        f" A prompt with its completion may have {longest} tokens, more than training.micro_batch_tokens = {bin_tokens},"
+        " and cannot be cut: lower rollouts.max_new_tokens."
     )
-    return config.micro_batch_tokens * per_token
+    raise NotEnoughMemoryError(
+        f"Training does not fit into {available / 2**30:.1f} GiB:\n{plan.as_text()}\n",
+        hint="Use more ranks, training.activation_checkpointing, or fewer training.micro_batch_tokens."
+        + (long_rows if longest > bin_tokens else ""),
+    )

@@ -1,7 +1,7 @@
 """What a training step says about itself: one flat record, equal on every rank.
 
 Rewards, ages and lengths come from the groups, which every rank holds; token statistics are summed over micro-batches and
-reduced over ranks once per step. A fraction over nothing is 0.
+reduced over ranks once per step. A fraction over nothing is 0; a mean over nothing that a guard reads is absent.
 """
 
 from collections import Counter
@@ -22,6 +22,10 @@ SUMS = (
     "correction", "raised_tokens", "raised_clipped", "lowered_tokens", "lowered_clipped",
 )  # fmt: skip
 
+OF_EMPTY_STEP = (
+    "step", "policy_version", "groups", "samples", "trained_tokens", "optimiser_steps",
+    "old_logprobs_s", "update_s", "step_s",
+)  # fmt: skip
 RUN_TOKENS, FEWEST_RUNS, DISTINCT_SHARE = 4, 16, 0.5
 
 
@@ -55,7 +59,8 @@ class StepReport:
     clip_fraction_negative: float = 0.0
     kl_update: float = 0.0
     kl_reference: float = 0.0
-    kl_behaviour: float = 0.0
+    kl_behaviour: float | None = None
+    """None where no validator computed log-probabilities of the batch: then nothing is known about the lag."""
     behaviour_fraction: float = 0.0
     correction_mean: float = 0.0
     grad_norm_mean: float = 0.0
@@ -69,7 +74,9 @@ class StepReport:
     step_s: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without what was not measured: a step without samples has counts and times, and no means."""
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        return values if self.samples else {name: values[name] for name in OF_EMPTY_STEP}
 
 
 class TokenSums:
@@ -154,7 +161,7 @@ def token_metrics(totals: dict[str, float]) -> dict[str, Any]:
         "ratio_mean": _share(totals["ratio"], tokens),
         "ratio_max": totals["ratio_max"],
         "correction_mean": _share(totals["correction"], tokens),
-        "kl_behaviour": _share(totals["kl_behaviour"], known),
+        "kl_behaviour": totals["kl_behaviour"] / known if known else None,
         "behaviour_fraction": _share(known, tokens),
         "clip_fraction_positive": _share(totals["raised_clipped"], totals["raised_tokens"]),
         "clip_fraction_negative": _share(totals["lowered_clipped"], totals["lowered_tokens"]),

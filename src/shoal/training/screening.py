@@ -48,10 +48,10 @@ class GroupScores:
         deviations, variances = world.sum(self._deviations).tolist(), world.sum(self._variances).tolist()
         return [statistic(deviation, variance) for deviation, variance in zip(deviations, variances, strict=True)]
 
-    def lag(self, world: World) -> float:
-        """Mean divergence per token between the policy and the verified behaviour of the workers."""
+    def lag(self, world: World) -> float | None:
+        """Mean divergence per token between the policy and the verified behaviour of the workers; none without any."""
         total, known = world.sum(self._lag).tolist()
-        return total / known if known else 0.0
+        return total / known if known else None
 
 
 def statistic(deviation: float, variance: float) -> float:

@@ -7,7 +7,7 @@ appears before version s is recorded.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -22,10 +22,11 @@ from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.rollouts import TRUNCATED, Rollout, RolloutLimits, read_rollouts
 from shoal.protocol.steps import Rewind, is_void
-from shoal.training.asking import act_as_one, ask_as_one
+from shoal.training.asking import act_as_one, ask_as_one, fetch_for_node
 from shoal.training.checkpoints import always
 from shoal.training.packing.samples import Group, Sample
 from shoal.training.publisher import Published, Publisher, Publishing, Version
+from shoal.training.repetition import steps_repeat
 from shoal.training.reports import StepReport
 from shoal.training.screening import Screening, recall
 from shoal.training.trackers import Trackers
@@ -51,14 +52,19 @@ class StepRecord:
     fetch_s: float
 
     def metrics(self) -> dict[str, Any]:
-        """As trackers and the coordinator take them."""
+        """As trackers and the coordinator take them; what was not measured is absent."""
         metrics = self.report.as_dict()
+        generated = {
+            "generated_reward_mean": self.batch.generated_reward_mean,
+            "generated_task_reward_mean": self.batch.generated_task_reward_mean,
+        }
         return metrics | {
             "time_wait_batch_s": self.wait_batch_s,
             "time_fetch_s": self.fetch_s,
             "time_old_logprobs_s": metrics.pop("old_logprobs_s"),
             "time_update_s": metrics.pop("update_s"),
             "generated_groups": self.batch.generated_groups,
+            **{name: value for name, value in generated.items() if value is not None},
             "zero_signal_fraction": self.batch.dropped.get("no_signal", 0) / max(1, self.batch.generated_groups),
             **{f"dropped_{reason}": count for reason, count in self.batch.dropped.items()},
         }
@@ -95,6 +101,7 @@ class TrainerService:
         self._clock = clock
         self._batch: api.BatchRecord | None = None
         """What the current step trains on."""
+        self._guard_is_off = False
 
     def run(self) -> bool:
         """Trains until the last version is published, or the owner has drained the run; the last checkpoint is then on disk.
@@ -113,29 +120,30 @@ class TrainerService:
 
         Each part may be killed and done again; the coordinator's record of rewinds alone decides.
         """
-        line = ask_as_one(self.trainer.world, api.LineAnswer, self._take_up)
-        self.trainer.epoch = line.epoch
-
-    def _take_up(self) -> api.LineAnswer:
-        line = self.client.line()
+        line = ask_as_one(self.trainer.world, api.LineAnswer, self.client.line)
         rewinds = [Rewind(one.epoch, one.version) for one in line.rewinds]
         lost = self.trainer.drop_void(rewinds)
+        act_as_one(self.trainer.world, partial(self._take_up_head, line, rewinds, lost))
+        self.trainer.epoch = line.epoch
+
+    def _take_up_head(self, line: api.LineAnswer, rewinds: Sequence[Rewind], lost: list[int]) -> str:
         if self.publisher is not None:
             self.publisher.epoch = line.epoch
             is_off = partial(is_void, rewinds=rewinds)
-            lost += self.publisher.origin.take_up(line.epoch, is_off, ledger_head=line.ledger_head)
+            lost = lost + self.publisher.origin.take_up(line.epoch, is_off, ledger_head=line.ledger_head)
         if lost:
             last = line.rewinds[-1]
             self.report(
                 f"the run was returned to version {last.version}: versions up to {last.newest_before} are void,"
                 f" {last.lost_steps} steps are trained again ({last.reason})"
             )
-        return line
+        return ""
 
     def _train(self) -> bool:
         self.take_up()
         resumed = self.trainer.resume()
         self.report(f"resumed at step {self.trainer.step}" if resumed else "found no checkpoint, starting at step 0")
+        self._test_repetition()
         record: StepRecord | None = None
         while True:
             publishing = self.publish(record)
@@ -152,6 +160,16 @@ class TrainerService:
             except DivergedError as error:
                 self._return_to_checkpoint(error)
                 record = None
+
+    def _test_repetition(self) -> None:
+        """Says at start what a crash may cost, not after it."""
+        repeats = steps_repeat(self.trainer)
+        self.metrics.event("self_test", steps_repeat=repeats)
+        if not repeats:
+            self.report(
+                "steps do not repeat bit for bit on this machine: a trainer that dies between publishing a version and writing"
+                " its checkpoint has to return the run to the last checkpoint; `shoal train --auto-rewind` does so by itself"
+            )
 
     def _return_to_checkpoint(self, error: DivergedError) -> None:
         """Has the batch recalled and audited, and undoes it as a restart would; raises the error if no audit can help."""
@@ -191,7 +209,22 @@ class TrainerService:
         finally:
             self._batch = screening.batch
         self.metrics.count("step")
+        self._watch_guard(report)
         return StepRecord(report, screening.batch, wait_batch_s=waited - started, fetch_s=fetched - waited)
+
+    def _watch_guard(self, report: StepReport) -> None:
+        """Without an audited group nobody can tell how far the swarm lags behind: said when it begins and when it ends."""
+        is_off = bool(report.samples) and report.kl_behaviour is None
+        if is_off and not self._guard_is_off:
+            self.report(
+                f"step {report.step}: no group of the batch was audited, so training.kl_limit cannot guard against lag;"
+                " raise trust.audit_floor if this stays so"
+            )
+            self.metrics.event("guard_off", step=report.step)
+        elif self._guard_is_off and not is_off and report.samples:
+            self.report(f"step {report.step}: audited groups are back, training.kl_limit guards against lag again")
+        if report.samples:
+            self._guard_is_off = is_off
 
     def _train_on(self, groups: list[Group], screening: Screening) -> StepReport:
         """The oversampling cap may be reached without a group that has a signal; then the version is published unchanged."""
@@ -221,7 +254,8 @@ class TrainerService:
         files: dict[str, list[Rollout]] = {}
         for record in batch.groups:
             if record.submission_id not in files:
-                data = self.client.submission_file(record.submission_id, record.digest)
+                fetch = partial(self.client.submission_file, record.submission_id, record.digest)
+                data = fetch_for_node(self.trainer.world, fetch)
                 files[record.submission_id] = read_rollouts(data, limits)[1]
             rows = [rollout for rollout in files[record.submission_id] if rollout.group == record.group]
             if len(rows) != len(record.rewards):
@@ -281,7 +315,8 @@ class TrainerService:
 
 
 def _published_sentence(publication: Publication, metrics: Mapping[str, Any]) -> str:
-    detail = f", task reward {metrics['task_reward_mean']:.3f}" if metrics else ""
+    reward = metrics.get("task_reward_mean")
+    detail = f", task reward {reward:.3f}" if reward is not None else ""
     size = f"{publication.follow_bytes / 1e6:.1f} MB"
     if publication.follow_bytes < publication.weights_bytes:
         size += f" instead of {publication.weights_bytes / 1e6:.1f}, {publication.ratio:.0f}x less"

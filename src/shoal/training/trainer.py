@@ -11,7 +11,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,22 +22,22 @@ from torch import Tensor
 from shoal.broadcast import WireTensor
 from shoal.config import LoraConfig, TrainingConfig
 from shoal.errors import ConfigError, ShoalError
-from shoal.policy.lora.checks import check_start
-from shoal.policy.lora.layers import adapter_off
 from shoal.policy.weights import WireCopy, unique_tensors
 from shoal.protocol.steps import Rewind
 from shoal.rundir import checkpoints_of
 from shoal.training.checkpoints import Checkpoints, always
 from shoal.training.model.adapter import Adapter
+from shoal.training.model.determinism import fingerprint
 from shoal.training.model.distributed import World, clip_gradients
 from shoal.training.model.dithering import dither_masters
-from shoal.training.model.model import PolicyModel, load_policy
+from shoal.training.model.model import PolicyModel, attention_cost, load_policy
+from shoal.training.model.reference import Reference
 from shoal.training.objective.advantages import ADVANTAGES
 from shoal.training.objective.corrections import CORRECTIONS
-from shoal.training.objective.losses import LOSSES, TokenBatch, TokenLoss, k3_divergence
+from shoal.training.objective.losses import LOSSES, TokenBatch, TokenLoss, k3_divergence, penalised
 from shoal.training.objective.registry import find_function
+from shoal.training.objective.schedules import check_schedule, learning_rate
 from shoal.training.packing.batch import Member, MicroBatch, MiniBatch, build_minibatch, choose_members, split_groups
-from shoal.training.packing.bins import Bin
 from shoal.training.packing.samples import Group, check_groups
 from shoal.training.reports import StepReport, TokenSums, group_metrics, token_metrics, token_statistics
 from shoal.training.screening import GroupScores
@@ -91,12 +90,15 @@ class Trainer:
         max_new_tokens: int = 0,
         lora: LoraConfig | None = None,
         start: Path | None = None,
+        longest_row: int = 0,
+        steps: int = 0,
         world: World | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """With `lora` an adapter is trained beside the frozen model, from the PEFT directory `start` if there is one."""
         if config.overlong == "penalise" and not max_new_tokens:
             raise ConfigError("training.overlong = 'penalise' needs the completion limit.")
+        check_schedule(config, steps)
         self.config = config
         self.world = world or World.join(config.device)
         self.step = 0
@@ -108,18 +110,18 @@ class Trainer:
         self._norms: list[float] = []
         """Of the first gradients of the last steps."""
         self._seed = seed
-        self._max_new_tokens = max_new_tokens
+        self._max_new_tokens, self.longest_row, self._steps = max_new_tokens, longest_row, steps
         self._clock = clock
         self._advantage = find_function("advantage", config.advantage, ADVANTAGES)
         self._loss = find_function("loss", config.loss, LOSSES)
         self._correction = find_function("correction", config.correction, CORRECTIONS)
         self._adapter = Adapter(lora, start, seed) if lora is not None else None
-        if lora is not None and start is not None:
-            check_start(start, lora, model_dir)
         self.policy = self._load(model_dir, temperature, trained=True)
+        self._attention = attention_cost(self.policy.model)
         if config.dither_masters and self._adapter is None:  # factors are published as they are
             dither_masters(unique_tensors(self.policy.model).items(), seed)
-        self._reference = self._load(model_dir, temperature, trained=False) if self._needs_reference_model else None
+        copied = bool(config.kl_beta) and lora is None
+        self._reference = Reference(self.policy, self._load(model_dir, temperature, trained=False) if copied else None)
         self._optimiser = torch.optim.AdamW(
             [parameter for parameter in self.policy.parameters() if parameter.requires_grad],
             lr=config.learning_rate,
@@ -158,6 +160,13 @@ class Trainer:
         self.step += 1
         return report
 
+    def gradient_fingerprint(self, groups: Sequence[Group]) -> list[int]:
+        """Of this rank's part of the first gradient of a batch that is not trained on."""
+        self._prepare(groups)
+        found = fingerprint(parameter.grad for parameter in self.policy.parameters() if parameter.grad is not None)
+        self._optimiser.zero_grad()
+        return found
+
     def skip_step(self) -> StepReport:
         """A step without anything to train on: the weights stay as they are, under the next number."""
         self._optimiser.zero_grad()
@@ -174,18 +183,18 @@ class Trainer:
         return self._checkpoints.steps()
 
     def drop_void(self, rewinds: Sequence[Rewind]) -> list[int]:
-        """Remove checkpoints that a rewind voided; the main rank calls it before the others resume."""
+        """Remove checkpoints that a rewind voided, on every disk; all ranks call it before they resume."""
         return self._checkpoints.drop_void(rewinds)
 
     def resume(self) -> bool:
-        """Continue from the newest checkpoint; False if there is none, and training starts at step 0."""
+        """Continue from the newest checkpoint, the same on all ranks; False if there is none, and training starts at step 0."""
         self._checkpoints.finish()
-        steps = self._checkpoints.steps()
-        if not steps:
+        step = self._checkpoints.choose()
+        if step is None:
             return False
         self._secure_snapshot()
-        facts = self._checkpoints.load(steps[-1], self.policy.model, self._optimiser)
-        self.step, self.updates, self._norms = steps[-1], int(facts["updates"]), list(facts["norms"])
+        facts = self._checkpoints.load(step, self.policy.model, self._optimiser)
+        self.step, self.updates, self._norms = step, int(facts["updates"]), list(facts["norms"])
         self._optimiser.zero_grad()
         return True
 
@@ -229,23 +238,15 @@ class Trainer:
             trained=trained,
             adapter=self._adapter if trained else None,
             activation_checkpointing=trained and self.config.activation_checkpointing,
+            longest_row=self.longest_row,
         )
-
-    @property
-    def _needs_reference_model(self) -> bool:
-        """An adapter's reference is its own base."""
-        return bool(self.config.kl_beta) and self._adapter is None
-
-    def _reference_logprobs(self, batch: Bin) -> Tensor:
-        with adapter_off(self.policy.model) if self._reference is None else nullcontext():
-            logprobs_N, _, _ = (self._reference or self.policy)(batch)
-        return torch.as_tensor(logprobs_N)
 
     def _build(self, members: Sequence[Member]) -> MiniBatch:
         return build_minibatch(
             members,
-            self.config.micro_batch_tokens,
+            1 if self.policy.one_by_one else self.config.micro_batch_tokens,
             packed=self.policy.packed,
+            attention=self._attention,
             rank=self.world.rank,
             ranks=self.world.size,
             device=self.world.device,
@@ -284,7 +285,7 @@ class Trainer:
                     micro_batch.old_N, *spread = self.policy(micro_batch.bin)
                     first.scores.add(micro_batch, micro_batch.old_N, *spread)
                 if self.config.kl_beta:
-                    micro_batch.reference_N = self._reference_logprobs(micro_batch.bin)
+                    micro_batch.reference_N = self._reference(micro_batch.bin)
 
     def _backward(self, minibatch: MiniBatch, sums: TokenSums, scores: GroupScores | None = None) -> None:
         for micro_batch in minibatch.micro_batches:
@@ -305,7 +306,7 @@ class Trainer:
         if not number:
             self._check_norm(norm, first.groups)
         for group in self._optimiser.param_groups:
-            group["lr"] = learning_rate(self.config, self.updates)
+            group["lr"] = learning_rate(self.config, self.updates, self._steps)
         self._secure_snapshot()
         self._optimiser.step()
         self._optimiser.zero_grad()
@@ -320,12 +321,12 @@ class Trainer:
         if micro_batch.old_N is None:
             micro_batch.old_N = logprobs_N.detach()
         tokens = TokenBatch(
-            logprobs_N, micro_batch.old_N, micro_batch.advantages_N, micro_batch.bin.row_N, micro_batch.bin.rows
+            logprobs_N, micro_batch.old_N, self._advantages(micro_batch), micro_batch.bin.row_N, micro_batch.bin.rows
         )
         policy_loss = self._loss(tokens, self.config)
         terms = self._loss_terms(micro_batch, tokens, policy_loss)
         loss_N = terms["policy_loss"]
-        if "kl_reference" in terms:
+        if "kl_reference" in terms and self.config.kl_form == "loss":
             loss_N = loss_N + self.config.kl_beta * terms["kl_reference"]
         if self.config.entropy_eta:
             loss_N = loss_N - self.config.entropy_eta * entropies_N
@@ -335,6 +336,11 @@ class Trainer:
             **token_statistics(tokens, entropies_N, micro_batch.behaviour_N, policy_loss),
         )
         return (loss_N * micro_batch.weights_N).sum()
+
+    def _advantages(self, micro_batch: MicroBatch) -> Tensor:
+        if self.config.kl_form == "loss" or micro_batch.reference_N is None or micro_batch.old_N is None:
+            return micro_batch.advantages_N
+        return penalised(micro_batch.advantages_N, micro_batch.old_N, micro_batch.reference_N, self.config.kl_beta)
 
     def _loss_terms(self, micro_batch: MicroBatch, tokens: TokenBatch, policy_loss: TokenLoss) -> dict[str, Tensor]:
         """Per token: the corrected policy loss, its correction, and the divergence from the reference if there is one."""
@@ -359,7 +365,7 @@ class Trainer:
             "grad_norm_mean": sum(norms) / count,
             "grad_norm_max": max(norms, default=0.0),
             "grad_clip_fraction": sum(norm > self.config.max_grad_norm for norm in norms) / count,
-            "learning_rate": learning_rate(self.config, max(0, self.updates - 1)),
+            "learning_rate": learning_rate(self.config, max(0, self.updates - 1), self._steps),
         }
 
     def _check_divergence(self, report: StepReport) -> None:
@@ -376,7 +382,9 @@ class Trainer:
                 hint="Every group of the batch was audited or should be: look at the rollouts of this step.",
             )
 
-    def _check_lag(self, name: str, value: float) -> None:
+    def _check_lag(self, name: str, value: float | None) -> None:
+        if value is None:
+            return  # nothing was audited; the report leaves it out, and the service says so
         if not math.isfinite(value) or value > self.config.kl_limit:
             raise DivergedError(
                 f"{name} of step {self.step} is {value:.3g}, above the limit {self.config.kl_limit:g}.",
@@ -390,8 +398,3 @@ def _times(started: float, recomputed: float, finished: float) -> dict[str, Any]
         "update_s": finished - recomputed,
         "step_s": finished - started,
     }
-
-
-def learning_rate(config: TrainingConfig, update: int) -> float:
-    """Linear warm-up over the first optimiser steps, then constant."""
-    return config.learning_rate * min(1.0, (update + 1) / max(1, config.warmup_steps))

@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from shoal.metrics import Report
 from shoal.protocol import api
@@ -18,6 +18,22 @@ TRUST_STATES = {
     "quarantined": "work is audited but not used; clean work ends this",
     "gone": "the coordinator had not heard from this worker",
 }
+WAITS = {
+    "need_weights": "fetching version {version}",
+    "waiting_for_trainer": "waiting for the trainer",
+    "paused": "the run is paused",
+    "draining": "the run is being drained, there is no new work",
+    "disk_full": "the coordinator's disk is full, waiting for its owner",
+    "deliveries": "waiting for uploads",
+}
+
+
+def leaving_line(held: Sequence[str], uploads: int) -> str:
+    """What becomes of held slots and of uploads on their way."""
+    goes = "goes" if len(held) == 1 else "go"
+    slots = f"{', '.join(held)} {goes} to another worker" if held else "no slot is held"
+    last = "the last upload is" if uploads == 1 else f"{uploads} uploads are"
+    return f"leaving: {slots}{f', {last} being finished' if uploads else ''}"
 
 
 class WorkerConsole:
@@ -46,6 +62,9 @@ class WorkerConsole:
 
     def working(self, activity: str) -> None:
         self.activity = activity
+
+    def without_work(self, reason: str, version: int) -> None:
+        self.waiting(WAITS.get(reason, "waiting for work").format(version=version))
 
     def waiting(self, what: str) -> None:
         """Reported once, when it has lasted: short waits are part of every step."""

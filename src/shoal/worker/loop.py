@@ -18,56 +18,34 @@ from shoal.contributor import LimitWatch, WorkerStatus
 from shoal.errors import RefusedError
 from shoal.joined import JoinedRun, RelayReports
 from shoal.metrics import EventLog, Report, silent
-from shoal.policy.engine import Completion, Engine, GenerationRequest
+from shoal.policy.engine import Completion, Engine
 from shoal.policy.episodes import EpisodeStream
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.evidence_store import KeptHeads, Receipts
-from shoal.protocol.rollouts import Rollout, RolloutHeader, write_rollouts
+from shoal.protocol.rollouts import Rollout
 from shoal.tasks.environments.episodes import Episode
 from shoal.tasks.workload import Reward, WorkItem
-from shoal.worker.admission import EngineView, Lengths, Rates, entry_order, leases_wanted, slot_s
-from shoal.worker.console import WorkerConsole
+from shoal.worker.admission import EngineView, entry_order, leases_wanted
+from shoal.worker.console import WorkerConsole, leaving_line
 from shoal.worker.deliveries import Deliveries, Outbox
+from shoal.worker.generation import Generation
 from shoal.worker.heartbeat import Heartbeat
 from shoal.worker.leases import LeaseTaker, News, Taken
-from shoal.worker.machine import PROBED_ROWS, Machine, is_worth_more_rows, machine_memory
-from shoal.worker.slots import Slot, Version, sampled_tokens
+from shoal.worker.machine import Machine, machine_memory, measure_engine
+from shoal.worker.slots import Slot, Version
+from shoal.worker.submission import as_rollout, rollouts_of, submission_file
 from shoal.worker.totals import WorkerTotals
 from shoal.worker.weights import WeightFollower
 
 FIRST_WEIGHTS_S = 600.0
-PROBE_TOKENS = 8
 LEAVE_DEADLINE_S = 2.0
 STOP_DEADLINE_S = 60.0
+TOO_SLOW = "too_slow"
+MEASUREMENTS = 3
+MEASURE_AGAIN_S = 20.0
 IDLE_S = 0.2
 """An idle worker looks this often for new weights."""
-WAITS = {
-    "need_weights": "fetching version {version}",
-    "waiting_for_trainer": "waiting for the trainer",
-    "paused": "the run is paused",
-    "draining": "the run is being drained, there is no new work",
-    "disk_full": "the coordinator's disk is full, waiting for its owner",
-    "deliveries": "waiting for uploads",
-}
-
-
-def as_rollout(item: WorkItem, completion: Completion, reward: Reward) -> Rollout:
-    return Rollout(
-        task_id=item.task.problem_id,
-        group=item.group,
-        sample=item.sample,
-        input_tokens=list(item.prompt_tokens),
-        output_tokens=completion.tokens,
-        segment_lengths=completion.segment_lengths or [len(completion.tokens)],
-        output_logprobs=completion.logprobs,
-        target_length=item.target_length,
-        task_reward=reward.task_reward,
-        length_penalty=reward.length_penalty,
-        reward=reward.total,
-        finish_reason=completion.finish_reason,
-        proofs=completion.proofs,
-    )
 
 
 class Worker:
@@ -114,14 +92,14 @@ class Worker:
             metrics=self.metrics,
             report=report,
         )
-        self._slots: list[Slot] = []
-        self._slot_of: dict[int, Slot] = {}
-        self._lengths = Lengths(run.descriptor.rollouts.max_new_tokens)
-        self._rates = Rates()
+        self.generation = Generation(
+            run.descriptor.rollouts.max_new_tokens,
+            episode=lambda slot, at: self._episode(slot, at),  # a subclass may have its own
+            report=report,
+        )
         self._loaded: Version | None = None
         self._machine, self._rows = Machine(1.0), 1
         self._measured = (0, 0.0)
-        self._busy_s, self._stepped_at = 0.0, 0.0
         self._environment_s = 0.0
         self._no_work = ""
         self._limits = limits
@@ -151,7 +129,8 @@ class Worker:
             self._is_refused = True
             raise
         except (KeyboardInterrupt, SystemExit) as end:
-            self._report_leaving("\n" if isinstance(end, KeyboardInterrupt) else "")  # behind the terminal's own ^C
+            before = "\n" if isinstance(end, KeyboardInterrupt) else ""  # behind the terminal's own ^C
+            self.report(before + leaving_line([str(slot) for slot in self.generation.slots], self._deliveries.pending))
             raise
         finally:
             self._leave()
@@ -173,8 +152,8 @@ class Worker:
 
     def _is_over(self) -> bool:
         if self._stopping.is_set():
-            return not any(slot.is_begun for slot in self._slots)
-        return self._is_finished and not self._slots
+            return not any(slot.is_begun for slot in self.generation.slots)
+        return self._is_finished and not self.generation.slots
 
     @property
     def _is_resting(self) -> bool:
@@ -184,22 +163,35 @@ class Worker:
         """The contributor's limits: a resting worker begins nothing, and what has not ended within the grace goes back."""
         if self._limits is None:
             return
-        self._limits.look()
-        self.weights.hold(self._limits.is_resting)
+        self._look(self._limits)
         if self._limits.is_finishing and not self._stopping.is_set():
             self.report("leaving, as you asked: what was begun is finished and submitted")
             self.stop()
         if self._limits.is_resting:
             self._no_work = "resting"
             self._return_slots(stream, all_of_them=self._limits.is_grace_over)
-            self.console.working(f"resting: {self._limits.rest.reason}" if self._limits.rest else "resting")
         self._limits.tell(self._status())
 
+    def _listen(self) -> None:
+        """While the first version is being fetched nothing is held, so a wish to leave is met at once."""
+        if self._limits is None:
+            return
+        self._look(self._limits)
+        self._limits.tell(WorkerStatus(activity="fetching the policy", run_id=self.joined.descriptor.run_id))
+        if self._limits.is_finishing:
+            raise SystemExit(0)
+
+    def _look(self, limits: LimitWatch) -> None:
+        limits.look()
+        self.weights.hold(limits.is_resting)
+        if limits.rest is not None:
+            self.console.working(f"resting: {limits.rest.reason}")
+
     def _return_slots(self, stream: EpisodeStream, *, all_of_them: bool) -> None:
-        for slot in [slot for slot in self._slots if all_of_them or not slot.is_begun]:
+        for slot in [slot for slot in self.generation.slots if all_of_them or not slot.is_begun]:
             done = f", {len(slot.completions)} of {len(slot.items)} samples were done" if slot.is_begun else ""
             self.report(f"{slot} goes to another worker{done}")
-            self._forget(slot, stream)
+            self.generation.forget(slot, stream)
             self._deliveries.give_back(slot.lease)
 
     def _status(self) -> WorkerStatus:
@@ -218,7 +210,7 @@ class Worker:
         items = self.joined.workload.items(bytes.fromhex(lease.slot_seed))
         left_s = max(1.0, lease.expires_at - self.client.server_time())
         path = self.policy_path((lease.policy_version, lease.manifest_digest), deadline_s=left_s)
-        return Slot(lease, items, path, entry_order(items, self._lengths))
+        return Slot(lease, items, path, entry_order(items, self.generation.lengths))
 
     def policy_path(self, version: Version, *, deadline_s: float) -> Path:
         return self.weights.path(*version, deadline_s=deadline_s)
@@ -231,17 +223,16 @@ class Worker:
         if isinstance(news, Exception):
             raise news
         if isinstance(news, Taken):
-            self._slots.append(news.slot)
-            self._rates.leased(news.seconds)
+            self.generation.slots.append(news.slot)
+            self.generation.rates.leased(news.seconds)
             self._no_work = ""
         elif news.reason == "finished":
             self._is_finished = True
             self.report("the run is finished, thank you")
         elif news.reason:
             self._no_work = news.reason
-            if not self._slots:
-                what = WAITS.get(news.reason, "waiting for work").format(version=news.wanted_version)
-                self.console.waiting(what)
+            if not self.generation.slots:
+                self.console.without_work(news.reason, news.wanted_version)
 
     def _ask(self, stream: EpisodeStream) -> None:
         if self._leases.is_asking or self._is_finished or self._stopping.is_set() or self._is_resting:
@@ -250,12 +241,12 @@ class Worker:
         view = EngineView(
             rows=self._rows,
             unfinished=stream.occupied,
-            waiting=sum(len(slot.waiting) for slot in self._slots),
+            waiting=self.generation.waiting,
             slot_samples=rollouts.tasks_per_slot * rollouts.group_size,
             undelivered=self._deliveries.pending,
             has_newer_weights=self._newer_weights() is not None,
-            ends_per_s=self._rates.ends_per_s,
-            lease_s=self._rates.lease_s,
+            ends_per_s=self.generation.rates.ends_per_s,
+            lease_s=self.generation.rates.lease_s,
         )
         if count := leases_wanted(view):
             self._leases.ask(count, self._usable_versions())
@@ -263,27 +254,21 @@ class Worker:
     def _usable_versions(self) -> list[int]:
         """While there is other work, no lease of an older version is worth two swaps of weights."""
         held = self.weights.held()
-        if self._loaded is None or self._loaded[0] not in held or (self._no_work and not self._slots):
+        if self._loaded is None or self._loaded[0] not in held or (self._no_work and not self.generation.slots):
             return held
         return [version for version in held if version >= self._loaded[0]]
 
     def _drop_expired(self, stream: EpisodeStream) -> None:
         now = self.client.server_time()
-        for slot in [slot for slot in self._slots if slot.lease.expires_at < now]:
-            self._forget(slot, stream)
+        for slot in [slot for slot in self.generation.slots if slot.lease.expires_at < now]:
+            self.generation.forget(slot, stream)
             done = f"{len(slot.completions)} of {len(slot.items)} samples were done"
             self.report(f"{slot} took longer than its lease lasts; {done}")
 
     def _drop_voided(self, stream: EpisodeStream) -> None:
-        for slot in [slot for slot in self._slots if slot.lease.epoch < self.heartbeat.epoch]:
-            self._forget(slot, stream)
+        for slot in [slot for slot in self.generation.slots if slot.lease.epoch < self.heartbeat.epoch]:
+            self.generation.forget(slot, stream)
             self.report(f"{slot} is void: the owner returned the run to an earlier version")
-
-    def _forget(self, slot: Slot, stream: EpisodeStream) -> None:
-        stream.cancel(list(slot.running))
-        for number in slot.running:
-            del self._slot_of[number]
-        self._slots.remove(slot)
 
     def _newer_weights(self) -> Version | None:
         """The version to go on with; its number is lower if the owner withdrew the loaded one."""
@@ -292,10 +277,10 @@ class Worker:
 
     def _swap(self) -> None:
         """With nothing in the engine: the version of the next slot, or the newest one if no slot is there."""
-        if self._is_resting or any(slot.version == self._loaded for slot in self._slots):
+        if self._is_resting or any(slot.version == self._loaded for slot in self.generation.slots):
             return
-        if self._slots:
-            self._load(self._slots[0].version, self._slots[0].weights)
+        if self.generation.slots:
+            self._load(self.generation.slots[0].version, self.generation.slots[0].weights)
         elif (newer := self._newer_weights()) is not None:
             self._load(newer, self.policy_path(newer, deadline_s=FIRST_WEIGHTS_S))
 
@@ -304,7 +289,7 @@ class Worker:
             return
         self._loaded = None
         ready_at = self.weights.ready_at(version[0])
-        drain_s = max(0.0, self._stepped_at - ready_at) if ready_at is not None else 0.0
+        drain_s = max(0.0, self.generation.stepped_at - ready_at) if ready_at is not None else 0.0
         started = time.monotonic()
         self.engine.load(path)
         seconds = time.monotonic() - started
@@ -314,40 +299,18 @@ class Worker:
 
     def _feed(self, stream: EpisodeStream) -> None:
         free = self._rows - stream.occupied
-        for slot in self._entering() if free > 0 else ():
-            if not slot.is_begun and not self._can_end(slot):
-                self._slots.remove(slot)
+        may_begin = not (self._stopping.is_set() or self._is_resting)
+        for slot in self.generation.entering(self._loaded, may_begin=may_begin) if free > 0 else ():
+            if not slot.is_begun and not self.generation.can_end(slot, self.client.server_time()):
+                self.generation.slots.remove(slot)
                 self.report(f"{slot} cannot end before its lease does")
                 self._deliveries.give_back(slot.lease)
                 continue
-            entering = slot.enter(free)
-            numbers = stream.submit(
-                [self._request(slot.items[at]) for at in entering], [self._episode(slot, at) for at in entering]
-            )
-            slot.running.update(zip(numbers, entering, strict=True))
-            self._slot_of.update(dict.fromkeys(numbers, slot))
+            free -= self.generation.enter(slot, free, stream)
             version = slot.lease.policy_version
             self.console.working(f"generating step {slot.lease.step} slot {slot.lease.slot} with version {version}")
-            free -= len(entering)
             if free <= 0:
                 break
-
-    def _entering(self) -> list[Slot]:
-        """Slots with samples that may enter now; those that were begun come first."""
-        ready = [slot for slot in self._slots if slot.waiting and slot.version == self._loaded]
-        return [
-            *(slot for slot in ready if slot.is_begun),
-            *(slot for slot in ready if not (slot.is_begun or self._stopping.is_set() or self._is_resting)),
-        ]
-
-    def _can_end(self, slot: Slot) -> bool:
-        if not self._lengths.is_known:
-            return True
-        needed_s = slot_s(slot.items, self._lengths, self._rates.step_s)
-        return self.client.server_time() + needed_s <= slot.lease.expires_at
-
-    def _request(self, item: WorkItem) -> GenerationRequest:
-        return GenerationRequest(item.prompt_tokens, item.seed, self.joined.descriptor.rollouts.max_new_tokens)
 
     def _episode(self, slot: Slot, at: int) -> Episode | None:
         if not slot.items[at].environment:
@@ -356,35 +319,14 @@ class Worker:
         return slot.episodes[at]
 
     def _step(self, stream: EpisodeStream) -> None:
-        started = time.monotonic()
-        ended = stream.step()
-        self._stepped_at = time.monotonic()
-        self._busy_s += self._stepped_at - started
-        self._rates.stepped(self._stepped_at - started, len(ended))
-        for number, completion in ended:
-            slot = self._slot_of.pop(number)
-            at = slot.running[number]
-            self._lengths.observe(slot.items[at].target_length, sampled_tokens(completion))
-            if completion.finish_reason == "failed":
-                self.report(f"{slot}: {slot.episodes[at].why}")
-            slot.end(number, completion)
-            if slot.is_complete:
-                self._complete(slot, stream.generated)
-                self._report_environments(slot, stream)
+        for slot in self.generation.step(stream):
+            self._complete(slot, stream.generated)
+            self._report_environments(slot, stream)
 
     def _report_environments(self, slot: Slot, stream: EpisodeStream) -> None:
         if slot.episodes:
             waited_s, self._environment_s = stream.environment_s - self._environment_s, stream.environment_s
-            self.metrics.event(
-                "episodes",
-                step=slot.lease.step,
-                slot=slot.lease.slot,
-                episodes=len(slot.episodes),
-                turns=sum(episode.turns for episode in slot.episodes.values()),
-                failed=sum(bool(episode.failure) for episode in slot.episodes.values()),
-                environment_s=round(waited_s, 4),
-                environment_cpu_s=round(sum(episode.cost_s for episode in slot.episodes.values()), 4),
-            )
+            self.metrics.event("episodes", **slot.episode_counts(), environment_s=round(waited_s, 4))
 
     def _idle(self) -> None:
         if self._is_over():
@@ -398,90 +340,70 @@ class Worker:
         self.metrics.event("waited", reason=self._no_work or "lease", seconds=seconds)
 
     def _complete(self, slot: Slot, generated: int) -> None:
-        self._slots.remove(slot)
         self.totals.tokens += slot.tokens
         before_tokens, before_s = self._measured
-        self._measured = (generated, self._busy_s)
-        if self._machine.update_speed(generated - before_tokens, self._busy_s - before_s):
-            self._deliveries.run(self._register)
+        self._measured = (generated, self.generation.busy_s)
+        if self._machine.update_speed(generated - before_tokens, self.generation.busy_s - before_s):
+            self._deliveries.run(self._register_speed)
         self._deliveries.begin(slot)
 
     def rollouts(self, slot: Slot) -> list[Rollout]:
         """Every sample of a finished slot with its reward."""
-        workload, items = self.joined.workload, slot.items
-        plain = [at for at in range(len(items)) if at not in slot.episodes]
-        outputs = [(items[at].task, items[at].target_length, slot.completions[at].tokens) for at in plain]
-        rewards = dict(zip(plain, workload.rewards(outputs), strict=True))
-        rewards |= {at: workload.episode_reward(items[at], episode) for at, episode in slot.episodes.items()}
-        return [self.rollout(items[at], slot.completions[at], rewards[at]) for at in range(len(items))]
+        return rollouts_of(slot, self.joined.workload, self.rollout)
 
     def rollout(self, item: WorkItem, completion: Completion, reward: Reward) -> Rollout:
         return as_rollout(item, completion, reward)
 
     def _file(self, slot: Slot, rollouts: Sequence[Rollout]) -> bytes:
-        lease = slot.lease
-        header = RolloutHeader(
-            run_id=self.joined.descriptor.run_id,
-            epoch=lease.epoch,
-            step=lease.step,
-            attempt=lease.attempt,
-            slot=lease.slot,
-            lease_id=lease.lease_id,
-            worker_key=self._public_key,
-            policy_version=lease.policy_version,
-            manifest_digest=lease.manifest_digest,
-            numerics_class=self.engine.numerics_class,
+        run_id, numerics_class = self.joined.descriptor.run_id, self.engine.numerics_class
+        return submission_file(
+            slot.lease, rollouts, run_id=run_id, worker_key=self._public_key, numerics_class=numerics_class
         )
-        return write_rollouts(header, list(rollouts))
 
     def _submitted(self, lease: api.Lease, samples: int, tokens: int) -> None:
         self.totals.submissions += 1
         self.console.submitted(lease, samples, tokens, self._machine.recent_tokens_per_s)
 
     def _join(self) -> None:
-        first = self.weights.wait_for_any(FIRST_WEIGHTS_S)
+        first = self.weights.wait_for_any(FIRST_WEIGHTS_S, listen=self._listen)
         version = (first.version, first.manifest_digest)
         self._load(version, first.path)
         self.report(f"has version {first.version} of the policy; measuring this machine")
-        self._rows, tokens_per_s = self._measure()
-        self._machine = Machine(tokens_per_s, self.weights.link_bytes_per_s, machine_memory())
-        self.report(f"this machine: {self._machine.line()}, {self._rows} samples at a time")
-        view = self._register()
+        view = self._measure_and_register()
         self.report(f"joined as {self.name} ({view.state}), key {view.key[:12]}…")
         self.heartbeat.start()
         self._leases.start()
+
+    def _measure_and_register(self) -> api.WorkerView:
+        """A machine that was busy while it was measured is not one that is too slow."""
+        for left in reversed(range(MEASUREMENTS)):
+            self._rows, tokens_per_s = self._measure()
+            self._machine = Machine(tokens_per_s, self.weights.link_bytes_per_s, machine_memory())
+            self.report(f"this machine: {self._machine.line()}, {self._rows} samples at a time")
+            try:
+                return self._register()
+            except RefusedError as refusal:
+                if refusal.code != TOO_SLOW or not left:
+                    raise
+                self.report(f"{refusal.message} Measuring again in {MEASURE_AGAIN_S:.0f} s, in case it was busy.")
+                self._stopping.wait(MEASURE_AGAIN_S)
+        raise AssertionError("the last refusal is raised")
+
+    def _register_speed(self) -> None:
+        try:
+            self._register()
+        except RefusedError as refusal:
+            if refusal.code != TOO_SLOW:
+                raise
+            self.report(f"{refusal.message} Work goes on: slots that cannot end in time go back.")
 
     def _register(self) -> api.WorkerView:
         body = self._machine.registration(self.name, self.engine.numerics_class)
         return self.client.register(body)
 
     def _measure(self) -> tuple[int, float]:
-        """How many samples at a time this machine should work on, and its speed with them."""
         item = self.joined.workload.items(secrets.token_bytes(32))[0]
-        self._probe(item, 1)  # the first call pays for warm-up
-        rows, tokens_per_s = PROBED_ROWS[0], self._probe(item, PROBED_ROWS[0])
-        for more in PROBED_ROWS[1:]:
-            faster = self._probe(item, more)
-            if not is_worth_more_rows(tokens_per_s, faster):
-                break
-            rows, tokens_per_s = more, faster
-        return rows, tokens_per_s
-
-    def _probe(self, item: WorkItem, rows: int) -> float:
-        rollouts = self.joined.descriptor.rollouts
-        tokens = min(PROBE_TOKENS, rollouts.max_new_tokens)
-        requests = [GenerationRequest(item.prompt_tokens, item.seed ^ row, tokens) for row in range(rows)]
-        started = time.monotonic()
-        completions = self.engine.generate(requests, temperature=rollouts.temperature)
-        return sum(len(completion.tokens) for completion in completions) / max(time.monotonic() - started, 1e-6)
-
-    def _report_leaving(self, before: str) -> None:
-        held = ", ".join(str(slot) for slot in self._slots)
-        goes = "goes" if len(self._slots) == 1 else "go"
-        held = f"{held} {goes} to another worker" if held else "no slot is held"
-        pending = self._deliveries.pending
-        uploads = "the last upload is" if pending == 1 else f"{pending} uploads are"
-        self.report(f"{before}leaving: {held}{f', {uploads} being finished' if pending else ''}")
+        return measure_engine(self.engine, item, self.joined.descriptor.rollouts)
 
     def _leave(self) -> None:
         self.client.limit_waits(LEAVE_DEADLINE_S)
@@ -498,8 +420,8 @@ class Worker:
     def _give_back_all(self) -> None:
         while not self._inbox.empty():
             if isinstance(news := self._inbox.get(), Taken):
-                self._slots.append(news.slot)
-        for slot in self._slots:
+                self.generation.slots.append(news.slot)
+        for slot in self.generation.slots:
             if not self._leases.give_back(slot.lease):
                 break  # nobody is there
 

@@ -1,10 +1,14 @@
 """What this machine can do, measured with the engine and the link that will do the work."""
 
 import os
+import time
 from dataclasses import dataclass
 
+from shoal.config import RolloutConfig
+from shoal.policy.engine import Engine, GenerationRequest
 from shoal.policy.memory import memory_in_use
 from shoal.protocol import api
+from shoal.tasks.workload import WorkItem
 
 DRIFT = 2.0
 """A speed that is off by more than this factor is reported to the coordinator, whose deadlines depend on it."""
@@ -12,6 +16,7 @@ NEWEST_SHARE = 0.3
 """How much the newest slot counts in the running mean of the speed."""
 FASTEST_LINK_BYTES_S = 1e11
 """What came from a cache arrives in no time."""
+PROBE_TOKENS = 8
 PROBED_ROWS = (8, 32, 128, 512)
 WORTH_MORE_ROWS = 1.5
 """Four times as many samples at a time must be this much faster together, or each would only take longer."""
@@ -19,6 +24,26 @@ WORTH_MORE_ROWS = 1.5
 
 def is_worth_more_rows(tokens_per_s: float, with_more: float) -> bool:
     return with_more >= WORTH_MORE_ROWS * tokens_per_s
+
+
+def measure_engine(engine: Engine, item: WorkItem, rollouts: RolloutConfig) -> tuple[int, float]:
+    """How many samples at a time this machine should work on, and its speed with them."""
+    _probe(engine, item, rollouts, 1)  # the first call pays for warm-up
+    rows, tokens_per_s = PROBED_ROWS[0], _probe(engine, item, rollouts, PROBED_ROWS[0])
+    for more in PROBED_ROWS[1:]:
+        faster = _probe(engine, item, rollouts, more)
+        if not is_worth_more_rows(tokens_per_s, faster):
+            break
+        rows, tokens_per_s = more, faster
+    return rows, tokens_per_s
+
+
+def _probe(engine: Engine, item: WorkItem, rollouts: RolloutConfig, rows: int) -> float:
+    tokens = min(PROBE_TOKENS, rollouts.max_new_tokens)
+    requests = [GenerationRequest(item.prompt_tokens, item.seed ^ row, tokens) for row in range(rows)]
+    started = time.monotonic()
+    completions = engine.generate(requests, temperature=rollouts.temperature)
+    return sum(len(completion.tokens) for completion in completions) / max(time.monotonic() - started, 1e-6)
 
 
 def machine_memory() -> int:

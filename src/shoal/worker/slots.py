@@ -52,6 +52,18 @@ class Slot:
     def __str__(self) -> str:
         return f"step {self.lease.step} slot {self.lease.slot}"
 
+    def episode_counts(self) -> dict[str, float]:
+        """As the event about a finished slot tells them."""
+        episodes = self.episodes.values()
+        return {
+            "step": self.lease.step,
+            "slot": self.lease.slot,
+            "episodes": len(episodes),
+            "turns": sum(episode.turns for episode in episodes),
+            "failed": sum(bool(episode.failure) for episode in episodes),
+            "environment_cpu_s": round(sum(episode.cost_s for episode in episodes), 4),
+        }
+
     def enter(self, count: int) -> list[int]:
         """The samples that enter next."""
         entering, self.waiting = self.waiting[:count], self.waiting[count:]

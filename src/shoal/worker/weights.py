@@ -6,6 +6,7 @@ asynchrony window can ask for it.
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,11 @@ LONG_POLL_S = 15.0
 RETRY_S = 1.0
 STOP_DEADLINE_S = 5.0
 FETCH_DEADLINE_S = 600.0
+LISTEN_S = 0.5
+
+
+class _RestingError(Exception):
+    """Ends a fetch between two shards; what has arrived stays on disk."""
 
 
 @dataclass(frozen=True)
@@ -93,15 +99,19 @@ class WeightFollower:
             held = self._versions.get(version)
         return held.ready_at if held is not None else None
 
-    def wait_for_any(self, deadline_s: float) -> HeldVersion:
-        """The newest version held, as soon as there is one; fails when no byte of one has arrived for `deadline_s`."""
+    def wait_for_any(self, deadline_s: float, *, listen: Callable[[], None] = lambda: None) -> HeldVersion:
+        """The newest version held, as soon as there is one; fails when no byte of one has arrived for `deadline_s`, rests
+        apart. `listen` is called all the while and may end it."""
+        self._progress_at = time.monotonic()
+        while not self.held() and not self._stopping.is_set():
+            listen()
+            now = time.monotonic()
+            self._progress_at = now if self._is_held else self._progress_at
+            left_s = self._progress_at + deadline_s - now
+            if left_s <= 0:
+                break
+            self.wait_newer(-1, min(left_s, LISTEN_S))
         with self._changed:
-            self._progress_at = time.monotonic()
-            while not self._versions and not self._stopping.is_set():
-                left_s = self._progress_at + deadline_s - time.monotonic()
-                if left_s <= 0:
-                    break
-                self._changed.wait(left_s)
             if not self._versions:
                 raise UnavailableError(
                     f"No relay delivered a policy version within {deadline_s:.0f} s.",
@@ -125,6 +135,8 @@ class WeightFollower:
                 head = self._weights.head(newer_than=counter, wait_s=LONG_POLL_S if counter else 0.0)
                 self._take(head)
                 counter = head.counter
+            except _RestingError:
+                continue
             except (ShoalError, OSError) as error:  # OSError: a full disk, which the contributor can cure
                 if not self._stopping.is_set():
                     self._report(f"weights: {error}")
@@ -137,7 +149,7 @@ class WeightFollower:
         self._drop_withdrawn(head)
         if head.newest.version not in self._versions:
             started = time.monotonic()
-            newest, path = self._weights.fetch_newest(deadline_s=FETCH_DEADLINE_S, on_progress=self._measured())
+            newest, path = self._weights.fetch_newest(deadline_s=FETCH_DEADLINE_S, on_progress=self._unless_held())
             self._fetched(newest.version, newest.manifest_digest, path, started)
 
     def _drop_withdrawn(self, head: Head) -> None:
@@ -148,6 +160,16 @@ class WeightFollower:
             for version, held in list(self._versions.items()):
                 if version >= min(named, default=0) and named.get(version) != held.manifest_digest:
                     del self._versions[version]
+
+    def _unless_held(self) -> OnProgress:
+        measured = self._measured()
+
+        def note(progress: DownloadProgress) -> None:
+            if self._is_held:
+                raise _RestingError
+            measured(progress)
+
+        return note
 
     def _measured(self) -> OnProgress:
         """Tells how far a fetch is, and measures the link on the way."""

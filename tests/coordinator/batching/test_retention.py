@@ -1,5 +1,6 @@
 """Old rollout files go, needed ones stay; a full disk stops intake, loses nothing, and is recovered from."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -240,3 +241,95 @@ def test_a_disk_without_a_single_byte_loses_nothing(tiny_disk: TinyDisk) -> None
         swarm.accept()
         assert (ann.status().step, before) == (3, 2)
         assert head != ann.status().ledger_head
+
+
+JUNK = bytes(9000)
+DISK_BYTES = 100_000
+
+
+def small_disk(swarm: Swarm) -> None:
+    """As if only the rollout files were on it."""
+
+    def left(folder: Path) -> int:
+        return DISK_BYTES - sum(file.stat().st_size for file in folder.iterdir())
+
+    swarm.alter(free_bytes=left, min_free_bytes=0)
+
+
+def send_junk(swarm: Swarm, keys: int, *, named: str) -> int:
+    """Each key sends one complete file; says how many were taken in before the disk was full for strangers."""
+    for number in range(keys):
+        (worker,) = swarm.join(f"{named}-{number}")
+        lease = swarm.lease(worker)
+        if not is_stored(worker, lease):
+            worker.give_back(lease.lease_id)
+            return number
+    return keys
+
+
+def is_stored(worker: CoordinatorClient, lease: api.Lease) -> bool:
+    with contextlib.suppress(UnavailableError):
+        worker.submit(lease.lease_id, JUNK)
+        return True
+    with pytest.raises(UnavailableError, match="disk is full"):
+        worker.submit(lease.lease_id, JUNK)
+    return False
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Iterator[Swarm]:
+    """A step with more slots than keys."""
+    with running(tmp_path, config(groups_per_step=64)) as swarm:
+        swarm.publish(0)
+        yield swarm
+
+
+def test_complete_junk_of_strangers_leaves_half_of_the_disk_to_keys_with_accepted_work(wide: Swarm) -> None:
+    (ann,) = wide.join("ann")
+    wide.produce(ann)
+    small_disk(wide)
+    assert send_junk(wide, 20, named="eve") == 6  # begun at 45,000 bytes, ended above half
+    collect(wide)
+    assert send_junk(wide, 1, named="late") == 0, "what the store knows of is counted as well"
+    assert wide.work(ann)[1] in files(wide)
+
+
+def test_refused_junk_makes_room_for_newcomers_long_before_the_dispute_window_ends(wide: Swarm) -> None:
+    (ann,) = wide.join("ann")
+    _, kept = wide.work(ann)
+    wide.accept()
+    small_disk(wide)
+    sent = send_junk(wide, 20, named="eve")
+    for _ in range(sent):
+        wide.reject(Reason.SCHEMA)
+    assert collect(wide) == 4
+    left = files(wide)
+    assert kept in left
+    assert len(left) == 3, "two files are a quarter of what strangers may fill"
+    assert send_junk(wide, 1, named="newcomer") == 1
+    assert len(wide.all("SELECT 1 FROM ledger WHERE kind='verdict'")) == sent + 1, "every verdict stays"
+    newest = [row["submission_id"] for row in wide.all("SELECT submission_id FROM submissions ORDER BY received_at")]
+    assert left <= {kept, *newest[-4:]}, "the oldest went first"
+
+
+def test_accepted_files_never_make_room(swarm: Swarm) -> None:
+    (ann,) = swarm.join("ann")
+    made = play(swarm, ann, 3)
+    swarm.alter(free_bytes=lambda folder: 0, min_free_bytes=10)
+    assert collect(swarm) == 0
+    assert files(swarm) == set(made)
+
+
+def test_a_file_larger_than_its_slot_can_need_is_refused_below_the_owners_limit(tmp_path: Path) -> None:
+    settings = config()
+    generous = settings.coordinator.model_copy(update={"max_upload_bytes": 64 << 20})
+    with running(tmp_path, settings.model_copy(update={"coordinator": generous})) as swarm:
+        swarm.publish(0)
+        (ann,) = swarm.join("ann")
+        lease, largest = swarm.lease(ann), swarm.run.largest_file_bytes
+        assert largest < 1 << 20
+        with pytest.raises(RefusedError) as refused:
+            ann.submit(lease.lease_id, bytes(largest + 1))
+        assert refused.value.code == "too_large"
+        assert files(swarm) == set()
+        ann.submit(lease.lease_id, bytes(largest))

@@ -93,6 +93,8 @@ def test_status_and_events_tell_decision_and_inputs(swarm: Swarm) -> None:
     assert (timing.step, timing.newest_version, timing.oldest_version) == (6, 4, 5)
     assert (timing.slowest_fill_s, timing.fastest_train_s) == (FILL_S, TRAIN_S)
     assert timing.cycles == 4
+    assert timing.useful_share is not None
+    assert 0.5 < timing.useful_share < 1  # every group so far was useful
     assert timing.waits_s is not None
     assert 0 < timing.waits_s < 2 * TRAIN_S
     assert swarm.run.metrics.counters["lease_timing"] == 3  # measuring, the trainer waits, work waits

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import uvicorn
 
 from shoal.coordinator.http import listener, service
+from shoal.coordinator.http.acceptor import BoundedServer
 from shoal.coordinator.http.listener import HEAD_BYTES, HEAD_FIELDS, server_config
+from shoal.coordinator.server import bind
 from shoal.protocol.client import CoordinatorClient
 from support.ports import free_port, wait_for
 from support.samples import keypair
@@ -49,8 +50,8 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setattr(service, "CONNECTIONS_PER_ADDRESS", 4)
     monkeypatch.setattr(service, "CONNECTIONS", 12)
     swarm, port = Swarm(tmp_path, small_config(coordinator={"trusted_proxies": []})), free_port()
-    server = uvicorn.Server(server_config(swarm.app, port=port))
-    thread = threading.Thread(target=server.run)
+    server = BoundedServer(server_config(swarm.app))
+    thread = threading.Thread(target=server.run, args=([bind("127.0.0.1", port, "port")],))
     thread.start()
     wait_for("the coordinator", port)
     yield Served(swarm, port)

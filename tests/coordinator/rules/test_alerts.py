@@ -25,6 +25,7 @@ HEALTHY = Readings(
         divergence=[0.01] * STEPS,
         truncation=[0.05] * STEPS,
         repetition=[0.01] * STEPS,
+        audited=[0.1] * STEPS,
     ),
     heldout=[HeldoutReading(version, 0.2 + 0.02 * version, 0.03) for version in range(0, STEPS, 4)],
     newest_version=31,
@@ -36,6 +37,7 @@ HEALTHY = Readings(
 )
 RAISED: dict[str, Readings] = {
     "divergence": replace(HEALTHY, steps=steps(divergence=rising(0.01, 0.11))),
+    "divergence_unseen": replace(HEALTHY, steps=steps(audited=rising(0.1, 0.0))),
     "entropy_collapse": replace(HEALTHY, steps=steps(entropy=rising(1.0, 0.09))),
     "truncation_rising": replace(HEALTHY, steps=steps(truncation=rising(0.05, 0.16))),
     "repetition_rising": replace(HEALTHY, steps=steps(repetition=rising(0.0, 0.11))),
@@ -46,6 +48,7 @@ RAISED: dict[str, Readings] = {
 }
 NOT_RAISED: dict[str, Readings] = {
     "divergence": replace(HEALTHY, steps=steps(divergence=[0.01] * (STEPS - 1) + [9.0])),
+    "divergence_unseen": replace(HEALTHY, steps=steps(audited=[0.0] * (STEPS - 4) + [0.01] + [0.0] * 3)),
     "entropy_collapse": replace(HEALTHY, steps=steps(entropy=rising(1.0, 0.11))),
     "truncation_rising": replace(HEALTHY, steps=steps(truncation=rising(0.05, 0.14))),
     "repetition_rising": replace(HEALTHY, steps=steps(repetition=rising(0.2, 0.29))),

@@ -116,3 +116,19 @@ def test_leases_wait_only_inside_the_window_and_only_while_the_batch_can_still_b
         fastest = min(cycle.train_s for cycle in recent)
         slowest = max(cycle.fill_s for cycle in recent)
         assert now + slowest <= TRAINS_SINCE + (step - newest) * fastest, "work would come too late"
+
+
+def test_the_usual_share_of_useful_groups_is_told_only_while_there_is_time() -> None:
+    cycles = [Cycle(2.0, 10.0, generated_groups=20, useful_groups=useful) for useful in (18, 19, 20, 18, 19)]
+    assert decide(view(cycles=cycles)).useful_share == pytest.approx(95 / 102)
+    assert decide(view(cycles=cycles, now=TRAINS_SINCE + 19.0)).useful_share is None
+    assert decide(view(step=10, cycles=cycles)).useful_share is None
+
+
+@pytest.mark.parametrize(("useful", "generated"), [(0, 0), (0, 1000), (1000, 1000)])
+def test_the_usual_share_is_never_0_or_1(useful: int, generated: int) -> None:
+    """A share of 0 would ask for endless work, and a share of 1 for none when a group fails."""
+    cycles = [Cycle(2.0, 10.0, generated_groups=generated, useful_groups=useful)] * 5
+    share = decide(view(cycles=cycles)).useful_share
+    assert share is not None
+    assert 0 < share < 1

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.coordinator.rules.space import may_store
+from shoal.coordinator.rules.space import may_store, refused_bytes_to_remove
 
 sizes = st.integers(0, 10_000)
 
@@ -18,3 +18,12 @@ def test_what_a_stranger_may_store_a_key_with_accepted_work_may_too(free: int, r
     allowed = may_store(free, reserve, strangers, is_stranger=True)
     assert not allowed or may_store(free, reserve, strangers, is_stranger=False)
     assert not may_store(free, reserve, strangers, is_stranger=False) or free >= reserve
+
+
+@given(free=sizes, reserve=sizes, refused=sizes)
+def test_refused_files_keep_at_most_a_quarter_of_what_may_be_filled(free: int, reserve: int, refused: int) -> None:
+    removed = refused_bytes_to_remove(free, reserve, refused)
+    assert 0 <= removed <= refused
+    spare = max(0, free - reserve) + refused
+    assert refused - removed <= spare / 4 + 1
+    assert removed == 0 or refused > spare / 4

@@ -138,7 +138,8 @@ def test_one_new_token_comes_from_the_prefill_alone(model_directory: Directory) 
 def test_equal_prompts_are_prefilled_once(model_directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(model_directory("llama"), max_batch=2, eos=())
     prefilled: list[int] = []
-    prefill = engine._runner.prefill
+    prefill: Callable[..., tuple[torch.Tensor, list[torch.Tensor]]]
+    prefill = engine._runner.prefill  # type: ignore[attr-defined]  # a transformer's
 
     def counting(ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         prefilled.append(ids.shape[0])

@@ -1,5 +1,6 @@
 """The turns of an episode in the embedded engine: the same tokens and proofs as a prefill of the whole row gives."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def test_a_later_turn_reads_only_new_tokens(engine: TorchEngine, monkeypatch: py
             ended = stream.step()
         assert ended[0][0] == number
         assert one.take(ended[0][1])
-        run = engine._runner.run
+        run: Callable[..., torch.Tensor] = engine._runner.run  # type: ignore[attr-defined]  # a transformer's
 
         def counted(ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor:
             read.append(ids.numel())

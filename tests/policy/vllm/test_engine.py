@@ -1,6 +1,7 @@
 """Needs vLLM, which has its own environment; `make test-vllm` runs these."""
 
 import importlib.util
+import json
 import random
 import subprocess
 import sys
@@ -257,3 +258,26 @@ def test_turns_are_what_a_prefill_of_the_whole_row_says_in_both_engines(
             torch.testing.assert_close(torch.tensor(joined.logprobs), scored.logprobs, atol=1e-3, rtol=0)
             differences = compare_chunks(joined.proofs, split_chunks(scored.states))
             assert max(found.exponent_mismatches for found in differences) <= 4
+
+
+@pytest.mark.slow
+@needs_vllm
+def test_a_later_turn_finds_what_was_before_it_in_the_cache(engine: VllmEngine) -> None:
+    one, before = Turns(tuple(3 + number % 60 for number in range(140)), 2, 8), engine.reused_tokens
+    with engine.open(temperature=1.0, max_tokens=256) as stream:
+        play(stream, [one])
+    assert len(one.turns) == len(GIVEN) + 1
+    assert engine.reused_tokens - before >= 128 * len(GIVEN), "a block of vLLM's on a CPU, at each later turn"
+
+
+@pytest.mark.slow
+@needs_vllm
+def test_honest_episodes_on_vllm_are_replayed_and_audited_without_a_finding() -> None:
+    script = Path(__file__).resolve().parents[3] / "benchmarks" / "detection.py"
+    # vLLM starts once per process
+    done = subprocess.run(
+        [sys.executable, str(script), "--vllm", "16"], capture_output=True, text=True, timeout=900, check=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["honest_episodes"], found["honest_rejected"]) == (16, 0), done.stderr[-2000:]
+    assert found["turns"] > 2 * 16

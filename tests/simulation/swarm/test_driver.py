@@ -61,6 +61,22 @@ def test_a_trainer_with_enough_workers_does_not_wait(usual: SwarmResult) -> None
     assert sum(usual.fates.values()) == pytest.approx(1.0)
 
 
+def test_workers_whose_leases_wait_for_a_version_wait_for_the_trainer_not_for_weights() -> None:
+    """Weights arrive within a second; the last answer before a lease is `need_weights` all the same."""
+    idle = run_swarm(spec(run={"steps": 20}, trainer={"step_s": 60.0}))
+    waits = idle.groups[0].waits
+    assert idle.workers_wait > 0.5
+    assert waits["trainer"] > 10 * waits.get("weights", 0.0)
+    assert idle.starving == "workers"
+    assert sum(idle.fates.values()) == pytest.approx(1.0)
+    assert sum(waits.values()) == pytest.approx(idle.workers_wait)
+
+
+def test_without_relays_the_rule_counts_usual_servers() -> None:
+    alone = run_swarm(spec(run={"steps": 6}, origin={"up_mbit_s": 40_000.0}))
+    assert "relay of 1,000 Mbit/s" in alone.sentence
+
+
 def test_a_swarm_that_is_too_small_is_the_limit_and_the_rule_says_how_many_are_needed(usual: SwarmResult) -> None:
     slow = run_swarm(spec(workers={"count": 1}, settings={"trust": {"key_share": 1.0}}))
     assert slow.trainer_wait > 0.3

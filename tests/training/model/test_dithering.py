@@ -1,7 +1,9 @@
+import pytest
 import torch
 from torch import Tensor
 
-from shoal.training.model.dithering import dither, dither_masters
+from shoal.training.model import dithering
+from shoal.training.model.dithering import BLOCK_ELEMENTS, dither, dither_masters, noise_of_rows
 
 
 def bf16_masters(count: int = 20_000) -> Tensor:
@@ -61,3 +63,29 @@ def test_the_place_depends_on_seed_and_name_alone() -> None:
     other = masters.clone()
     dither_masters([("another", other)], 0)
     assert not torch.equal(other, dithered(masters))
+
+
+@pytest.mark.parametrize("shape", [(1000, 300), (5, 7, 3), (200_000,), (3, 200_000), ()])
+def test_rows_have_the_same_noise_whoever_draws_them(shape: tuple[int, ...]) -> None:
+    whole = noise_of_rows("weight", torch.Size(shape))
+    assert whole.shape == shape
+    assert whole.abs().max() <= 0.5
+    for first, last in ((0, 1), (1, 3), (2, 3), (3, 5), (998, 1000)):
+        if shape and last <= shape[0]:
+            part = noise_of_rows("weight", torch.Size((last - first, *shape[1:])), first)
+            assert torch.equal(part, whole[first:last])
+
+
+def test_a_rank_draws_its_own_noise_and_no_more_than_a_block_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank drew the noise of the whole model."""
+    drawn: list[int] = []
+    block = dithering._block
+
+    def counted(name: str, number: int, elements: int) -> Tensor:
+        drawn.append(elements)
+        return block(name, number, elements)
+
+    monkeypatch.setattr(dithering, "_block", counted)
+    own = torch.Size((1000, 512))  # of 8,000 rows
+    noise_of_rows("weight", own, 3000)
+    assert sum(drawn) <= own.numel() + 2 * BLOCK_ELEMENTS

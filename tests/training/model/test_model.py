@@ -23,7 +23,8 @@ from transformers import (
 )
 
 from shoal.training import World
-from shoal.training.model.model import PolicyModel, UnsupportedModelError, choose_layout, load_policy
+from shoal.training.model.layouts import UnsupportedModelError, choose_layout
+from shoal.training.model.model import PolicyModel, load_policy
 from shoal.training.packing.bins import build_packed, build_padded
 from shoal.training.packing.packing import group_by_prompt
 from training.allocations import LargestResult
@@ -82,7 +83,7 @@ def test_packed_bin_equals_unpacked_sequences(name: str) -> None:
     model = build(PACKABLE[name])
     truth = unpacked_logprobs(model, 0.8)
     policy = PolicyModel(model, temperature=0.8)
-    choose_layout(policy, torch.device("cpu"))
+    choose_layout(policy, World())
     assert policy.packed
     prompt_groups = group_by_prompt(PROMPTS, [len(output) for output in OUTPUTS], 1000)
     with torch.no_grad():
@@ -96,7 +97,7 @@ def test_architecture_that_cannot_be_packed_runs_in_padded_rows(name: str) -> No
     model.set_attn_implementation("eager")
     truth = unpacked_logprobs(model, 0.8)
     policy = PolicyModel(model, temperature=0.8)
-    choose_layout(policy, torch.device("cpu"))
+    choose_layout(policy, World())
     assert not policy.packed
     prompt_groups = group_by_prompt(PROMPTS, [len(output) for output in OUTPUTS], 1000, share=False)
     with torch.no_grad():
@@ -115,7 +116,7 @@ def test_model_whose_head_is_not_understood_is_refused() -> None:
 
     model.forward = doubled
     with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM"):
-        choose_layout(PolicyModel(model, temperature=1.0), torch.device("cpu"))
+        choose_layout(PolicyModel(model, temperature=1.0), World())
 
 
 def test_dropout_is_off(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from shoal.training.objective.losses import (
     dapo,
     gspo,
     k3_divergence,
+    penalised,
     two_sided_grpo,
 )
 
@@ -114,6 +115,43 @@ def test_no_tokens_is_no_loss(name: str) -> None:
     none = torch.zeros(0)
     batch = TokenBatch(none.requires_grad_(), torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.int64), 0)
     assert LOSSES[name](batch, CONFIG).loss_N.sum().item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "region", "weighting"),
+    [
+        ({"loss": "two_sided_grpo"}, (0.2, 0.0), "token"),
+        ({"loss": "dapo"}, (0.2, 0.28), "token"),
+        ({"loss": "gspo"}, (3e-4, 4e-4), "sequence"),
+        ({"loss": "gspo", "clip_epsilon": 0.1, "loss_weighting": "token"}, (0.1, 0.0), "token"),
+        ({"loss": "dapo", "clip_epsilon_high": 0.4}, (0.2, 0.4), "token"),
+    ],
+)
+def test_a_loss_comes_with_the_region_of_its_paper_unless_the_run_file_names_one(
+    given: dict[str, object], region: tuple[float, float], weighting: str
+) -> None:
+    config = TrainingConfig.model_validate(given)
+    assert ((config.clip_epsilon, config.clip_epsilon_high), config.loss_weighting) == (region, weighting)
+
+
+def test_gspo_clips_at_the_scale_of_its_paper() -> None:
+    config = TrainingConfig(loss="gspo")
+    batch = tokens([1.0003, 1.0005], [1.0, 1.0], [0, 1])
+    assert gspo(batch, config).clipped_N.tolist() == [False, True]
+
+
+def test_a_penalty_in_the_advantage_has_the_gradient_of_the_exact_divergence() -> None:
+    """Expected over the policy's own tokens: the gradient of ρ·log(π/π_ref) is that of KL(π‖π_ref)."""
+    logits = torch.tensor([0.3, -0.2, 0.9], dtype=torch.float64, requires_grad=True)
+    reference = torch.log_softmax(torch.tensor([0.1, 0.4, -0.5], dtype=torch.float64), 0)
+    logprobs = torch.log_softmax(logits, 0)
+    (exact,) = torch.autograd.grad((logprobs.exp() * (logprobs - reference)).sum(), logits, retain_graph=True)
+    old = logprobs.detach()
+    advantages = penalised(torch.zeros(3, dtype=torch.float64), old, reference, beta=1.0)
+    batch = TokenBatch(logprobs, old, advantages, torch.arange(3), 3)
+    loss_N = two_sided_grpo(batch, TrainingConfig()).loss_N
+    (ours,) = torch.autograd.grad((old.exp() * loss_N).sum(), logits)
+    torch.testing.assert_close(ours, exact)
 
 
 def test_k3_is_zero_at_the_reference_positive_elsewhere_and_has_a_gradient() -> None:

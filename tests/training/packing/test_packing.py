@@ -64,3 +64,23 @@ def test_rows_of_a_block_have_similar_lengths(lengths: list[int]) -> None:
     for block in blocks:
         assert lengths[block[0]] == max(lengths[row] for row in block)
         assert min(lengths[row] for row in block) >= 0.75 * lengths[block[0]]
+
+
+def test_ranks_are_balanced_by_cost_with_attention() -> None:
+    """By tokens alone the rank with the long row had several times the work of the other."""
+    prompts = [[number] for number in range(9)]
+    lengths = [8000, *[1000] * 8]
+    groups = group_by_prompt(prompts, lengths, 16_384, share=False)
+    attention = 1 / 1000
+    loads = {}
+    for name, weight in (("tokens", 0.0), ("cost", attention)):
+        ranks = pack(groups, 16_384, parts=2, attention=weight)
+        loads[name] = [sum(group.cost(attention) for chosen in bins for group in chosen) for bins in ranks]
+    assert max(loads["tokens"]) > 2.5 * min(loads["tokens"])
+    assert max(loads["cost"]) <= max(group.cost(attention) for group in groups)
+
+
+def test_every_row_attends_to_its_prompt() -> None:
+    (group,) = group_by_prompt([[1, 2, 3]] * 2, [3, 1], 100)
+    assert group.tokens == 3 + 2
+    assert group.pairs == 5 * 6 // 2 + 3 * 4 // 2

@@ -8,12 +8,13 @@ from safetensors.torch import load_file, save_file
 from shoal.config import build_config
 from shoal.errors import ConfigError
 from shoal.policy import bundled_directory
+from shoal.protocol.segments import sampled_places
 from shoal.tasks import TextCodec
 from shoal.validation import Calibration, Limits, load_calibration
-from shoal.validation.calibration.forgeries import forged_weights
+from shoal.validation.calibration.forgeries import edited_token, forged_weights
 from shoal.validation.calibration.limits import COARSER, ModelIdentity
 from shoal.validation.calibration.measure import calibrate, calibrate_run, table
-from shoal.validation.calibration.work import Machine, Setting, Work
+from shoal.validation.calibration.work import Machine, Setting, Work, generate
 from support.tiny_run import save_policy
 
 FLOAT32 = Machine(dtypes=("float32",))
@@ -121,6 +122,30 @@ def test_a_new_calibration_accepts_honest_work_and_shows_each_forgery(tmp_path: 
     assert sum("honest" in line for line in lines) == 1
     assert lines[-1].startswith("torch/float32/cpu: ")
     assert "audits let pass" in lines[-1]
+
+
+def test_episodes_are_calibrated_as_they_are_played_and_scored(tmp_path: Path) -> None:
+    directory = save_policy(tmp_path / "model", seed=3)
+    tree = {
+        "model": {"path": str(directory)},
+        "tasks": {"count": 4, "heldout": 2, "environment": "tasks.environments.own_environments:Echo"},
+        "rollouts": {"group_size": 2, "tasks_per_slot": 1, "max_new_tokens": 160},
+    }
+    work = Work.of(build_config(tree), directory, 4)
+    requests = work.requests("s", 4)
+    made = generate(work.engine(), work, requests, 1.0, lambda done: None)
+    played = [row for row in made if len(row.segment_lengths) > 1]
+    assert played, "some have several turns"
+    for row in edited_token(played[:1]):
+        places = [at for at, (old, new) in enumerate(zip(played[0].tokens, row.tokens, strict=True)) if old != new]
+        assert set(places) <= set(sampled_places(row.segment_lengths)), "an audit judges sampled tokens alone"
+    calibration = calibrate(
+        work, model_name="tiny", machine=FLOAT32, settings=SETTINGS, honest_submissions=4, forged_submissions=2
+    )
+    evidence = calibration.classes["torch/float32/cpu"].evidence
+    assert (evidence.honest_submissions, evidence.honest_rejected) == (4, 0)
+    assert evidence.forgeries["constant_polynomials"].missed == 0
+    assert evidence.forgeries["edited_token"].missed == 0
 
 
 def test_a_calibration_makes_no_more_submissions_than_its_bounds_need(tmp_path: Path) -> None:

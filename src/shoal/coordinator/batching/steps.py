@@ -6,6 +6,7 @@ Runs inside one transaction of the store. `rules.batches` decides which groups m
 import json
 from collections import Counter
 from dataclasses import dataclass
+from statistics import fmean
 from typing import cast
 
 from shoal.coordinator import ledger
@@ -52,6 +53,12 @@ class _Slot:
 class _Dropped:
     state: GroupState
     n: int
+
+
+@dataclass(frozen=True)
+class _Rewards:
+    rewards: str
+    task_rewards: str
 
 
 @dataclass(frozen=True)
@@ -215,6 +222,7 @@ def _propose(connection: Connection, run: Run, step: int, counts: batches.StepCo
     waiting = {row.group_id: row for row in select(connection, GroupRow, f"WHERE state='{GroupState.ACCEPTED}'")}
     slots.move_groups(connection, [waiting[group.group_id] for group in batch.expired], GroupState.EXPIRED)
     slots.propose_groups(connection, [waiting[group.group_id] for group in batch.groups], step)
+    reward_mean, task_reward_mean = _generated_means(connection, step)
     insert(
         connection,
         BatchRow(
@@ -225,6 +233,8 @@ def _propose(connection: Connection, run: Run, step: int, counts: batches.StepCo
             dropped=json.dumps(_dropped_counts(connection, step, len(batch.expired))),
             ages=json.dumps(Counter(step - group.policy_version for group in batch.groups)),
             epoch=epoch(connection),
+            reward_mean=reward_mean,
+            task_reward_mean=task_reward_mean,
         ),
     )
     slots.close_step(connection, epoch(connection), step)
@@ -237,6 +247,18 @@ def _dropped_counts(connection: Connection, step: int, expired: int) -> dict[str
     names, values = {GroupState.ACCEPTED: "carried_over"}, (epoch(connection), step)
     counts = {names.get(row.state, row.state.value): row.n for row in query(connection, _Dropped, sql, values)}
     return counts | ({"expired": expired} if expired else {})
+
+
+def _generated_means(connection: Connection, step: int) -> tuple[float | None, float | None]:
+    """Reward and task reward of all samples: those of useful groups say how mixed they are, not how good the policy is."""
+    sql = f"SELECT rewards, task_rewards FROM groups WHERE epoch=? AND step=? AND state <> '{GroupState.WITHDRAWN}'"
+    rows = query(connection, _Rewards, sql, (epoch(connection), step))
+    rewards = [value for row in rows for value in json.loads(row.rewards)]
+    return _mean(rewards), _mean([value for row in rows for value in json.loads(row.task_rewards)])
+
+
+def _mean(values: list[float]) -> float | None:
+    return fmean(values) if values else None
 
 
 def batch_record(connection: Connection, step: int) -> api.BatchRecord | None:
@@ -258,6 +280,8 @@ def batch_record(connection: Connection, step: int) -> api.BatchRecord | None:
         groups=[_batch_group(group) for group in groups],
         dropped=json.loads(row.dropped),
         generated_groups=row.generated,
+        generated_reward_mean=row.reward_mean,
+        generated_task_reward_mean=row.task_reward_mean,
     )
 
 

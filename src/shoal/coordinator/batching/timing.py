@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shoal.coordinator.rules import freshness
+from shoal.coordinator.states import GroupState
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import query
 from shoal.protocol import api
@@ -20,7 +21,7 @@ CYCLES = (
     "SELECT batches.step AS step, batches.formed_at AS formed_at, this.published_at AS published_at,"
     " (SELECT MIN(issued_at) FROM leases WHERE leases.epoch=batches.epoch AND leases.step=batches.step"
     " AND leases.slot=0) AS opened_at,"
-    " next.published_at AS trained_at, next.report AS report"
+    " next.published_at AS trained_at, next.report AS report, batches.generated AS generated, batches.dropped AS dropped"
     " FROM batches JOIN versions AS this ON this.version=batches.step JOIN versions AS next ON next.version=batches.step+1"
     f" ORDER BY batches.step DESC LIMIT {freshness.MEMORY}"
 )
@@ -37,6 +38,8 @@ class _Step:
     published_at: float
     trained_at: float
     report: str
+    generated: int
+    dropped: str
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,8 @@ def _cycle(row: _Step, opened_at: float) -> freshness.Cycle:
         fill_s=row.formed_at - opened_at,
         train_s=row.trained_at - max(row.published_at, row.formed_at),
         publish_s=float(staged_s),
+        generated_groups=row.generated,
+        useful_groups=row.generated - json.loads(row.dropped).get(GroupState.NO_SIGNAL.value, 0),
     )
 
 
@@ -127,6 +132,7 @@ def timing_view(timing: LeaseTiming) -> api.LeaseTimingView | None:
         oldest_version=decision.oldest_version,
         waits_s=None if decision.latest_start is None else round(max(0.0, decision.latest_start - view.now), 2),
         cycles=len(cycles),
+        useful_share=None if decision.useful_share is None else round(decision.useful_share, 3),
         slowest_fill_s=round(max((cycle.fill_s for cycle in cycles), default=0.0), 3),
         fastest_train_s=round(min((cycle.train_s for cycle in cycles), default=0.0), 3),
         publish_s=round(max((cycle.publish_s for cycle in cycles), default=0.0), 3),

@@ -125,9 +125,11 @@ async def collect_rollouts(service: Service) -> int:
     if run.bucket is not None:
         collected = await _empty_bucket(service, run.bucket)
     else:
-        collected = await service.write_unsigned(lambda connection: retention.collect(connection, run))
+        crowding = await service.read(lambda connection: retention.crowding(connection, run))
+        collected = await service.write_unsigned(lambda connection: retention.collect(connection, run, crowding))
         for submission_id in collected:
             run.file_of(submission_id).unlink(missing_ok=True)
+        service.uploads.found_kept(await service.read(retention.strangers_bytes))
     for submission_id in collected:
         run.trace_of(submission_id).unlink(missing_ok=True)
     if collected:

@@ -1,5 +1,7 @@
 """Uploads whose bytes are arriving: one per lease, counted against the disk's free space while they come.
 
+What strangers sent stays counted until a verdict accepts it or the file is gone, so complete junk fills no more than open junk.
+
 A newer upload of the same lease ends the older one, whose file is removed: a worker that lost its connection must not wait for its
 own remains, and a lease never holds more than one file. Belongs to one event loop.
 """
@@ -23,6 +25,7 @@ class OpenUploads:
         self._run = run
         self._by_lease: dict[str, asyncio.Task[Any]] = {}
         self._strangers_bytes = 0
+        self._strangers_kept_bytes = 0
 
     def __len__(self) -> int:
         return len(self._by_lease)
@@ -63,10 +66,21 @@ class OpenUploads:
         finally:
             self._strangers_bytes -= arrived if is_stranger else 0
 
+    def kept(self, size_bytes: int) -> None:
+        """A stranger's file is complete."""
+        self._strangers_kept_bytes += size_bytes
+
+    def found_kept(self, size_bytes: int) -> None:
+        """What the store says of all of them, whichever process took them in."""
+        self._strangers_kept_bytes = size_bytes
+
     def require_space(self, *, is_stranger: bool) -> None:
         run = self._run
         free_bytes = run.known_free_bytes()
         if free_bytes is not None and not space.may_store(
-            free_bytes, run.min_free_bytes, self._strangers_bytes, is_stranger=is_stranger
+            free_bytes,
+            run.min_free_bytes,
+            self._strangers_bytes + self._strangers_kept_bytes,
+            is_stranger=is_stranger,
         ):
             raise disk_full()

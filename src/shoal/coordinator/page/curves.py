@@ -15,7 +15,8 @@ from shoal.protocol.page_views import CurvesView, EvaluationPoint, Value
 DIGITS = 5
 Z_95 = 1.959964
 SHOWN = (
-    "reward_mean", "reward_low", "reward_high", "task_reward_mean", "output_length_mean", "truncation_rate",
+    "reward_mean", "reward_low", "reward_high", "task_reward_mean", "generated_reward_mean", "output_length_mean",
+    "truncation_rate",
     "repetition_rate", "entropy", "clip_fraction_positive", "clip_fraction_negative", "kl_behaviour", "kl_update",
     "ratio_max", "grad_norm_mean", "age_mean", "zero_signal_fraction", "bytes_total", "trained_tokens",
     "time_wait_batch_s", "time_fetch_s", "time_old_logprobs_s", "time_update_s", "time_stage_s",

@@ -22,6 +22,8 @@ class StepReading:
     divergence: float | None = None
     truncation: float | None = None
     repetition: float | None = None
+    audited: float | None = None
+    """Share of trained tokens whose log-probabilities a validator computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class Raised:
 ALERTS: tuple[Alert, ...] = (
     Alert("divergence", 0.1, "Trainer and rollout policy differ by more than this per token (k3), median of 3 steps.",
           "Lower training.async_level or training.learning_rate; drain the run if it grows."),
+    Alert("divergence_unseen", 8.0, "This many steps in a row had no audited group: the guards against divergence see nothing.",
+          "Raise trust.audit_floor or training.groups_per_step, so that every batch has audited groups."),
     Alert("entropy_collapse", 0.1, "Entropy fell below this share of what it was in the first steps.",
           "Lower training.learning_rate or raise training.kl_beta; look at recent completions for copies."),
     Alert("truncation_rising", 0.1, "The share of cut completions rose by more than this over a window.",
@@ -99,6 +103,11 @@ def check(readings: Readings) -> list[Raised]:
 def _divergence(readings: Readings, limit: float) -> str:
     last = _values(readings, "divergence")[-3:]
     return f"{median(last):.3g} per token" if len(last) == 3 and median(last) > limit else ""
+
+
+def _unseen(readings: Readings, steps: float) -> str:
+    last = _values(readings, "audited")[-int(steps) :]
+    return f"no audited group in the last {len(last)} steps" if len(last) == steps and not any(last) else ""
 
 
 def _entropy(readings: Readings, share: float) -> str:
@@ -171,6 +180,7 @@ def _around(rewards: dict[int, float], version: int) -> float | None:
 
 CHECKS: dict[str, Callable[[Readings, float], str]] = {
     "divergence": _divergence,
+    "divergence_unseen": _unseen,
     "entropy_collapse": _entropy,
     "truncation_rising": _rise("truncation"),
     "repetition_rising": _rise("repetition"),

@@ -20,7 +20,7 @@ NO_SLACK = 1.0
 BLOCKING_ATTEMPTS = 4
 """A slot that this many reliable keys have dropped or kept for too long holds back none."""
 PRIOR_GROUPS = 8
-"""Weight of the prior useful share of one half, so that the first verdicts do not swing the estimate."""
+"""Weight of the prior useful share, so that the first verdicts do not swing the estimate."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -164,9 +164,13 @@ def may_be_complete(counts: StepCounts, config: TrainingConfig) -> bool:
     return counts.useful >= config.groups_per_step or _is_exhausted(counts, config)
 
 
-def groups_wanted(counts: StepCounts, config: TrainingConfig, slack: float = SLACK) -> int:
-    """How many more groups should be generated so that enough of them are useful."""
-    share = (PRIOR_GROUPS / 2 + counts.useful_of_step) / (PRIOR_GROUPS + counts.resolved_groups)
+def groups_wanted(counts: StepCounts, config: TrainingConfig, usual_share: float | None = None) -> int:
+    """How many more groups should be generated so that enough of them are useful.
+
+    With the usual share of useful groups given there is time, so that no more are wanted than are needed.
+    """
+    slack, prior = (SLACK, 0.5) if usual_share is None else (NO_SLACK, usual_share)
+    share = (PRIOR_GROUPS * prior + counts.useful_of_step) / (PRIOR_GROUPS + counts.resolved_groups)
     missing = slack * config.groups_per_step - counts.useful - share * counts.outstanding_groups
     wanted = math.ceil(missing / share) if missing > 0 else 0
     return max(0, min(wanted, _cap(config) - counts.resolved_groups - counts.outstanding_groups))

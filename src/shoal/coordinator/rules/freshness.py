@@ -32,6 +32,10 @@ class Cycle:
     """From when trainer and batch were ready until the next version was published."""
     publish_s: float = 0.0
     """The part of it in which the trainer was already at the next step."""
+    generated_groups: int = 0
+    """That were accepted until the batch was formed, and ..."""
+    useful_groups: int = 0
+    """... those of them that could be trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,8 @@ class Timing:
     latest_start: float | None = None
     """When work is leased at the latest, whatever version is there."""
 
-    @property
-    def has_time(self) -> bool:
-        """Whether the batch can be filled step by step, without surplus that would be older in the next one."""
-        return self.reason == "waits_for_version"
+    useful_share: float | None = None
+    """Of generated groups, if there is time to fill the batch without a surplus, which would be older in the next one."""
 
 
 def decide(view: TimingView) -> Timing:
@@ -82,4 +84,11 @@ def decide(view: TimingView) -> Timing:
     if view.now >= latest_start:
         return Timing(oldest, "late", True, latest_start)
     arriving = view.newest_version + max(0, int((latest_start - view.trains_since) // train_s))
-    return Timing(max(oldest, min(view.step - 1, arriving)), "waits_for_version", True, latest_start)
+    version = max(oldest, min(view.step - 1, arriving))
+    return Timing(version, "waits_for_version", True, latest_start, _useful_share(cycles))
+
+
+def _useful_share(cycles: Sequence[Cycle]) -> float:
+    """Of the last cycles; one group of each kind beside them keeps it off 0 and 1."""
+    useful = sum(cycle.useful_groups for cycle in cycles)
+    return (1 + useful) / (2 + sum(cycle.generated_groups for cycle in cycles))

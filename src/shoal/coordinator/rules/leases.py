@@ -88,8 +88,8 @@ class SwarmView:
     """Whether another key that has left probation works."""
     awaited_version: int = 0
     """New work waits for this one, as `rules.freshness` decided."""
-    has_time: bool = False
-    """Whether the batch may be filled without surplus."""
+    useful_share: float | None = None
+    """Of generated groups, as `rules.freshness` measured it; given if there is time to fill the batch without a surplus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def _has_work(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: T
     if key.leases_held >= key.leases_allowed:
         return False
     if key.is_reliable:
-        wanted = batches.groups_wanted(swarm.counts, training, batches.NO_SLACK if swarm.has_time else batches.SLACK)
+        wanted = batches.groups_wanted(swarm.counts, training, swarm.useful_share)
     else:
         wanted = batches.deferred_wanted(swarm.counts, training)
     return wanted > 0 and may_lease(_load(swarm, key, wanted), not key.is_active, trust)

@@ -208,6 +208,9 @@ class BatchRow(Record):
     attempt: int = 0
     """How many lists of this step were proposed before."""
     epoch: int = 0
+    reward_mean: float | None = None
+    """Over all samples that were generated for the step, useful or not; none if there were none."""
+    task_reward_mean: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ def _swarm_view(
         has_other_workers=others_active or has_other_workers(connection, run, worker.key, active=False),
         has_other_active_workers=others_active,
         awaited_version=timing.oldest_version if timing else 0,
-        has_time=timing is not None and timing.has_time,
+        useful_share=timing.useful_share if timing else None,
     )
 
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from shoal.policy.batching import length_batches
+from shoal.policy.embedded.family import RowCache, Runner
 from shoal.policy.embedded.kv_cache import KeyValueCache
-from shoal.policy.embedded.prompts import PrefilledPrompts, prefill_prompts
+from shoal.policy.embedded.prompts import PrefilledPrompts
 from shoal.policy.embedded.runner import ModelRunner
 from shoal.policy.embedded.turns import KeptRow, keep_row, resume_rows
 from shoal.policy.engine import Carry, Completion, GenerationRequest, check_carries, check_generation, signed_seed
@@ -61,8 +62,8 @@ class DecodeBatch:
 
     def __init__(
         self,
-        runner: ModelRunner,
-        cache: KeyValueCache,
+        runner: Runner,
+        cache: RowCache,
         *,
         rows: int,
         temperature: float,
@@ -178,6 +179,8 @@ class DecodeBatch:
             {number: len(self._prompt(number)) for number in kept}, token_limit=self.prefill_tokens
         ):
             prompts = [self._prompt(number) for number in batch]
+            assert isinstance(self.runner, ModelRunner)
+            assert isinstance(self.cache, KeyValueCache)
             states_RD = resume_rows(self.runner, self.cache, self._live, [kept[number] for number in batch], prompts)
             self._begin(batch, states_RD)
 
@@ -192,12 +195,11 @@ class DecodeBatch:
             if chosen and longest * (len(chosen) + 1) > self.prefill_tokens:
                 break
             chosen.append(prompt)
-        return prefill_prompts(self.runner, chosen)
+        return self.runner.read_prompts(chosen)
 
     def _enter(self, prompts: PrefilledPrompts, entering: Sequence[int]) -> None:
         source_R = prompts.sources([self._prompt(number) for number in entering])
-        for plane, entries in enumerate(prompts.entries):
-            self.cache.write_prompts(plane, self._live, source_R, entries)
+        self.cache.enter(self._live, source_R, prompts)
         self._begin(entering, prompts.states_PD[source_R])
 
     def _begin(self, entering: Sequence[int], states_RD: Tensor) -> None:
@@ -269,11 +271,17 @@ class DecodeBatch:
         completion.logprobs = self._logprobs_ZN[slot, request.first_index : count].tolist()
         completion.finish_reason = "stop" if stopped else "length"
         if request.keeps and stopped:
-            kept = keep_row(self.cache, row, int(self._rows.position[row]))
+            kept = self._kept_row(row)
             completion.carry = Carry(count, self._chunks[slot, : count % CHUNK_TOKENS].clone(), self._weights, kept)
         self._free_slots.append(slot)
         del self._requests[number]
         self._ended.append(number)
+
+    def _kept_row(self, row: int) -> KeptRow | None:
+        """None where rows keep something else: the next turn then reads the whole sequence again."""
+        if not isinstance(self.cache, KeyValueCache):
+            return None
+        return keep_row(self.cache, row, int(self._rows.position[row]))
 
     def _close_gaps(self, gone: Sequence[int]) -> None:
         remaining = self._live - len(gone)

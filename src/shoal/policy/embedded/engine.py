@@ -1,4 +1,4 @@
-"""The embedded engine: any causal LM that Transformers builds, in this process, on CPU or one GPU.
+"""The embedded engine: any causal LM that Transformers builds, of any family, in this process, on CPU or one GPU.
 
 Weights exist once and are replaced in place. With LoRA the base stays, and versions of the adapter are resident side by side:
 changing between them moves a pointer. A stream batches continuously over a preallocated cache that later streams use
@@ -14,8 +14,7 @@ from torch import Tensor
 from shoal.config import LoraConfig
 from shoal.policy.directory import check_vocabulary, has_weights, weight_files
 from shoal.policy.embedded.decode_batch import DecodeBatch
-from shoal.policy.embedded.kv_cache import KeyValueCache, bytes_per_position
-from shoal.policy.embedded.runner import ModelRunner
+from shoal.policy.embedded.family import RowCache, make_runner
 from shoal.policy.engine import (
     LORA_CLASS,
     Completion,
@@ -64,8 +63,8 @@ class TorchEngine:
         if lora is not None:
             weight_files(model_files)  # a base without weights is refused
             self._adapters, self._loaded = ResidentAdapters(model, lora), False
-        self._runner = ModelRunner(model)
-        self._cache: KeyValueCache | None = None
+        self._runner = make_runner(model)
+        self._cache: RowCache | None = None
         self._stream: DecodeBatch | None = None
         self._weights = 0
         check_vocabulary(self._eos_token_ids, self.vocab_size)
@@ -79,6 +78,7 @@ class TorchEngine:
     def load(self, directory: Path) -> None:
         if self._stream is not None and self._stream.unfinished:
             raise EngineBusyError(f"{self._stream.unfinished} requests still run with the old weights.")
+        use_exact_products(self._runner.device)
         if self._adapters is not None:
             self._adapters.use(directory)
         else:
@@ -145,7 +145,7 @@ class TorchEngine:
         logprobs_NV = torch.log_softmax(logits_NV.float(), dim=-1)
         return -(logprobs_NV.exp() * logprobs_NV).sum(-1)
 
-    def _cache_for(self, rows: int, positions: int) -> KeyValueCache:
+    def _cache_for(self, rows: int, positions: int) -> RowCache:
         """The cache of the last stream if it is large enough, else a new one; as many rows as memory allows."""
         capacity = -(-positions // _CAPACITY_STEP) * _CAPACITY_STEP
         if self._cache is None or self._cache.rows < rows or self._cache.capacity < capacity:
@@ -153,11 +153,12 @@ class TorchEngine:
             self._cache = self._new_cache(rows, capacity)
         return self._cache
 
-    def _new_cache(self, rows: int, capacity: int) -> KeyValueCache:
+    def _new_cache(self, rows: int, capacity: int) -> RowCache:
         runner = self._runner
         plan = CachePlan(
             weights_bytes=tensor_bytes(runner.model),
-            row_bytes=bytes_per_position(runner.planes, runner.dtype) * capacity,
+            row_bytes=runner.row_bytes(capacity),
             available_bytes=available_bytes(runner.device),
         )
-        return KeyValueCache(runner.planes, cache_rows(plan, rows), capacity, dtype=runner.dtype, device=runner.device)
+        cache: RowCache = runner.new_cache(cache_rows(plan, rows), capacity)
+        return cache

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.policy.embedded.prompts import PrefilledPrompts
+
 
 @dataclass(frozen=True)
 class PlaneShape:
@@ -41,6 +43,10 @@ class KeyValueCache:
         for shape in planes:
             self.planes.append(self._slabs[shape][taken[shape]])
             taken[shape] += 1
+
+    def enter(self, first_row: int, source_R: Tensor, prompts: PrefilledPrompts) -> None:
+        for plane, entries in enumerate(prompts.entries):
+            self.write_prompts(plane, first_row, source_R, entries)
 
     def write_prompts(self, plane: int, first_row: int, source_R: Tensor, entries_PHLd: Tensor) -> None:
         """Rows from `first_row` on get copies of the prompts that `source_R` names, one per row."""

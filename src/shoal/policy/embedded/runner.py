@@ -3,10 +3,10 @@
 A state is the input of the LM head after the final norm. Before the first use the runner compares itself with the model's own
 forward pass on a few tokens, so an architecture that keeps more than keys and values is refused instead of running wrong.
 
-Shapes: B sequences, S positions, R rows, N states, D hidden size, V vocabulary.
+Shapes: P prompts, B sequences, S positions, R rows, N states, D hidden size, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +14,19 @@ from torch import Tensor
 
 from shoal.policy.architecture import HeadLogits
 from shoal.policy.directory import ArchitectureError
-from shoal.policy.embedded.attention import ATTENTION_NAME, DecodeStep, PrefillStep, Step, attending
+from shoal.policy.embedded.attention import (
+    ATTENTION_NAME,
+    ContinuationStep,
+    DecodeStep,
+    PrefillStep,
+    Step,
+    attending,
+)
 from shoal.policy.embedded.fused import FusedBackbone, can_fuse
-from shoal.policy.embedded.kv_cache import KeyValueCache, PlaneShape
+from shoal.policy.embedded.kv_cache import KeyValueCache, PlaneShape, bytes_per_position
 from shoal.policy.embedded.linear import Linear, choose_reordered
+from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt, padded
+from shoal.policy.exactness import pin_exact_products
 
 _PROBE_TOKENS = 6
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -69,6 +78,7 @@ class ModelRunner:
 
     def run(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:
         """States [B, S, D] of a pass that attends as `step` says."""
+        pin_exact_products()
         return self._backbone(ids_BS, positions_BS, step)
 
     def prefill(self, ids_BS: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -76,6 +86,28 @@ class ModelRunner:
         positions_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device).expand_as(ids_BS)
         step = PrefillStep()
         return self.run(ids_BS, positions_BS, step), step.entries
+
+    def read_prompts(self, prompts: Sequence[Prompt]) -> PrefilledPrompts:
+        """One pass over distinct prompts."""
+        lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        states_PLD, entries = self.prefill(padded(prompts, self.device))
+        last_PD = states_PLD[torch.arange(len(prompts), device=self.device), lengths_P - 1]
+        return PrefilledPrompts({prompt: at for at, prompt in enumerate(prompts)}, lengths_P, entries, last_PD)
+
+    def continue_prompts(
+        self, prompts: PrefilledPrompts, source_B: Tensor, continuations: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """States at every position of the continuations, right-padded: [B, S, D]."""
+        ids_BS = padded(continuations, self.device)
+        starts_B = prompts.lengths_P[source_B]
+        positions_BS = starts_B[:, None] + torch.arange(ids_BS.shape[1], device=self.device)
+        return self.run(ids_BS, positions_BS, ContinuationStep(prompts.entries, source_B, positions_BS))
+
+    def row_bytes(self, capacity: int) -> int:
+        return bytes_per_position(self.planes, self.dtype) * capacity
+
+    def new_cache(self, rows: int, capacity: int) -> KeyValueCache:
+        return KeyValueCache(self.planes, rows, capacity, dtype=self.dtype, device=self.device)
 
     def decode(self, tokens_R: Tensor, positions_R: Tensor, cache: KeyValueCache, longest: int) -> Tensor:
         """States after one more token per row; `longest` is the number of positions of the longest row, this one included."""

@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from shoal.config import LoraConfig
+from shoal.frames.policy import MODEL_TYPE
 from shoal.policy.architecture import decoder_blocks
 from shoal.policy.directory import ArchitectureError, some_names
 
@@ -20,6 +21,8 @@ class LoraError(ArchitectureError):
 
 def target_names(model: Any, lora: LoraConfig) -> list[str]:
     """Paths of the layers that get an adapter, in the order of the model; shapes are enough, without weights."""
+    if model.config.model_type == MODEL_TYPE:
+        raise LoraError("Policies of frames cannot be adapted.", hint="Train all of their weights.")
     linears = _linears(model)
     if lora.target_modules:
         for target in lora.target_modules:

@@ -99,6 +99,11 @@ class VllmEngine:
         device = self._llm.llm_engine.vllm_config.device_config.device_type
         self.numerics_class = f"vllm/{dtype}/{device}{LORA_CLASS if lora else ''}"
 
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens of prompts that were in the prefix cache, since the engine started."""
+        return self._requests.reused_tokens
+
     def load(self, directory: Path) -> None:
         if self._requests.unfinished:
             raise EngineBusyError(f"{len(self._requests.unfinished)} requests still run with the old weights.")
@@ -199,6 +204,7 @@ class VllmEngine:
             max_num_batched_tokens=max(positions, 8192),
             tensor_parallel_size=tensor_parallel,
             enable_chunked_prefill=False,
+            enable_prefix_caching=True,  # the next turn of an episode reads only what is new
             async_scheduling=False,
             worker_extension_cls="shoal.policy.vllm.worker.WorkerExtension",
             logits_processors=["shoal.policy.vllm.worker:SeededSampling"],

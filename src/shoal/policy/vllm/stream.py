@@ -26,6 +26,8 @@ class VllmRequests:
         self.adapter: Any = None
         """Goes with every request, where the engine serves an adapter."""
         self.unfinished: set[int] = set()
+        self.reused_tokens = 0
+        """Of prompts, that vLLM found in its prefix cache."""
 
     def add(self, tokens: Sequence[int], options: dict[str, Any], ours: dict[str, Any]) -> int:
         from vllm import SamplingParams
@@ -51,6 +53,7 @@ class VllmRequests:
         for output in self._llm.llm_engine.step():
             number = int(output.request_id)
             self.unfinished.discard(number)
+            self.reused_tokens += output.num_cached_tokens or 0
             yield number, output.outputs[0]
 
     def collect(self, numbers: Sequence[int]) -> Collected:

@@ -103,6 +103,7 @@ class WorkerExtension:
             layers[0].register_forward_hook(self._shoal_hook)
 
     def shoal_load(self, directory: str) -> None:
+        use_exact_products(self.device)
         worker: Any = self
         worker.reload_weights(weights_iterator=_tensors(Path(directory)))
         for module in self.model_runner.get_model().modules():

@@ -148,7 +148,8 @@ class MemoryCoordinator:
             files[group.group_id] = slots.remove_group(self.tables, group)
             files[group.group_id].proposed.add(group.group_id)
         groups = {group.group_id: group for group in batch.groups}
-        self.tables.batches.append(Batch(step, self.clock(), counts.resolved_groups, groups, files, len(batch.expired)))
+        generated, useful = counts.resolved_groups, counts.useful_of_step
+        self.tables.batches.append(Batch(step, self.clock(), generated, useful, groups, files, len(batch.expired)))
         for slot in list(self.tables.of_step(step).open_slots.values()):
             slots.move_slot(self.tables, slot, SlotState.CLOSED, None)
         self._forget_steps(step - self.config.training.async_level - KEPT_STEPS)

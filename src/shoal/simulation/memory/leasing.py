@@ -197,7 +197,7 @@ class Leasing:
             has_other_workers=others_active or self._has_others(key, active=False),
             has_other_active_workers=others_active,
             awaited_version=timing.oldest_version if timing else 0,
-            has_time=timing is not None and timing.has_time,
+            useful_share=timing.useful_share if timing else None,
         )
 
     def counts(self, step: int) -> batches.StepCounts:
@@ -245,11 +245,13 @@ class Leasing:
         return float("-inf") if opened_at is None else opened_at
 
     def _cycle(self, step: int, opened_at: float) -> freshness.Cycle:
-        formed_at, versions = self.tables.batches[step].formed_at, self.tables.versions
+        batch, versions = self.tables.batches[step], self.tables.versions
         return freshness.Cycle(
-            fill_s=formed_at - opened_at,
-            train_s=versions[step + 1].published_at - max(versions[step].published_at, formed_at),
+            fill_s=batch.formed_at - opened_at,
+            train_s=versions[step + 1].published_at - max(versions[step].published_at, batch.formed_at),
             publish_s=versions[step + 1].stage_s,
+            generated_groups=batch.generated,
+            useful_groups=batch.useful,
         )
 
     def trains_since(self, newest: int) -> float:

@@ -98,6 +98,8 @@ class Batch:
     step: int
     formed_at: float
     generated: int
+    useful: int
+    """Of those generated."""
     groups: dict[str, batches.GroupView]
     """By name, in the order of training."""
     files: dict[str, File]

@@ -1,6 +1,6 @@
 """Runs a scenario: builds the actors, lets the clock go until the last step is trained, and returns what came of it.
 
-The same scenario gives the same numbers, on every machine. A swarm that makes no progress for long is stopped.
+The same scenario gives the same numbers, on every machine. A swarm that makes no progress for long is stopped, with the reason.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,12 @@ from shoal.simulation.swarm.members import Member
 from shoal.simulation.swarm.owners import SwarmTrainer, Validators
 from shoal.simulation.swarm.result import SwarmResult, summarise
 from shoal.simulation.swarm.spec import SwarmSpec
+from shoal.simulation.swarm.standstill import PATIENCE, Standstill, most_events, sentence
 from shoal.simulation.swarm.work import Workload
 from shoal.simulation.swarm.world import Counted, World
 
 WARM_UP = 8
 """Steps that do not count, or a quarter of a shorter run: probation, first pace, three cycles for leases in time."""
-
-PATIENCE = 40.0
-"""Leases, or training steps, after which a step that is not trained never will be."""
 
 
 class Swarm:
@@ -38,6 +36,8 @@ class Swarm:
         self.members = [Member(self.world, group, number) for group, number in groups]
         self.warm_up = min(WARM_UP, spec.run.steps // 4)
         self.before, self.measured_from = Counted(), clock.now
+        self.stopped = ""
+        """Why, if it did not reach its last step."""
 
     def run(self, on_progress: Callable[[float], None] = lambda share: None) -> SwarmResult:
         self._sweep()
@@ -57,8 +57,31 @@ class Swarm:
     def _reach(self, step: int) -> bool:
         """Lets time pass until the step is trained; false if the swarm makes no progress."""
         longest_s = PATIENCE * max(self.spec.trainer.step_s, self.world.config.coordinator.lease_s)
-        self.world.clock.run(lambda: self.trainer.step >= step, longest_s)
-        return self.trainer.step >= step
+        before, began_at = self.world.counted.copy(), self.world.clock.now
+        events = self.world.clock.run(lambda: self.trainer.step >= step, longest_s, most_events(self.spec.machines))
+        is_reached = self.trainer.step >= step
+        if not is_reached:
+            self.stopped = sentence(self._standstill(self.world.counted - before, began_at, events))
+        return is_reached
+
+    def _standstill(self, counted: Counted, began_at: float, events: int) -> Standstill:
+        honest = [member for member in self.members if member.spec.conduct == "honest" and not member.is_out]
+        return Standstill(
+            step=self.trainer.step,
+            seconds=self.world.clock.now - began_at,
+            events=events,
+            most_events=most_events(self.spec.machines),
+            versions_received=counted.bytes["worker_down"],
+            tokens_generated=counted.tokens["generated"],
+            tokens_late=counted.tokens["late"],
+            tokens_lost=counted.tokens["lost"],
+            files=sum(counted.files.values()),
+            files_waiting=len(self.world.received_at),
+            honest=len(honest),
+            slot_s=min(self.world.workload.slot_s(group) for group in self.spec.workers),
+            lease_s=self.world.config.coordinator.lease_s,
+            arrival_s=max(self.world.broadcast.seconds(group, 1, 0) for group in range(len(self.spec.workers))),
+        )
 
     def _sweep(self) -> None:
         self.world.coordinator.maintain()

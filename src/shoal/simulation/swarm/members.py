@@ -168,7 +168,10 @@ class Member:
         if answer.lease is not None:
             self._begin(answer.lease)
             return
-        self.waits_for, now = answer.reason, self.clock.now
+        now = self.clock.now
+        if answer.reason != self.waits_for:  # what it waited for until now
+            self._account(now)
+            self.waits_for = answer.reason
         arrives_in_s = max(0.0, self._arrives_at() - now)
         is_lacking = answer.reason == "need_weights"
         self._ask_at(now + (min(answer.retry_after_s, arrives_in_s) if is_lacking else answer.retry_after_s))
@@ -188,7 +191,7 @@ class Member:
         ends_at = self._sample(lease, begins_at)
         self.waits_for = ""
         work = self.world.workload.of(lease.slot_seed)
-        sent_s = self.world.workload.file_bytes(work) / (self.spec.up_mbit_s * MBIT)
+        sent_s = self.spec.deliver_s + self.world.workload.file_bytes(work) / (self.spec.up_mbit_s * MBIT)
         self.clock.after(ends_at + sent_s - now, partial(self._deliver, lease, self.session))
         self._ask_at(max(now, self.rows[0] if self.spec.continuous else ends_at))
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from shoal.coordinator.rules.provisioning import Needs, Rates, needs, needs_sentence, provision
+from shoal.coordinator.rules.provisioning import RELAY_MBIT_S, Needs, Rates, needs, needs_sentence, provision
 
 if TYPE_CHECKING:
     from shoal.simulation.swarm.driver import Swarm
@@ -40,6 +40,8 @@ class SwarmResult:
     machines: int
     steps: int
     is_finished: bool
+    stopped: str
+    """Why it did not reach its last step."""
     simulated_s: float
     step_s: float
     slowest_step_s: float
@@ -112,6 +114,7 @@ def summarise(swarm: "Swarm") -> SwarmResult:
         machines=spec.machines,
         steps=trainer.step,
         is_finished=trainer.step >= spec.run.steps,
+        stopped=swarm.stopped,
         simulated_s=world.clock.now - swarm.begun_at,
         step_s=step_s,
         slowest_step_s=max(durations, default=step_s),
@@ -163,15 +166,11 @@ def _group(swarm: "Swarm", number: int, trained_share: float, steps: int) -> Gro
 
 
 def _fates(swarm: "Swarm", trained: float) -> dict[str, float]:
+    """A short run trains on a little that was generated during its warm-up."""
     tokens = (swarm.world.counted - swarm.before).tokens
-    total = max(1.0, tokens["generated"])
-    parts = {
-        "trained": trained / total,
-        "no_signal": tokens["no_signal"] / total,
-        "late": tokens["late"] / total,
-        "lost": tokens["lost"] / total,
-    }
-    return parts | {"surplus": max(0.0, 1.0 - sum(parts.values()))}
+    parts = {"trained": trained} | {name: tokens[name] for name in ("no_signal", "late", "lost")}
+    total = max(1.0, tokens["generated"], sum(parts.values()))
+    return {name: part / total for name, part in parts.items()} | {"surplus": 1.0 - sum(parts.values()) / total}
 
 
 def _mbytes(swarm: "Swarm", steps: int) -> dict[str, float]:
@@ -226,6 +225,6 @@ def _rates(swarm: "Swarm", step_s: float) -> Rates:
         file_s=counted.validating_s / files,
         validators=spec.validators.count,
         version_bytes=counted.bytes["version"] / steps,
-        relay_mbit_s=fmean([pool.up_mbit_s for pool in spec.relays] or [spec.origin.up_mbit_s]),
+        relay_mbit_s=fmean([pool.up_mbit_s for pool in spec.relays] or [RELAY_MBIT_S]),
         relays=sum(pool.count for pool in spec.relays),
     )

@@ -16,8 +16,14 @@ from shoal.config import ShoalConfig, build_config
 from shoal.errors import ConfigError
 
 BUNDLED = Path(__file__).parents[1] / "scenarios"
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MOST_MACHINES = 200_000
+MOST_ROWS = 20_000_000
+"""Of all engines together; both keep a simulation in a few gigabytes of memory."""
+Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
+Spread = Annotated[float, Field(ge=0, le=5, allow_inf_nan=False)]
+"""Of a logarithm: 5 is a factor of 150 either way."""
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Conduct = Literal["honest", "stall", "junk", "forge"]
@@ -38,7 +44,7 @@ class Run(Section):
 class Work(Section):
     median_tokens: Positive
     """Of a completion."""
-    spread: NotNegative = 0.5
+    spread: Spread = 0.5
     """Standard deviation of the logarithm of the length."""
     prompt_tokens: NotNegative = 100.0
     """An audit reads prompts too."""
@@ -57,17 +63,17 @@ class Weights(Section):
 
 
 class TrainerSpec(Section):
-    step_s: Positive
+    step_s: Annotated[Seconds, Field(gt=0)]
     """From a batch to the weights that follow from it."""
-    stage_s: NotNegative = 0.0
+    stage_s: Seconds = 0.0
     """To encode, hash and record a version, beside the next step."""
-    batch_s: NotNegative = 0.0
+    batch_s: Seconds = 0.0
     """To fetch the files of a batch."""
 
 
 class ValidatorSpec(Section):
     count: Count = 1
-    file_s: NotNegative = 0.1
+    file_s: Seconds = 0.1
     """Of every file, without its audit."""
     audit_tokens_per_s: Positive = 1e4
     """Tokens of audited groups, prompts included, that one validator reads per second."""
@@ -97,16 +103,19 @@ class WorkerSpec(Section):
     """Of one machine with all its rows busy."""
     rows: Annotated[int, Field(ge=1, le=4096)] = 16
     """Samples at a time."""
-    speed_spread: NotNegative = 0.0
+    speed_spread: Spread = 0.0
     """Standard deviation of the logarithm of the speed, over the machines."""
     down_mbit_s: Positive = 100.0
     up_mbit_s: Positive = 20.0
     region: str = ""
-    swap_s: NotNegative = 0.1
+    swap_s: Seconds = 0.1
     """To change weights in an engine with nothing in it."""
-    stays_s: NotNegative = 0.0
+    deliver_s: Seconds = 0.0
+    """From the last sample of a slot to its file at the coordinator, beside the link: scoring, writing, waiting for a processor.
+    The engine goes on meanwhile."""
+    stays_s: Seconds = 0.0
     """Mean time until it leaves without a word; 0: it stays."""
-    away_s: Positive = 3600.0
+    away_s: Annotated[Seconds, Field(gt=0)] = 3600.0
     """Mean time until it is back."""
     continuous: bool = True
     """Whether samples enter while others run; else a slot ends before the next begins."""
@@ -118,7 +127,7 @@ class WorkerSpec(Section):
 class Network(Section):
     between_regions_mbit_s: Positive = 1e5
     """Of one download from a relay of another region."""
-    latency_s: NotNegative = 0.3
+    latency_s: Seconds = 0.3
     """From the publication of a version until a worker receives it: head, hops, verification."""
 
 
@@ -173,13 +182,37 @@ def build_scenario(tree: Mapping[str, Any]) -> SwarmSpec:
     except ValidationError as error:
         raise _refusal(error) from None
     spec.config()
+    _require_memory(spec)
     if all(group.conduct != "honest" for group in spec.workers):
         raise ConfigError("Nobody in this swarm is honest.", hint='Add [[workers]] with conduct = "honest".')
     return spec
 
 
+def with_values(spec: SwarmSpec, **sections: Mapping[str, Any]) -> SwarmSpec:
+    """The scenario with other values in some of its sections; they are checked like those of a file."""
+    tree = spec.model_dump(mode="json")
+    return build_scenario(tree | {name: tree[name] | values for name, values in sections.items()})
+
+
+def _require_memory(spec: SwarmSpec) -> None:
+    rows = sum(group.count * group.rows for group in spec.workers)
+    if spec.machines > MOST_MACHINES or rows > MOST_ROWS:
+        raise ConfigError(
+            f"{spec.machines:,} workers with {rows:,} rows are too many to simulate.",
+            hint=f"At most {MOST_MACHINES:,} workers and {MOST_ROWS:,} rows; simulate a part, with a batch as much smaller.",
+        )
+
+
+HINTS = {
+    "relays.count": "Without relays leave [[relays]] out: then the origin serves the workers.",
+    "validators.count": "Without a validator no file is accepted and no step is trained.",
+    "workers.count": "A class of workers without a machine is left out.",
+}
+
+
 def _refusal(error: ValidationError) -> ConfigError:
-    first = error.errors()[0]
+    found = error.errors()
+    first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
     place = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return ConfigError(f"Unknown key {place}.", hint=_nearest_key(place))
@@ -187,9 +220,13 @@ def _refusal(error: ValidationError) -> ConfigError:
         return ConfigError(f"The scenario has no {place}.", hint="docs/design/simulation.md has every key.")
     if place == "workers":
         return ConfigError("The swarm is empty.", hint="Add [[workers]] with name, count and tokens_per_s.")
-    return ConfigError(
-        f"{place} = {first['input']!r} is wrong: {first['msg'].lower()}.", hint="See `shoal simulate --help`."
-    )
+    hint = HINTS.get(_without_numbers(place), "docs/design/simulation.md has every key.")
+    return ConfigError(f"{place} = {first['input']!r} is wrong: {first['msg'].lower()}.", hint=hint)
+
+
+def _without_numbers(place: str) -> str:
+    """Numbers of tables in a list are no part of a key."""
+    return ".".join(part for part in place.split(".") if not part.isdigit())
 
 
 def all_keys() -> list[str]:
@@ -209,9 +246,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _nearest_key(place: str) -> str:
-    """Numbers of tables in a list are no part of a key."""
-    wanted = ".".join(part for part in place.split(".") if not part.isdigit())
-    keys = all_keys()
+    wanted, keys = _without_numbers(place), all_keys()
     matches = difflib.get_close_matches(wanted, keys, n=1, cutoff=0.6)
     if not matches:
         by_name = {key.split(".")[-1]: key for key in keys}

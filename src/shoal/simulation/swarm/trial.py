@@ -1,17 +1,14 @@
 """A scenario measured from a run: the speeds, lengths, shares and times that its store and its files show.
 
 So a trial of ten minutes can be simulated with more workers, more validators or another trainer. Only what was accepted counts, and
-the first steps do not. Rows and row speed of a worker are those with which an engine alone would need the observed time for a slot
-at the observed speed.
+the first steps do not. What engine a worker has is found by `engines`.
 """
 
-import heapq
 import json
 import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import fmean, median, pstdev
 from typing import Any
 
@@ -25,16 +22,17 @@ from shoal.errors import ConfigError
 from shoal.protocol import api
 from shoal.protocol.rollouts import RolloutLimits, read_rollouts
 from shoal.rundir import RunDirectory
+from shoal.simulation.swarm.engines import SWAP_S, Work, covered_s, fitted_engine, replayed_engine
 from shoal.simulation.swarm.spec import SwarmSpec, build_scenario
 
 WARM_UP = 3
 FEWEST_STEPS = 6
-READ_FILES = 64
+READ_FILES = 256
+READ_BYTES = 1 << 28
+"""Rollout files are read from the newest one on, until one of both is reached."""
 LOCAL_MBIT_S = 10_000.0
 """Of a worker that had to fetch nothing: it runs beside the relay."""
 MOST_CLASSES = 24
-ROWS = tuple(2**power for power in range(11))
-FITTED_SLOTS = 24
 KEPT_SETTINGS = {
     "rollouts": ("group_size", "tasks_per_slot", "max_new_tokens"),
     "training": ("async_level", "groups_per_step", "oversampling"),
@@ -43,6 +41,16 @@ KEPT_SETTINGS = {
     "validation": ("claim_s",),
 }
 """What the rules of a run decide by."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the rollout files that were read contain."""
+
+    prompts: Sequence[int]
+    """Tokens of each prompt."""
+    lengths: Mapping[str, Sequence[int]]
+    """Sampled tokens of each completion, by submission, in the order in which they entered the engine."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +63,15 @@ class Trial:
     leases: Mapping[str, LeaseRow]
     groups: Sequence[GroupRow]
     workers: Mapping[str, WorkerRow]
-    lengths: Sequence[int]
-    prompts: Sequence[int]
+    contents: Contents
+
+    @property
+    def lengths(self) -> list[int]:
+        return list(chain.from_iterable(self.contents.lengths.values()))
+
+    @property
+    def prompts(self) -> Sequence[int]:
+        return self.contents.prompts
 
 
 def measured_scenario(directory: RunDirectory, steps: int = 100) -> SwarmSpec:
@@ -69,22 +84,19 @@ def measure(directory: RunDirectory, steps: int = 100) -> dict[str, Any]:
         tables = store.read(read_tables)
     config, since = directory.config(), _measured_since(tables.versions)
     files = [row for row in tables.files if row.received_at >= since]
-    prompts, lengths = _lengths(directory, files[-READ_FILES:])
-    return describe(tables, config, prompts, lengths) | {
+    return describe(tables, config, _read(directory, files)) | {
         "run": {"name": f"as measured in {directory.root.name}", "steps": steps}
     }
 
 
-def describe(
-    tables: "TrialTables", config: ShoalConfig, prompts: Sequence[int], lengths: Sequence[int]
-) -> dict[str, Any]:
+def describe(tables: "TrialTables", config: ShoalConfig, contents: Contents) -> dict[str, Any]:
     """What the store shows, with the lengths that the files show."""
     since = _measured_since(tables.versions)
     recent = [row for row in tables.files if row.received_at >= since]
     names = {row.submission_id for row in recent}
     groups = [row for row in tables.groups if row.submission_id in names]
     versions = tables.versions[WARM_UP:]
-    trial = Trial(config, versions, recent, tables.leases, groups, tables.workers, lengths, prompts)
+    trial = Trial(config, versions, recent, tables.leases, groups, tables.workers, contents)
     reports = [json.loads(row.report) for row in versions]
     return {
         "run": {},
@@ -127,16 +139,22 @@ def read_tables(connection: Connection) -> TrialTables:
     )
 
 
-def _lengths(directory: RunDirectory, files: Sequence[SubmissionRow]) -> tuple[list[int], list[int]]:
-    """Tokens of prompts and of completions."""
-    limits, rows = RolloutLimits.of(directory.descriptor()), []
-    for file in files:
+def _read(directory: RunDirectory, files: Sequence[SubmissionRow]) -> Contents:
+    limits, size_bytes = RolloutLimits.of(directory.descriptor()), 0
+    prompts, lengths = list[int](), dict[str, list[int]]()
+    for file in reversed(files[-READ_FILES:]):
         path = directory.submissions / f"{file.submission_id}.parquet"
+        size_bytes += file.size_bytes
+        if size_bytes > READ_BYTES and lengths:
+            break
         if path.exists():
-            rows += read_rollouts(path.read_bytes(), limits)[1]
-    if not rows:
+            rows = read_rollouts(path.read_bytes(), limits)[1]
+            prompts += [len(row.input_tokens) for row in rows]
+            entered = sorted(rows, key=lambda row: (-row.target_length, row.group, row.sample))
+            lengths[file.submission_id] = [row.sampled_count for row in entered]
+    if not lengths:
         raise ConfigError("No rollout file of this run is left.", hint="Raise coordinator.keep_rollouts_s for a trial.")
-    return [len(row.input_tokens) for row in rows], [len(row.output_tokens) for row in rows]
+    return Contents(prompts, lengths)
 
 
 def _settings(config: ShoalConfig) -> dict[str, dict[str, Any]]:
@@ -209,57 +227,29 @@ def _worker(trial: Trial, worker: WorkerRow, files: Sequence[SubmissionRow]) -> 
         (trial.leases[file.lease_id].issued_at, file.received_at) for file in files if file.lease_id in trial.leases
     ]
     tokens = sum(group.tokens for group in trial.groups if group.worker == worker.key)
-    tokens_per_s = tokens / max(1e-6, _covered_s(spans))
+    tokens_per_s = tokens / max(1e-6, covered_s(spans))
     slot_s = fmean(end - begin for begin, end in spans)
     samples = trial.config.rollouts.tasks_per_slot * trial.config.rollouts.group_size
-    rows, speed = fit_engine(trial.lengths, samples, tokens_per_s, slot_s)
+    engine = replayed_engine(_replayed(trial, files)) or fitted_engine(trial.lengths, samples, tokens_per_s, slot_s)
     return {
         "name": worker.name,
         "count": 1,
-        "tokens_per_s": _rounded(speed),
-        "rows": rows,
+        "tokens_per_s": _rounded(engine.tokens_per_s),
+        "rows": engine.rows,
         "down_mbit_s": _rounded(worker.link_bytes_per_s * 8e-6) or LOCAL_MBIT_S,
-        "up_mbit_s": _rounded(worker.link_bytes_per_s * 8e-6) or LOCAL_MBIT_S,
-        "swap_s": 0.05,
+        "up_mbit_s": LOCAL_MBIT_S if engine.deliver_s else _rounded(worker.link_bytes_per_s * 8e-6) or LOCAL_MBIT_S,
+        "swap_s": SWAP_S,
+        "deliver_s": _rounded(engine.deliver_s),
     }
 
 
-def _covered_s(spans: Sequence[tuple[float, float]]) -> float:
-    """The time in which at least one lease was held."""
-    total, reached = 0.0, -math.inf
-    for begin, end in sorted(spans):
-        total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
-
-
-def fit_engine(lengths: Sequence[int], samples: int, tokens_per_s: float, slot_s: float) -> tuple[int, float]:
-    """Rows, and the speed with all of them busy, that give the observed speed and time of a slot."""
-    best, best_error = (1, tokens_per_s), math.inf
-    for rows in ROWS:
-        speed = tokens_per_s
-        for _ in range(3):  # the speed of a full engine is a little above the observed one
-            seen_speed, seen_slot_s = _engine_alone(lengths, samples, rows, speed)
-            speed *= tokens_per_s / seen_speed
-        error = abs(math.log(seen_slot_s / slot_s))
-        if error < best_error - 1e-3:
-            best, best_error = (rows, speed), error
-    return best
-
-
-def _engine_alone(lengths: Sequence[int], samples: int, rows: int, tokens_per_s: float) -> tuple[float, float]:
-    """Speed and mean time of a slot of an engine that is fed whenever a row is free."""
-    chance, token_s = random.Random(0), rows / tokens_per_s
-    free, tokens, total_s, ends = [0.0] * rows, 0, 0.0, 0.0
-    for _ in range(max(FITTED_SLOTS, 4 * rows // samples)):
-        asked_at, slot_ends = free[0], 0.0
-        for _ in range(samples):
-            length = chance.choice(lengths)
-            ended_at = heapq.heappop(free) + length * token_s
-            heapq.heappush(free, ended_at)
-            tokens, slot_ends = tokens + length, max(slot_ends, ended_at)
-        total_s, ends = total_s + slot_ends - asked_at, max(ends, slot_ends)
-    return tokens / ends, total_s / max(FITTED_SLOTS, 4 * rows // samples)
+def _replayed(trial: Trial, files: Sequence[SubmissionRow]) -> list[Work]:
+    """The files of a worker that were read, with their leases."""
+    return [
+        Work(lease.issued_at, file.received_at, lease.policy_version, trial.contents.lengths[file.submission_id])
+        for file in files
+        if file.submission_id in trial.contents.lengths and (lease := trial.leases.get(file.lease_id)) is not None
+    ]
 
 
 def _binned(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

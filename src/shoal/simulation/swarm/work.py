@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from shoal.config import ShoalConfig
 from shoal.protocol import api
-from shoal.simulation.swarm.spec import Work
+from shoal.simulation.swarm.spec import Work, WorkerSpec
 
 KEPT = 1 << 15
 """Slots whose contents are kept; one is asked for by its worker and by a validator."""
@@ -72,6 +72,12 @@ class Workload:
         chance = random.Random(f"forged {slot_seed}")
         groups = range(self.rollouts.tasks_per_slot)
         return {group for group in groups if chance.random() < share} or {chance.choice(groups)}
+
+    def slot_s(self, worker: WorkerSpec) -> float:
+        """What a slot of middle length takes a worker of this class."""
+        samples = self.rollouts.tasks_per_slot * self.rollouts.group_size
+        rounds = -(-samples // worker.rows)
+        return rounds * min(self.spec.median_tokens, self.rollouts.max_new_tokens) * worker.rows / worker.tokens_per_s
 
     def file_bytes(self, work: SlotWork) -> float:
         return work.tokens * self.spec.bytes_per_token

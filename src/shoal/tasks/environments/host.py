@@ -127,7 +127,10 @@ class EnvironmentHost:
 
     def open(self, step_s: int) -> Session:
         """A fresh environment in a fresh process."""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise UnavailableError(f"The environment {self.name} cannot be asked: {error.strerror}.") from None
         with self._lock, theirs:
             for is_last in (False, True):
                 try:

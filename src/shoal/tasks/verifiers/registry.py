@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from shoal.errors import ConfigError
 from shoal.tasks.task import Task
-from shoal.tasks.verifiers import constraints, gym, mathematics, programs
+from shoal.tasks.verifiers import constraints, editing, gym, mathematics, programs
 from shoal.tasks.verifiers import text as texts
 from shoal.tasks.verifiers.reward_models import PREFIX, is_learned
 from shoal.tasks.verifiers.text import Info, Outcome
@@ -140,6 +140,7 @@ VERIFIERS: dict[str, Verifier] = {
     "json_output": _exact(texts.check_json, texts.JsonInfo),
     "code_output_prediction": _exact(texts.check_json, texts.JsonInfo),
     "instruction_following": _exact(constraints.check_constraints, constraints.ConstraintInfo),
+    "editing": _exact(editing.check_editing, editing.EditingInfo),
     "verifiable_math": of_info(mathematics.check_math, mathematics.MathInfo, exact=False, costly=True),
     "verifiable_code": _CODE,
     "prime_rl_code": _CODE,

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shoal.config import LoraConfig
+from shoal.policy.lora.checks import check_start
 from shoal.policy.lora.files import read_factors, trained_factors
 from shoal.policy.lora.layers import adapt, widen_vectors
 from shoal.policy.lora.targets import target_names
-from shoal.training.model.dithering import own_part, uniform_noise
+from shoal.training.model.dithering import first_row, noise_of_rows
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,13 @@ class Adapter:
     seed: int = 0
 
 
-def freeze_and_adapt(model: Any, adapter: Adapter, residual_dtype: torch.dtype) -> None:
-    """Before the model is sharded. What runs between the layers is in `residual_dtype`, whatever the base is stored in."""
+def freeze_and_adapt(model: Any, adapter: Adapter, base: Path) -> None:
+    """Before the model is sharded. What flows between the layers is fp32, whatever the base is stored in."""
+    if adapter.start is not None:
+        check_start(adapter.start, adapter.lora, base)
     adapt(model, target_names(model, adapter.lora), adapter.lora, trained=True)
     widen_vectors(model)
-    model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.to(residual_dtype))
+    model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.float())
 
 
 @torch.no_grad()
@@ -42,13 +45,17 @@ def set_factors(model: nn.Module, adapter: Adapter) -> None:
     if adapter.start is not None:
         given = read_factors(adapter.start, {name: (tensor.shape[0], tensor.shape[1]) for name, tensor in live.items()})
     for name, tensor in live.items():
-        whole = given[name] if adapter.start is not None else _new(name, tensor, adapter.seed)
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        local.copy_(own_part(whole, tensor))
+        first = first_row(tensor)
+        if adapter.start is not None:
+            local.copy_(given[name][first : first + len(local)])
+        else:
+            _begin(name, local, first, adapter.seed)
 
 
-def _new(name: str, tensor: Tensor, seed: int) -> Tensor:
-    """As PEFT makes them: A uniform within 1/√inputs, B zero."""
+def _begin(name: str, local: Tensor, first: int, seed: int) -> None:
+    """As PEFT does: A uniform within 1/√inputs, B zero."""
     if name.endswith("lora_B.weight"):
-        return torch.zeros(tensor.shape)
-    return uniform_noise(name, tuple(tensor.shape), seed) * (2 / math.sqrt(tensor.shape[1]))
+        local.zero_()
+    elif len(local):  # a factor with fewer rows than ranks leaves the last ranks with none
+        local.copy_(noise_of_rows(f"{seed}/{name}", local.shape, first) * (2 / math.sqrt(local.shape[1])))

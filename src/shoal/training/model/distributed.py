@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from shoal.training.model.determinism import use_deterministic_kernels
+
 COLLECTIVE_TIMEOUT_S = 1800
 CPU = torch.device("cpu")
 
@@ -25,6 +27,8 @@ class World:
     rank: int = 0
     size: int = 1
     device: torch.device = CPU
+    node: "dist.ProcessGroup | None" = None
+    """The ranks of this node, if there are several."""
 
     @classmethod
     def join(cls, device: str = "auto") -> "World":
@@ -33,11 +37,12 @@ class World:
         size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
         place = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
         if kind == "cuda":
+            use_deterministic_kernels()
             torch.cuda.set_device(place)
         if size > 1 and not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S))
-        return cls(dist.get_rank() if size > 1 else 0, size, place)
+        return cls(dist.get_rank(), size, place, _node_group(local_rank)) if size > 1 else cls(0, size, place)
 
     @property
     def is_main(self) -> bool:
@@ -56,6 +61,18 @@ class World:
 
     def any(self, holds: bool) -> bool:
         return bool(self.max(torch.tensor(int(holds))))
+
+    @property
+    def leads_node(self) -> bool:
+        return self.node is None or dist.get_group_rank(self.node, self.rank) == 0
+
+    def share_on_node(self, data: bytes) -> bytes:
+        """What the first rank of this node says."""
+        if self.node is None:
+            return data
+        box = [data]
+        dist.broadcast_object_list(box, src=dist.get_global_rank(self.node, 0), group=self.node, device=CPU)
+        return box[0]
 
     def share(self, text: str) -> str:
         """What the main rank says."""
@@ -77,6 +94,18 @@ class World:
             values = values.clone()
             dist.all_reduce(values, operation)
         return values
+
+
+def _node_group(local_rank: int) -> "dist.ProcessGroup | None":
+    """Every rank takes part in making every node's group; torchrun numbers the ranks of a node one after the other."""
+    firsts: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(firsts, dist.get_rank() - local_rank)
+    own = None
+    for first in sorted(set(firsts)):
+        ranks = [rank for rank, its_first in enumerate(firsts) if its_first == first]
+        group = dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None
+        own = group if dist.get_rank() in ranks else own
+    return own
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float) -> float:

@@ -14,6 +14,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+BLOCK_ELEMENTS = 1 << 16
+"""Noise that is drawn from one seed; rows are never cut."""
+
 
 @torch.no_grad()
 def dither_masters(tensors: Iterable[tuple[str, Tensor]], seed: int) -> None:
@@ -21,7 +24,7 @@ def dither_masters(tensors: Iterable[tuple[str, Tensor]], seed: int) -> None:
     for name, tensor in tensors:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if local.dtype == torch.float32 and local.numel():
-            dither(local, own_part(uniform_noise(name, tuple(tensor.shape), seed), tensor))
+            dither(local, noise_of_rows(f"{seed}/{name}", local.shape, first_row(tensor)))
 
 
 @torch.no_grad()
@@ -36,15 +39,29 @@ def dither(weights: Tensor, noise: Tensor) -> None:
     weights.copy_(torch.where(free, moved, weights))
 
 
-def uniform_noise(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Between −½ and ½, from the seed and the name alone."""
-    generator = torch.Generator().manual_seed(int.from_bytes(blake3(f"{seed}/{name}".encode()).digest()[:7], "big"))
-    return torch.rand(shape, generator=generator) - 0.5
+def noise_of_rows(name: str, shape: torch.Size, first: int = 0) -> Tensor:
+    """Noise of the rows of a tensor from `first` on, in the shape of these rows. Rows are drawn in blocks, each from a seed of its
+    own, so that a rank draws no more than a block beyond its rows."""
+    if not shape:
+        return _block(name, 0, 1).view(())
+    width = shape[1:].numel()
+    rows = max(1, BLOCK_ELEMENTS // max(1, width))
+    blocks = range(first // rows, -(-(first + shape[0]) // rows))
+    drawn = torch.cat([_block(name, number, rows * width) for number in blocks])
+    start = (first - blocks[0] * rows) * width
+    return drawn[start : start + shape.numel()].view(shape)
 
 
-def own_part(noise: Tensor, tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor that is sharded like `tensor`."""
+def _block(name: str, number: int, elements: int) -> Tensor:
+    digest = blake3(f"{name}/{number}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    return torch.rand(elements, generator=generator) - 0.5
+
+
+def first_row(tensor: Tensor) -> int:
+    """Where the rows of a tensor begin that this rank holds."""
     if not isinstance(tensor, DTensor):
-        return noise
-    shape, offset = compute_local_shape_and_global_offset(noise.shape, tensor.device_mesh, tensor.placements)
-    return noise[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
+        return 0
+    assert all(place.is_shard(0) or place.is_replicate() for place in tensor.placements)
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return offset[0] if offset else 0

@@ -47,7 +47,8 @@ def two_sided_grpo(batch: TokenBatch, config: TrainingConfig) -> TokenLoss:
 
 
 def dapo(batch: TokenBatch, config: TrainingConfig) -> TokenLoss:
-    """L = −min( ρ·A , clip(ρ, 1−ε_low, 1+ε_high)·A ), ε 0.2 / 0.28: unlikely tokens can rise (arXiv 2503.14476)."""
+    """L = −min( ρ·A , clip(ρ, 1−ε_low, 1+ε_high)·A ), ε 0.2 / 0.28 unless the run file names others: unlikely tokens can rise
+    (arXiv 2503.14476)."""
     return _clipped_surrogate(batch, config, delta=float("inf"))
 
 
@@ -63,8 +64,8 @@ def cispo(batch: TokenBatch, config: TrainingConfig) -> TokenLoss:
 def gspo(batch: TokenBatch, config: TrainingConfig) -> TokenLoss:
     """L = −min( s·A , clip(s, 1−ε_low, 1+ε_high)·A ), s = exp(mean over the completion of log ρ)   (arXiv 2507.18071).
 
-    ε 3e-4 / 4e-4. Every token carries the loss of its completion; with `loss_weighting = "sequence"` the sum is the paper's
-    mean over completions.
+    ε 3e-4 / 4e-4 unless the run file names others. Every token carries the loss of its completion; with `loss_weighting =
+    "sequence"`, the default of this loss, the sum is the paper's mean over completions.
     """
     mean_N = row_mean(batch.logprobs_N - batch.old_logprobs_N, batch.row_N, batch.rows)[batch.row_N]
     return _surrogate(torch.exp(mean_N), batch.advantages_N, config, delta=float("inf"))
@@ -74,6 +75,11 @@ def k3_divergence(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
     """KL₃(π‖π_ref) = e^d − d − 1, d = log π_ref − log π: unbiased, never negative (Schulman 2020). Has a gradient in log π."""
     difference_N = reference_N - logprobs_N
     return torch.exp(difference_N) - difference_N - 1
+
+
+def penalised(advantages_N: Tensor, old_N: Tensor, reference_N: Tensor, beta: float) -> Tensor:
+    """A − β·log(π_old/π_ref): the divergence as a cost of each token (PPO), without a gradient of its own."""
+    return advantages_N - beta * (old_N - reference_N)
 
 
 def row_mean(values_N: Tensor, row_N: Tensor, rows: int) -> Tensor:

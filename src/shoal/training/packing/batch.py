@@ -93,12 +93,20 @@ def split_groups(groups: Sequence[list[Member]], parts: int, seed: int, step: in
 
 
 def build_minibatch(
-    members: Sequence[Member], capacity: int, *, packed: bool, rank: int, ranks: int, device: torch.device
+    members: Sequence[Member],
+    capacity: int,
+    *,
+    packed: bool,
+    rank: int,
+    ranks: int,
+    device: torch.device,
+    attention: float = 0.0,
 ) -> MiniBatch:
+    """`attention` is what a pair of positions costs, one token being 1; ranks get equal costs."""
     prompts = [member.sample.prompt_tokens for member in members]
     outputs = [member.sample.output_tokens for member in members]
     prompt_groups = group_by_prompt(prompts, [len(output) for output in outputs], capacity, share=packed)
-    bins = (pack if packed else pack_padded)(prompt_groups, capacity, parts=ranks)[rank]
+    bins = (pack if packed else pack_padded)(prompt_groups, capacity, parts=ranks, attention=attention)[rank]
     build = build_packed if packed else build_padded
     lengths = [member.sample.lengths for member in members]
     micro_batches = [_micro_batch(build(chosen, prompts, outputs, lengths), members, device) for chosen in bins]

@@ -8,12 +8,13 @@ environment gave have positions, which others attend to, and are no targets: the
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.policy.architecture import causal_mask
 from shoal.policy.batching import length_batches
 from shoal.protocol.segments import sampled_places
 from shoal.training.packing.packing import PromptGroup
@@ -24,20 +25,43 @@ class AttentionBlock:
     """Rows of similar length, padded to one length: `index_RS` points into the T positions of the bin."""
 
     index_RS: Tensor
-    lengths_R: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AttentionRows:
+    """The same rows one after the other without padding, as the variable-length kernel takes them."""
+
+    index_L: Tensor
+    """Of each place of each row, its position in the bin."""
+    starts: Tensor
+    """Where each row begins, and where the last one ends; 32 bits."""
+    longest: int
+    back_T: Tensor
+    """For each position of the bin, where its attention output lies among the rows."""
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Rows that attend causally within themselves and to nothing else."""
+    """Rows that attend causally within themselves and to nothing else. Everything that attention needs of them is here, made once
+    per bin and copied to the device with it: a layer asks the device for nothing."""
 
     blocks: tuple[AttentionBlock, ...]
     back_T: Tensor
     """For each position of the bin, where its attention output lies in the concatenated rows of all blocks."""
+    rows: AttentionRows
+    _masks: dict[tuple[int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def mask(self, length: int, window: int) -> Tensor:
+        """The band of a block's rows, made for the first layer and kept for the others."""
+        if (length, window) not in self._masks:
+            self._masks[length, window] = causal_mask(length, window, self.back_T.device)
+        return self._masks[length, window]
 
     def to(self, device: torch.device) -> "AttentionPlan":
-        blocks = tuple(replace(block, index_RS=block.index_RS.to(device)) for block in self.blocks)
-        return AttentionPlan(blocks, self.back_T.to(device))
+        blocks = tuple(AttentionBlock(block.index_RS.to(device)) for block in self.blocks)
+        rows = self.rows
+        moved = [tensor.to(device) for tensor in (rows.index_L, rows.starts, rows.back_T)]
+        return AttentionPlan(blocks, self.back_T.to(device), AttentionRows(moved[0], moved[1], rows.longest, moved[2]))
 
 
 @dataclass(frozen=True)
@@ -60,7 +84,7 @@ class Bin:
     """R: completions in the bin."""
 
     def to(self, device: torch.device) -> "Bin":
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
         return Bin(**{name: value.to(device) if hasattr(value, "to") else value for name, value in values.items()})
 
 
@@ -169,8 +193,21 @@ def _plan_attention(rows: Sequence[np.ndarray], positions: int) -> AttentionPlan
             index[line, : len(row)] = row
             back[row] = np.arange(start + line * longest, start + line * longest + len(row))
         start += index.size
-        blocks.append(AttentionBlock(torch.from_numpy(index), tuple(len(rows[number]) for number in chosen)))
-    return AttentionPlan(tuple(blocks), torch.from_numpy(back))
+        blocks.append(AttentionBlock(torch.from_numpy(index)))
+    return AttentionPlan(tuple(blocks), torch.from_numpy(back), _rows_in_line(rows, positions))
+
+
+def _rows_in_line(rows: Sequence[np.ndarray], positions: int) -> AttentionRows:
+    starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+    back = np.zeros(positions, dtype=np.int64)
+    for start, row in zip(starts, rows, strict=False):
+        back[row] = np.arange(start, start + len(row))
+    return AttentionRows(
+        index_L=torch.from_numpy(np.concatenate(rows)),
+        starts=torch.from_numpy(starts.astype(np.int32)),
+        longest=max(map(len, rows)),
+        back_T=torch.from_numpy(back),
+    )
 
 
 def _empty_bin() -> Bin:

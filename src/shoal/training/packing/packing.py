@@ -18,6 +18,12 @@ class PromptGroup:
     members: tuple[int, ...]
     tokens: int
     """Positions the model computes: the prompt once, and each completion without its last token, which predicts nothing."""
+    pairs: int = 0
+    """Query and key positions that attend to each other, over all rows; every row attends to its prompt again."""
+
+    def cost(self, attention: float) -> float:
+        """In tokens through the layers without attention; a pair of positions costs `attention`."""
+        return self.tokens + attention * self.pairs
 
 
 def group_by_prompt(
@@ -38,15 +44,16 @@ def _split_group(
 ) -> list[PromptGroup]:
     prompt_groups: list[PromptGroup] = []
     chosen: list[int] = []
-    tokens = prompt_length
+    tokens, pairs = prompt_length, 0
     for member in members:
         extra = output_lengths[member] - 1
         if chosen and tokens + extra > capacity:
-            prompt_groups.append(PromptGroup(prompt_length, tuple(chosen), tokens))
-            chosen, tokens = [], prompt_length
+            prompt_groups.append(PromptGroup(prompt_length, tuple(chosen), tokens, pairs))
+            chosen, tokens, pairs = [], prompt_length, 0
         chosen.append(member)
         tokens += extra
-    prompt_groups.append(PromptGroup(prompt_length, tuple(chosen), tokens))
+        pairs += (prompt_length + extra) * (prompt_length + extra + 1) // 2
+    prompt_groups.append(PromptGroup(prompt_length, tuple(chosen), tokens, pairs))
     return prompt_groups
 
 
@@ -64,10 +71,10 @@ def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]
     return bins
 
 
-def balance(sizes: Sequence[int], parts: int) -> list[list[int]]:
+def balance(sizes: Sequence[float], parts: int) -> list[list[int]]:
     """Items dealt to parts, largest first to the lightest part: loads differ by at most the largest item."""
     shares: list[list[int]] = [[] for _ in range(parts)]
-    loads = [0] * parts
+    loads = [0.0] * parts
     for item in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
         lightest = loads.index(min(loads))
         shares[lightest].append(item)
@@ -75,23 +82,27 @@ def balance(sizes: Sequence[int], parts: int) -> list[list[int]]:
     return shares
 
 
-def pack(prompt_groups: Sequence[PromptGroup], capacity: int, *, parts: int = 1) -> list[list[list[PromptGroup]]]:
-    """For each part (rank) its bins of prompt_groups. All parts have equally many bins; a missing one is empty, never a repeat."""
+def pack(
+    prompt_groups: Sequence[PromptGroup], capacity: int, *, parts: int = 1, attention: float = 0.0
+) -> list[list[list[PromptGroup]]]:
+    """For each part (rank) its bins of prompt_groups. All parts have equally many bins; a missing one is empty, never a repeat.
+
+    Parts get equal costs, bins equal tokens, which is what fills memory."""
     sizes = [group.tokens for group in prompt_groups]
     packed = []
-    for share in balance(sizes, parts):
+    for share in balance([group.cost(attention) for group in prompt_groups], parts):
         bins = first_fit_decreasing([sizes[item] for item in share], capacity)
         packed.append([[prompt_groups[share[item]] for item in chosen] for chosen in bins])
     return _equal_counts(packed)
 
 
 def pack_padded(
-    prompt_groups: Sequence[PromptGroup], capacity: int, *, parts: int = 1
+    prompt_groups: Sequence[PromptGroup], capacity: int, *, parts: int = 1, attention: float = 0.0
 ) -> list[list[list[PromptGroup]]]:
     """As `pack`, for models that need plain rows: a bin holds rows of similar length, and padding counts against its budget."""
     sizes = [group.tokens for group in prompt_groups]
     packed = []
-    for share in balance(sizes, parts):
+    for share in balance([group.cost(attention) for group in prompt_groups], parts):
         bins = length_batches({item: sizes[item] for item in share}, token_limit=capacity)
         packed.append([[prompt_groups[item] for item in chosen] for chosen in bins])
     return _equal_counts(packed)

@@ -16,6 +16,7 @@ import torch
 from shoal.files import CONFIG_FILE, WEIGHTS_FILE
 from shoal.policy.directory import ADAPTER_CONFIG_FILE, weight_files
 from shoal.policy.engine import Completion
+from shoal.protocol.segments import sampled_places
 
 Tensors = dict[str, torch.Tensor]
 Forge = Callable[[Tensors], Tensors]
@@ -85,10 +86,12 @@ TEMPERATURES = (0.7, 0.9, 1.1, 1.3)
 
 
 def edited_token(completions: Sequence[Completion]) -> list[Completion]:
-    """One token of one completion of the submission, in the middle, becomes its neighbour in the vocabulary."""
+    """One sampled token of one completion of the submission, in the middle, becomes its neighbour in the vocabulary."""
     number = max(range(len(completions)), key=lambda index: len(completions[index].tokens))
     tokens = list(completions[number].tokens)
-    tokens[len(tokens) // 2] -= 1 if tokens[len(tokens) // 2] else -1
+    places = sampled_places(completions[number].segment_lengths or [len(tokens)])
+    middle = places[len(places) // 2]
+    tokens[middle] -= 1 if tokens[middle] else -1
     return [
         replace(completion, tokens=tokens) if index == number else completion
         for index, completion in enumerate(completions)

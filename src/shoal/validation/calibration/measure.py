@@ -225,7 +225,7 @@ def _samples(
 ) -> Iterator[Sample]:
     for number, count in enumerate(work.parts(submissions)):
         requests = work.requests(f"{salt} {number}", count)
-        made = generate(engine, requests, heat * work.temperature, steps.part(count))
+        made = generate(engine, work, requests, heat * work.temperature, steps.part(count))
         yield Sample(requests, made, score(scorer, requests, made, work.temperature))
 
 

@@ -1,9 +1,13 @@
-"""What a calibration samples: prompts of a run, honest workers of a machine, and the validator's scores of the same tokens."""
+"""What a calibration samples: prompts of a run, honest workers of a machine, and the validator's scores of the same tokens.
+
+The tasks of a run with an environment are played as episodes, since an honest worker's later turns continue a cache that the
+validator's one prefill does not have.
+"""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,8 +18,11 @@ from shoal.policy.directory import weight_files
 from shoal.policy.embedded.engine import TorchEngine
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
 from shoal.policy.engines import ENGINES, Numerics, devices_here, make_engine
+from shoal.policy.episodes import play_all
 from shoal.policy.lora.files import read_settings
 from shoal.tasks import PromptStyle, TextCodec, load_tasks
+from shoal.tasks.environments.episodes import Episode
+from shoal.tasks.environments.meeting import Meeting, World
 
 SMALL_MODEL_BYTES = 64 << 20
 """Below this, threads wait for each other longer than they compute."""
@@ -62,21 +69,31 @@ class Work:
     max_new_tokens: int
     submission_size: int
     """Completions that are checked together."""
+    worlds: Mapping[tuple[int, ...], World] = field(default_factory=dict)
+    """Of the prompts whose tasks meet an environment."""
     adapter: Path | None = None
     """A PEFT directory: the policy is this adapter on the model."""
 
     @classmethod
     def of(cls, config: ShoalConfig, directory: Path, prompt_count: int, adapter: Path | None = None) -> "Work":
-        codec, tasks = TextCodec.from_directory(directory), load_tasks(config.tasks).train
+        codec, tasks, rollouts = TextCodec.from_directory(directory), load_tasks(config.tasks).train, config.rollouts
         targets, style = config.reward.target_lengths or (0,), PromptStyle.of(config.tasks)
-        prompts = [
-            tuple(codec.prompt_tokens(tasks[index % len(tasks)], targets[index % len(targets)], style))
+        meeting = Meeting(codec, style, rollouts.max_new_tokens, config.tasks.environment)
+        asked = [
+            meeting.prompt(tasks[index % len(tasks)], targets[index % len(targets)], index)
             for index in range(prompt_count)
         ]
-        rollouts = config.rollouts
         size = min(rollouts.group_size * rollouts.tasks_per_slot, prompt_count)
-        limit = rollouts.max_new_tokens
-        return cls(directory, prompts, codec.eos_token_ids, rollouts.temperature, limit, size, adapter)
+        return cls(
+            directory,
+            [prompt for prompt, _ in asked],
+            codec.eos_token_ids,
+            rollouts.temperature,
+            rollouts.max_new_tokens,
+            size,
+            {prompt: world for prompt, world in asked if world is not None},
+            adapter,
+        )
 
     def engine(
         self, dtype: str = "float32", max_batch: int = 256, device: str = "cpu", base: Path | None = None
@@ -121,6 +138,10 @@ class Work:
             for index in range(count)
         ]
 
+    def episodes(self, requests: Sequence[GenerationRequest]) -> list[Episode | None]:
+        worlds = [self.worlds.get(request.prompt_tokens) for request in requests]
+        return [world.begin() if world is not None else None for world in worlds]
+
 
 @dataclass
 class Sample:
@@ -156,7 +177,9 @@ class HonestWorkers:
         else:
             engine, parts = self._work.engine(dtype, rows, self._machine.device), [requests]
         with threads(setting.threads):
-            made = [done for part in parts for done in generate(engine, part, self._work.temperature, on_done)]
+            made = [
+                done for part in parts for done in generate(engine, self._work, part, self._work.temperature, on_done)
+            ]
         return engine.numerics_class, made
 
     def _start_vllm(self, dtype: str) -> Engine:
@@ -174,7 +197,7 @@ class HonestWorkers:
 
 
 def generate(
-    engine: Engine, requests: Sequence[GenerationRequest], temperature: float, on_done: OnCompletions
+    engine: Engine, work: Work, requests: Sequence[GenerationRequest], temperature: float, on_done: OnCompletions
 ) -> list[Completion]:
     longest = max((request.max_new_tokens for request in requests), default=1)
     last = len(requests)
@@ -182,7 +205,7 @@ def generate(
     def on_tokens(tokens: int) -> None:
         on_done(min(tokens / longest, last))
 
-    made = engine.generate(requests, temperature=temperature, on_progress=on_tokens)
+    made = play_all(engine, requests, work.episodes(requests), temperature=temperature, on_progress=on_tokens)
     on_done(last)
     return made
 
@@ -192,7 +215,9 @@ def score(
 ) -> list[Scored]:
     return engine.score(
         [
-            ScoreRequest(request.prompt_tokens, tuple(completion.tokens), request.seed)
+            ScoreRequest(
+                request.prompt_tokens, tuple(completion.tokens), request.seed, tuple(completion.segment_lengths)
+            )
             for request, completion in zip(requests, completions, strict=True)
         ],
         temperature=temperature,

@@ -31,7 +31,7 @@ async def submit(service: Service, upload: Upload, caller: Signed) -> api.Submis
     service.uploads.require_space(is_stranger=is_stranger)
     lease = await _expect(service, caller, upload.lease_id, upload.digest, upload.signature)
     left_s = lease.expires_at - run.clock() if lease is not None else REPEATED_UPLOAD_S
-    chunks = upload.body.chunks(BodyLimit(run.config.coordinator.max_upload_bytes, left_s))
+    chunks = upload.body.chunks(BodyLimit(run.largest_file_bytes, left_s))
     submission_id = uuid.uuid4().hex
     path = run.file_of(submission_id)
 
@@ -55,14 +55,14 @@ async def submit(service: Service, upload: Upload, caller: Signed) -> api.Submis
         path.unlink(missing_ok=True)
     else:
         run.metrics.count("submitted")
+        service.uploads.kept(size_bytes if is_stranger else 0)
     return answer
 
 
 async def upload_url(service: Service, body: api.UploadBody, caller: Signed) -> api.UploadAnswer:
     """Where in the run's bucket the file of a lease may be put."""
-    settings = service.run.config.coordinator
-    if body.size_bytes > settings.max_upload_bytes:
-        raise too_large(settings.max_upload_bytes)
+    if body.size_bytes > service.run.largest_file_bytes:
+        raise too_large(service.run.largest_file_bytes)
     lease = await _expect(service, caller, body.lease_id, body.digest, body.signature)
     if service.run.bucket is None:
         return api.UploadAnswer(url="")

@@ -30,20 +30,17 @@ async def heartbeat(service: Service, body: api.HeartbeatBody, caller: Signed) -
     run = service.run
     service.gate.check_clock(caller.at, run.config.coordinator.gone_after_s)
 
-    def look(connection: Connection) -> api.WorkerView:
+    def look(connection: Connection) -> tuple[api.WorkerView, str, HeadState, int]:
         row = workers.require_worker(connection, caller.key)
         run.presence.hear(caller.key, body, caller.stamp)
-        return views.worker_view(connection, run, row)
+        kept = service.heads.state_of(connection, body.ledger_head, caller.key)
+        view = views.worker_view(connection, run, row)
+        return view, service.heads.newest(connection), kept, steps.epoch(connection)
 
-    def heads(connection: Connection) -> tuple[str, HeadState, int]:
-        known = service.heads.state_of(connection, body.ledger_head, caller.key)
-        return service.heads.newest(connection), known, steps.epoch(connection)
-
-    view = await service.read_rows(look)
+    view, newest, kept, epoch = await service.read_rows(look)
     if view.state == "gone":
         await service.write(caller, lambda connection: workers.mark_seen(connection, run, caller.key))
-        view = await service.read_rows(look)
-    newest, kept, epoch = await service.read_rows(heads)
+        view, newest, kept, epoch = await service.read_rows(look)
     return api.HeartbeatAnswer(
         worker=view,
         relay_urls=views.live_relay_urls(run),

@@ -7,7 +7,8 @@ const PANELS = [
   ["Reward", "mean of each batch, 95 % interval", { wide: true, lines: [
     { label: "reward", metric: "reward_mean" }, { label: "high", metric: "reward_high", hidden: true, colour: "--c1" },
     { label: "low", metric: "reward_low", hidden: true, colour: "--c1" },
-    { label: "task reward", metric: "task_reward_mean", colour: "--c3" }], bands: [[2, 3, "--c1"]] }],
+    { label: "task reward", metric: "task_reward_mean", colour: "--c3" },
+    { label: "all generated", metric: "generated_reward_mean", colour: "--c5" }], bands: [[2, 3, "--c1"]] }],
   ["Completion length", "tokens", { lines: [{ label: "mean", metric: "output_length_mean" }] }],
   ["Entropy", "per trained token", { lines: [{ label: "entropy", metric: "entropy", colour: "--c4" }] }],
   ["Clip fractions", "share of tokens", { lines: [{ label: "raised", metric: "clip_fraction_positive" },

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.frames import Editor, TextError, lines_of
-from shoal.frames.editor import (
+from shoal.tasks.editor import (
     BACKSPACE,
     CURSOR,
     DELETE,

@@ -1,0 +1,93 @@
+"""A frame policy in a real swarm: warm start by imitation, then reinforcement learning with a cheater among the workers.
+
+    python examples/recurrence/run.py [--smoke] [--workers 2] [--fresh]
+
+Makes a policy that knows nothing, tasks and demonstrations; lets it learn the demonstrations; measures the limits of verdicts;
+and runs the swarm of run.toml: coordinator, trainer, two relays, validator, evaluator, honest workers, and one worker that keeps
+old weights. Each part is a command that is printed before it runs; the same command goes on where it was stopped. The last line
+is one JSON object with `heldout_start` and `heldout_end`; the exit code is 1 if a promise was broken. `--smoke` proves the path.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from shoal.config import ShoalConfig, load_config
+from shoal.host.demo import INTERRUPTED, Promise, run_demo
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN_FILE = ROOT / "examples/recurrence/run.toml"
+CHEATS = ("stale",)
+START_AT_MOST, RISE = 0.75, 0.1
+"""Of held-out success: after the warm start, and by how much reinforcement learning has to raise it."""
+SMOKE = (
+    *("--run.steps", "3", "--run.dir", "runs/recurrence-smoke", "--run.name", "recurrence-smoke"),
+    *("--model.path", "build/recurrence-smoke/warm", "--tasks.source", "build/recurrence-smoke/tasks.jsonl"),
+    *("--validation.calibration", "build/recurrence-smoke/calibration.json", "--tasks.heldout", "64"),
+    *("--training.groups_per_step", "8", "--evaluation.every", "1"),
+)
+EPOCHS, SMOKE_EPOCHS = 8, 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="three small steps instead of the whole run")
+    parser.add_argument("--workers", type=int, default=2, help="honest ones")
+    parser.add_argument("--fresh", action="store_true", help="start the swarm over; the warm start is kept")
+    options = parser.parse_args()
+    settings = SMOKE if options.smoke else ()
+    config = load_config(RUN_FILE, settings)
+    started = time.monotonic()
+    warm_start(config, SMOKE_EPOCHS if options.smoke else EPOCHS, settings)
+    warm_s = time.monotonic() - started
+    promise = Promise(CHEATS, START_AT_MOST, None)
+    code = run_demo(config, honest_workers=options.workers, fresh=options.fresh, promise=promise)
+    if code == INTERRUPTED:
+        raise SystemExit(code)
+    found = figures(config) | {"warm_start_s": round(warm_s), "seconds": round(time.monotonic() - started)}
+    broken = not options.smoke and not rises(found)
+    if broken:
+        print(f"failed: held-out success rose by less than {RISE}.", file=sys.stderr)
+    print(json.dumps(found))
+    raise SystemExit(code or int(broken))
+
+
+def warm_start(config: ShoalConfig, epochs: int, settings: tuple[str, ...]) -> None:
+    """Files that exist are kept."""
+    warm, limits = ROOT / config.model.path, Path(config.validation.calibration)
+    build = warm.parent
+    if not (build / "demonstrations.jsonl").exists():
+        _run("examples/recurrence/prepare.py", str(build))
+    if not warm.exists():
+        _run("-m", "shoal", "warm-start", str(build / "demonstrations.jsonl"), str(warm), "--model", str(build / "fresh"),
+             "--no-filters", "--no-thinking", "--epochs", str(epochs), "--learning-rate", "3e-3", "--threads", "1",
+             "--micro-batch-tokens", "32768")  # fmt: skip
+    if not (ROOT / limits).exists():
+        _run("-m", "shoal", "calibrate", str(limits), str(RUN_FILE), "--prompts", "96", *settings)
+
+
+def _run(*arguments: str) -> None:
+    print(f"$ {shlex.join(['python', *arguments])}", flush=True)
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, check=False)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+
+
+def figures(config: ShoalConfig) -> dict[str, Any]:
+    summary = json.loads((ROOT / config.run.dir / "summary.json").read_text())
+    names = ("heldout_start", "heldout_end", "cheaters", "cheaters_banned", "honest_rejected", "ledger_ok", "steps")
+    curve = [{name: row.get(name) for name in ("version", "accuracy", "at_s")} for row in summary["evaluations"]]
+    return {"benchmark": "recurrence", **{name: summary[name] for name in names}, "curve": curve}
+
+
+def rises(found: dict[str, Any]) -> bool:
+    return found["heldout_end"] is not None and found["heldout_end"] - found["heldout_start"] >= RISE
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Why a simulated swarm makes no progress, in one sentence: from what was generated, accepted, late and lost since its last step.
+
+Every simulation ends: with its last step, after so much simulated time without a step, or after so many events within one.
+"""
+
+from dataclasses import dataclass
+
+PATIENCE = 40.0
+"""Leases, or training steps, after which a step that is not trained never will be."""
+EVENTS, EVENTS_OF_A_WORKER = 1_000_000, 1_000
+"""Within one step. Ten thousand laptops have about 100,000; a home swarm with a step of an hour has 60,000."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """What happened since the last step that was trained."""
+
+    step: int
+    seconds: float
+    events: int
+    most_events: int
+    versions_received: float
+    tokens_generated: float
+    tokens_late: float
+    tokens_lost: float
+    files: float
+    """That arrived."""
+    files_waiting: int
+    """Without a verdict."""
+    honest: int
+    """Workers that are honest, and not banned."""
+    slot_s: float
+    """What the fastest class of workers takes for a slot."""
+    lease_s: float
+    arrival_s: float
+    """Of a version at the slowest class."""
+
+
+def most_events(machines: int) -> int:
+    return EVENTS + EVENTS_OF_A_WORKER * machines
+
+
+def sentence(seen: Standstill) -> str:
+    return f"Stopped at step {seen.step}, after {_time(seen.seconds)} without another one: {_reason(seen)}."
+
+
+def _reason(seen: Standstill) -> str:
+    if seen.events >= seen.most_events:
+        return f"{seen.events:,} events; times of this scenario are too far apart, or workers come and go too fast"
+    if not seen.versions_received and not seen.tokens_generated:
+        return f"no worker has weights; a version takes {_time(seen.arrival_s)} to arrive"
+    if not seen.honest:
+        return "every worker is hostile or banned"
+    if seen.files_waiting > seen.files / 2 > 0:
+        return f"{seen.files_waiting} files wait for a verdict; validators are too slow"
+    if not seen.tokens_generated:
+        return "nobody was given work; requests wait for the coordinator, or its rules give none to these workers"
+    if seen.tokens_lost > seen.tokens_late and not seen.files:
+        return f"workers leave before a slot is done, which takes {_time(seen.slot_s)}"
+    if not seen.files:
+        return (
+            f"a slot takes {_time(seen.slot_s)} and a lease lasts {_time(seen.lease_s)} at most; "
+            "raise coordinator.lease_s, or make slots smaller with rollouts.tasks_per_slot"
+        )
+    return "what was accepted never filled a batch; look at work.useful_share and at what came late or was lost"
+
+
+def _time(seconds: float) -> str:
+    for unit_s, unit in ((2 * 86_400, "days"), (7200, "h"), (180, "min")):
+        if seconds >= unit_s:
+            size = {"days": 86_400, "h": 3600, "min": 60}[unit]
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.1f} s"
