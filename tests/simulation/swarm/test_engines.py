@@ -24,7 +24,7 @@ def made(rows: int, token_s: float, deliver_s: float, *, gap_s: float, jitter_s:
 @pytest.mark.parametrize("rows", [4, 8, 32])
 @pytest.mark.parametrize("gap_s", [9.0, 1.5], ids=["one-at-a-time", "overlapping"])
 @pytest.mark.parametrize("deliver_s", [0.0, 0.6])
-def test_speed_and_delivery_are_told_apart(rows: int, gap_s: float, deliver_s: float) -> None:
+def test_speed_and_delivery_are_separated(rows: int, gap_s: float, deliver_s: float) -> None:
     found = replayed_engine(made(rows, 0.04, deliver_s, gap_s=gap_s, jitter_s=0.1))
     assert found is not None
     assert found.deliver_s == pytest.approx(deliver_s, abs=0.2)

@@ -1,8 +1,8 @@
 """What engine a worker has, from its leases and files: rows, speed, and the time that a file takes to arrive after its last sample.
 
 `replayed_engine` puts the samples of every file that was read into the rows of a guessed engine, from the moment of the lease on,
-and compares when the slots end with when the files arrived. Lengths differ from slot to slot, so speed and delivery can be told
-apart: time that grows with the lengths is the engine's, the rest is scoring, writing, uploading, and waiting for a processor.
+and compares when the slots end with when the files arrived. Lengths differ from slot to slot, so speed and delivery can be
+separated: time that grows with the lengths is the engine's, the rest is scoring, writing, uploading, and waiting for a processor.
 `fitted_engine` does without lengths of single slots, and counts all of that time as the engine's.
 """
 
@@ -70,7 +70,7 @@ def _most_rows(work: Sequence[Work]) -> int:
 
 
 def _best_speed(work: Sequence[Work], rows: int, token_s: float) -> tuple[float, float, float]:
-    """Time per token, error and delivery of the best engine with so many rows."""
+    """Time per token, error and delivery of the best engine with this number of rows."""
     factor = (SLOWEST / FASTEST) ** (1 / TRIED)
     tries = [token_s * FASTEST * factor**place for place in range(TRIED + 1)]
     found = min((_error(work, rows, one), one) for one in tries)

@@ -1,6 +1,6 @@
 """Why a simulated swarm makes no progress, in one sentence: from what was generated, accepted, late and lost since its last step.
 
-Every simulation ends: with its last step, after so much simulated time without a step, or after so many events within one.
+Every simulation ends: with its last step, after too much simulated time without a step, or after too many events within one.
 """
 
 from dataclasses import dataclass
