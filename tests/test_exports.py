@@ -52,7 +52,7 @@ PUBLIC = {
     """,
     "shoal.observe": """
         Happening LiveView Summary ViewExtra draws_pictures failures headline progress_line render
-        render_report startup_notice summarise write_picture write_summary
+        render_report startup_notice summarise unused_tools write_picture write_summary
     """,
     "shoal.policy": """
         ArchitectureError Completion Engine EngineBusyError GenerationRequest ModelError NotEnoughMemoryError

@@ -76,7 +76,7 @@ def test_the_reference_is_the_base_and_needs_no_second_model(model_dir: Path, tm
     trainer = make_trainer(model_dir, tmp_path)
     trainer.train_step(groups(1))
     assert trainer.train_step(groups(2)).kl_reference > 0
-    assert trainer._reference._copy is None
+    assert trainer._reference.copy is None
 
 
 def test_a_bf16_base_trains_like_its_widened_copy(bf16_dir: Path, tmp_path: Path, groups: Groups) -> None:

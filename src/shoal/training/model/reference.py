@@ -13,9 +13,9 @@ from shoal.training.packing.bins import Bin
 class Reference:
     def __init__(self, policy: PolicyModel, copy: PolicyModel | None) -> None:
         """Without a copy it is `policy` with its adapter off."""
-        self._policy, self._copy = policy, copy
+        self._policy, self.copy = policy, copy
 
     def __call__(self, batch: Bin) -> Tensor:
-        with nullcontext() if self._copy is not None else adapter_off(self._policy.model):
-            logprobs_N, _, _ = (self._copy or self._policy)(batch)
+        with nullcontext() if self.copy is not None else adapter_off(self._policy.model):
+            logprobs_N, _, _ = (self.copy or self._policy)(batch)
         return torch.as_tensor(logprobs_N)
