@@ -265,7 +265,10 @@ class Checkpoints:
 
     def _remove_leftovers(self) -> None:
         for leftover in self.directory.glob(f"{TEMPORARY_PREFIX}*"):
-            shutil.rmtree(leftover)
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
+            else:  # a mark by which ranks found out who shares their disk
+                leftover.unlink(missing_ok=True)
 
     def _prune(self) -> None:
         for step in self.steps()[: -self._keep]:

@@ -167,11 +167,11 @@ def _activations(shape: ModelShape, compute_bytes: int, tokens: int) -> dict[str
 
 
 def _checkpointed(shape: ModelShape, compute_bytes: int, tokens: int) -> dict[str, int]:
-    """The inputs of all blocks, which are fp32, and one block that is computed again, with the gradients inside it. The logits are
+    """The inputs of all blocks, and one block that is computed again, with the gradients inside it. The logits are
     gone by then: what is larger counts."""
     gradients = compute_bytes * (11 * shape.width + 4 * shape.inner_width) // 2
     block = tokens * (_layer(shape, compute_bytes) + gradients)
-    inputs = 4 * tokens * shape.width * shape.layers
+    inputs = compute_bytes * tokens * shape.width * shape.layers
     return {"activations": inputs + block, "logits of one chunk": max(0, _logits(shape, tokens) - block)}
 
 
