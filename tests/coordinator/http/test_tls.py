@@ -90,7 +90,8 @@ def proxied(work: Path, port: int, inner: int) -> Iterator[None]:
 
 def test_everything_works_behind_a_proxy_that_ends_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority, port, inner = make_certificates(tmp_path), free_port(), free_port()
-    swarm = Swarm(tmp_path / "run", small_config(coordinator={"max_upload_bytes": 8 << 20}))
+    settings = small_config(coordinator={"max_upload_bytes": 8 << 20}, rollouts={"max_new_tokens": 40_000})
+    swarm = Swarm(tmp_path / "run", settings)
     with served(swarm, inner), proxied(tmp_path, port, inner):
         url = f"https://127.0.0.1:{port}"
 
