@@ -101,10 +101,11 @@ def test_settings_that_a_page_names_exist(page: Path) -> None:
     named = {
         f"{section}.{name}"
         for code in prose_and_blocks(page)
-        for section, name in re.findall(r"(?<![\w./-])(?:--)?([a-z]+)\.([a-z_]+)(?![\w/(:])", code)
+        for section, name in re.findall(r"(?<![\w./-])(?:--)?([a-z]+)\.([a-z_]+(?:\.[a-z_]+)?)(?![\w/(:])", code)
         if section in sections and name not in {"toml", "key", "json", "jsonl", "py", "tar", "md", "secret"}
     }
-    assert named <= keys, sorted(named - keys)
+    known = keys | {key.rpartition(".")[0] for key in keys}
+    assert named <= known, sorted(named - known)
 
 
 @each_written_page
@@ -113,7 +114,7 @@ def test_run_files_that_a_page_shows_have_settings_that_exist(page: Path) -> Non
     for block in re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
         section = ""
         for line in block.splitlines():
-            if match := re.match(r"\[(\w+)\]", line):
+            if match := re.match(r"\[([\w.]+)\]", line):
                 section = match.group(1)
             elif (match := re.match(r"(\w+) = ", line)) and f"{section}.{match.group(1)}" not in keys:
                 unknown.append(f"{section}.{match.group(1)}")

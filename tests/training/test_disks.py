@@ -90,6 +90,8 @@ def test_nodes_in_another_order_are_refused_and_merged_directories_are_read_by_a
     assert [one.resumed_at for one in swapped] == [2, 2]
     (alone,) = train_on_nodes(model_dir, [tmp_path / "c"], 3)
     assert alone.resumed_at == 2
+    (half,) = train_on_nodes(model_dir, [nodes[0]], 3)
+    assert "lacks 1 of 2 parts" in half.refusal
 
 
 @pytest.mark.slow

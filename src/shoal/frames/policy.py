@@ -152,6 +152,9 @@ class FramePolicy(PreTrainedModel):  # type: ignore[misc]
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
         self.model.gradient_checkpointing = True
 
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.frame_head.cells.code_points
+
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 

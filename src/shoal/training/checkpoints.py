@@ -193,6 +193,8 @@ class Checkpoints:
         """The step to resume at, the same on every rank; None if no disk has a checkpoint. Raises what is missing."""
         steps = self.steps()
         if self._world.size == 1:
+            if steps and (self.path(steps[-1]) / COMMON_FILE).exists():  # of nodes with disks of their own
+                choose_step([{steps[-1]: self._complaint(steps[-1])}])
             return steps[-1] if steps else None
         chosen = choose_step(self._disk.gather({step: self._complaint(step) for step in steps}))
         if self._disk.leads:

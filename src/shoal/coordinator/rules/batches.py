@@ -173,8 +173,8 @@ def groups_wanted(counts: StepCounts, config: TrainingConfig, usual_share: float
     slack, prior = (SLACK, 0.5) if usual_share is None else (NO_SLACK, usual_share)
     share = (PRIOR_GROUPS * prior + counts.useful_of_step) / (PRIOR_GROUPS + counts.resolved_groups)
     missing = slack * config.groups_per_step - counts.useful - share * counts.outstanding_groups
-    in_whole = math.floor if usual_share is not None and counts.outstanding_groups else math.ceil
-    wanted = in_whole(missing / share) if missing > 0 else 0
+    waits = usual_share is not None and counts.outstanding_groups > 0
+    wanted = math.floor(missing / share) if waits else math.ceil(missing / share)
     return max(0, min(wanted, _cap(config) - counts.resolved_groups - counts.outstanding_groups))
 
 

@@ -128,8 +128,9 @@ def load_policy(
         set_factors(model, adapter)
     if compute_dtype != torch.float32:
         policy.autocast_dtype = compute_dtype
-        # What flows between layers is then the same on one rank, where the embedding is fp32, and on several, where it is not.
-        model.get_input_embeddings().register_forward_hook(lambda module, inputs, states: states.to(compute_dtype))
+        if adapter is None:
+            # What flows between layers is then the same on one rank, where the embedding is fp32, and on several, where it is not.
+            model.get_input_embeddings().register_forward_hook(lambda module, inputs, states: states.to(compute_dtype))
     tolerance = BF16_TOLERANCE if compute_dtype == torch.bfloat16 else FP32_TOLERANCE
     choose_layout(policy, world, tolerance, longest_row=longest_row)
     if activation_checkpointing:
