@@ -6,6 +6,7 @@ A trial counts only if its file differs from what an honest worker sends for the
 check of an audit. `submissions_until_ban_at_floor` plays a proven key, audited at the floor rate, that starts to cheat: claims are
 checked on every submission, the rest by draw, and the coordinator's own rules (trust, sequential test) decide; `_worst95` is the
 95 % quantile. Results are kept per batch of slots in --work: a run that was cut off goes on where it stopped. Defaults are a smoke.
+With --adapters versions are adapters of a frozen base, and the cheats are those of tests/adversaries/adapters.py.
 With --episodes N the cheats of tests/adversaries/episodes.py meet replay and audit instead, N submissions each, and honest workers
 play --honest episodes in batches of several sizes. With --vllm N, in vLLM's environment, an honest worker plays N episodes there.
 """
@@ -28,6 +29,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+from adversaries.adapters import ADAPTER_CHEATS, ADAPTER_SLOW_CHEATS, make_adapter_arena  # noqa: E402
 from adversaries.arena import COARSE_CLASS, Arena, AuditOutcome, make_arena, make_model_arena, with_model  # noqa: E402
 from adversaries.cheats import CHEATS, SLOW_CHEATS  # noqa: E402
 from adversaries.episodes import EPISODE_CHEATS, EpisodeArena, caught, make_episode_arena  # noqa: E402
@@ -52,6 +54,7 @@ HONEST_SHAPES = (*tuple((rows, 1) for rows in (256, 1024, 128, 33, 512, 64, 200,
 TRUST = load_config(ROOT / "configs/demo.toml").trust
 FLOOR = TrustConfig().audit_floor
 SMOKE_CHEATS = ["int4", "int8", "int8_true_proofs", "temperature_x0.9", "one_token", "constant_polynomials"]
+ALL_CHEATS = CHEATS | SLOW_CHEATS | ADAPTER_CHEATS | ADAPTER_SLOW_CHEATS
 CAREERS = 400
 LONGEST_CAREER = 20_000
 
@@ -64,6 +67,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="names of cheats; all without it")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "detection", help="where results are kept")
     parser.add_argument("--model", type=Path, help="another model, moved off its grid, in small slots; a smoke")
+    parser.add_argument("--adapters", action="store_true", help="cheats of a run whose versions are LoRA adapters")
     parser.add_argument("--episodes", type=int, default=0, help="submissions per episode cheat, instead of all others")
     parser.add_argument("--vllm", type=int, default=0, help="honest episodes on vLLM, instead of all others")
     options = parser.parse_args()
@@ -80,9 +84,10 @@ def main() -> None:
         config = with_model(config, options.model, **small)
         options.only = options.only or SMOKE_CHEATS
     settings = config.model_dump_json(include={"model", "tasks", "rollouts", "reward"})
-    work = options.work / digest_bytes(settings.encode())[:12]
+    work = options.work / f"{digest_bytes(settings.encode())[:12]}{'-adapters' if options.adapters else ''}"
     work.mkdir(parents=True, exist_ok=True)
-    arena = make_model_arena(work, config) if options.model else make_arena(work, config)
+    make = make_adapter_arena if options.adapters else make_model_arena if options.model else make_arena
+    arena = make(work, config)
     print(json.dumps(measure(arena, Results(work), options)))
 
 
@@ -216,7 +221,8 @@ def from_json(entry: dict[str, Any]) -> AuditOutcome:
 
 def measure(arena: Arena, results: Results, options: argparse.Namespace) -> dict[str, Any]:
     started = time.process_time()
-    chosen = [name for name in [*CHEATS, *SLOW_CHEATS] if not options.only or name in options.only]
+    quick, slow = (ADAPTER_CHEATS, ADAPTER_SLOW_CHEATS) if options.adapters else (CHEATS, SLOW_CHEATS)
+    chosen = [name for name in [*quick, *slow] if not options.only or name in options.only]
     outcomes: dict[str, list[AuditOutcome]] = {name: [] for name in ["honest", *chosen]}
     for slots in batches(MOST_SLOTS * options.trials):
         # Some cheats change nothing on some slots: those go on until they have their trials.
@@ -242,7 +248,7 @@ def measure(arena: Arena, results: Results, options: argparse.Namespace) -> dict
             say(f"{len(honest)} honest after {time.process_time() - started:.0f} CPU seconds")
     coarse = options.honest_bfloat16
     return report(arena, honest, outcomes) | {
-        "honest_by_class": {"torch/float32/cpu": len(honest) - coarse, COARSE_CLASS: coarse},
+        "honest_by_class": {arena.validator.numerics_class: len(honest) - coarse, COARSE_CLASS: coarse},
         "cpu_seconds": round(time.process_time() - started, 1),
     }
 
@@ -250,7 +256,7 @@ def measure(arena: Arena, results: Results, options: argparse.Namespace) -> dict
 def verify(arena: Arena, name: str, slots: Sequence[int]) -> list[AuditOutcome]:
     if name == "honest":
         return verify_all(arena, arena.honest(slots))
-    forged = (CHEATS | SLOW_CHEATS)[name](arena, slots)
+    forged = ALL_CHEATS[name](arena, slots)
     # Proving honest tokens again changes last bits of some proofs; that is no cheat.
     trials = [
         sent
@@ -289,8 +295,8 @@ def report(arena: Arena, honest: Sequence[AuditOutcome], outcomes: dict[str, lis
         "honest_false_reject_upper95": round(binomial_upper(rejected, len(honest)), 6),
         "honest_largest_drift": round(largest_drift(honest), 3),
         "honest_margin_max": max(outcome.metrics.margin_max for outcome in honest if outcome.metrics),
-        "cheats": {name: summaries[name] for name in CHEATS if name in summaries},
-        "slow_cheats": {name: summaries[name] for name in SLOW_CHEATS if name in summaries},
+        "cheats": {name: summaries[name] for name in CHEATS | ADAPTER_CHEATS if name in summaries},
+        "slow_cheats": {name: summaries[name] for name in SLOW_CHEATS | ADAPTER_SLOW_CHEATS if name in summaries},
         "residual_bits_per_1000_tokens": {
             name: known.evidence.residual_bits_per_1000_tokens for name, known in classes.items()
         },
@@ -317,6 +323,7 @@ def summary(outcomes: Sequence[AuditOutcome]) -> dict[str, Any]:
         "needs_audit": any(outcome.metrics for outcome in outcomes),
         "tokens_needed": round(tokens * audits) if audits else None,
         "submissions_until_ban_at_floor": mean_or_none([end.banned for end in careers]),
+        "submissions_until_ban_at_floor_median": median_or_none([end.banned for end in careers]),
         "submissions_until_ban_at_floor_worst95": worst_or_none([end.banned for end in careers]),
         "submissions_until_unused_at_floor": mean_or_none([end.unused for end in careers]),
         f"missed_if_declared_{COARSE_CLASS}": (
@@ -361,6 +368,11 @@ def career(outcomes: Sequence[AuditOutcome], draw: random.Random) -> Career:
 def mean_or_none(values: Sequence[int | None]) -> float | None:
     known = [value for value in values if value is not None]
     return round(statistics.mean(known), 1) if len(known) == len(values) else None
+
+
+def median_or_none(values: Sequence[int | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if len(known) == len(values) else None
 
 
 def worst_or_none(values: Sequence[int | None]) -> int | None:

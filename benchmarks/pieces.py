@@ -46,7 +46,7 @@ class Pieces:
 
 def add_flags(parser: argparse.ArgumentParser, default: Path) -> None:
     parser.add_argument(
-        "--pieces", type=Path, default=default, help="Keeps what was measured; remove it to begin anew."
+        "--pieces", type=Path, default=default, help="Keeps what was measured; remove it to begin again."
     )
     parser.add_argument("--minutes", type=float, help="Stop before a piece that would end later; run again to go on.")
 

@@ -37,7 +37,7 @@ TEMPERATURES = (0.6, 1.0, 1.3)
 
 
 class Pieces:
-    """Results by name in a directory; makes at most so many new ones."""
+    """Results by name in a directory; makes at most a stated number of new ones."""
 
     def __init__(self, directory: Path, most: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=ROOT / "build" / "poison")
     parser.add_argument("--groups", type=int, default=105, help="honest ones of a chunk, per temperature and version")
     parser.add_argument("--chunks", type=int, default=8, help="of honest groups")
-    parser.add_argument("--pieces", type=int, default=1 << 30, help="make at most so many new pieces, then report")
+    parser.add_argument("--pieces", type=int, default=1 << 30, help="make at most this many new pieces, then report")
     parser.add_argument("--careers", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=5, help="trainings with and without poison; 0 leaves them out")
     parser.add_argument("--write", action="store_true", help="store the result in docs/results/poison.json")

@@ -10,12 +10,12 @@ import shoal
 
 PUBLIC = {
     "shoal.broadcast": """
-        DownloadProgress Head Manifest Neighbours Origin OriginServer OriginSettings Publication Relay RelayReport RelaySettings
-        ServerLimits VersionEntry WeightClient WeightClientSettings WireTensor
+        AdaptedBase DownloadProgress Head Manifest Neighbours Origin OriginServer OriginSettings Publication Relay RelayReport
+        RelaySettings ServerLimits VersionEntry WeightClient WeightClientSettings WireTensor
     """,
     "shoal.config": """
-        TASK_PART BroadcastConfig Change CoordinatorConfig EvaluationConfig ModelConfig RewardConfig RolloutConfig
-        RunConfig Setting ShoalConfig TasksConfig TrainingConfig TrustConfig ValidationConfig all_keys all_settings
+        TASK_PART BroadcastConfig Change CoordinatorConfig EvaluationConfig LoraConfig ModelConfig RewardConfig
+        RolloutConfig RunConfig Setting ShoalConfig TasksConfig TrainingConfig TrustConfig ValidationConfig all_keys all_settings
         build_config changes load_config to_toml
     """,
     "shoal.contributor": """
@@ -52,7 +52,7 @@ PUBLIC = {
     """,
     "shoal.observe": """
         Happening LiveView Summary ViewExtra draws_pictures failures headline progress_line render
-        render_report startup_notice summarise write_picture write_summary
+        render_report startup_notice summarise unused_tools write_picture write_summary
     """,
     "shoal.policy": """
         ArchitectureError Completion Engine EngineBusyError GenerationRequest ModelError NotEnoughMemoryError
@@ -83,7 +83,7 @@ PUBLIC = {
     "shoal.training": """
         ADVANTAGES CORRECTIONS LOSSES BatchError CheckpointError Checkpoints DivergedError ExportError Group
         ModelShape ReplayError RunFacts Sample StepReport TokenBatch TokenLoss Trackers Trainer TrainerMemory
-        UnsupportedModelError World export_policy latest_checkpoint model_shape plan_memory recorded_groups
+        UnsupportedModelError World build_trainer export_policy latest_checkpoint model_shape plan_memory recorded_groups
         replay
     """,
     "shoal.validation": """

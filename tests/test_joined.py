@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 
 from shoal.broadcast import Origin, OriginServer, OriginSettings, RelayReport
-from shoal.config import RolloutConfig, TasksConfig
-from shoal.errors import ConfigError, UnavailableError
+from shoal.config import LoraConfig, RolloutConfig, TasksConfig
+from shoal.errors import ConfigError, IntegrityError, UnavailableError
 from shoal.files import CONFIG_FILE
 from shoal.joined import RelayList, RelayReports, join_run, wait_for_file
-from shoal.owner.create import _serve_files, _serve_tasks
+from shoal.owner.create import _serve_base, _serve_files, _serve_tasks
 from shoal.policy import WeightsNotLoadedError
 from shoal.policy.engine import GenerationRequest
+from shoal.policy.weights import base_digest
 from shoal.protocol.descriptor import FileReference, RunDescriptor
 from shoal.tasks import CODEC_FILES, OwnVerifierError, SandboxError, Task, TaskSet, TaskSets, load_tasks
+from shoal.validation.calibration.adapters import write_typical
 from support.samples import descriptor, keypair
 from support.tiny_run import Reports, save_policy
 
@@ -219,3 +221,31 @@ def test_an_origin_that_does_not_serve_yet_is_waited_for_and_reported_once() -> 
 def test_an_origin_that_stays_away_for_an_hour_ends_the_wait() -> None:
     with pytest.raises(UnavailableError):
         fetch(LateOrigin(failures=1000), Reports())
+
+
+def test_a_run_of_adapters_brings_its_base_once(
+    origin: Origin, run: RunDescriptor, model: Path, tmp_path: Path
+) -> None:
+    lora = LoraConfig(rank=2)
+    terms = _serve_base(origin, model, lora)
+    assert terms is not None
+    adapted = run.model_copy(update={"adapter": terms})
+    joined = join_run(adapted, tmp_path / "cache")
+    assert base_digest(joined.model_files) == terms.base_weights == base_digest(model)
+    engine, request = joined.make_engine(), GenerationRequest((3, 4), 1, 2)
+    assert engine.numerics_class.endswith("+lora")
+    with pytest.raises(WeightsNotLoadedError):
+        engine.generate([request], temperature=1.0)
+    engine.load(write_typical(tmp_path / "adapter", model, lora))
+    assert len(engine.generate([request], temperature=1.0)) == 1
+    join_run(adapted.model_copy(update={"relay_urls": ()}), tmp_path / "cache")
+
+
+def test_a_base_that_a_relay_changed_is_not_used(
+    origin: Origin, run: RunDescriptor, model: Path, tmp_path: Path
+) -> None:
+    terms = _serve_base(origin, model, LoraConfig(rank=2))
+    assert terms is not None
+    changed = terms.model_copy(update={"base_weights": "00" * 32})
+    with pytest.raises(IntegrityError, match="other weights than its descriptor says"):
+        join_run(run.model_copy(update={"adapter": changed}), tmp_path / "cache")

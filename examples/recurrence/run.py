@@ -49,7 +49,7 @@ def main() -> None:
     code = run_demo(config, honest_workers=options.workers, fresh=options.fresh, promise=promise)
     if code == INTERRUPTED:
         raise SystemExit(code)
-    found = figures(config) | {"warm_start_s": round(warm_s), "seconds": round(time.monotonic() - started)}
+    found = metrics(config) | {"warm_start_s": round(warm_s), "seconds": round(time.monotonic() - started)}
     broken = not options.smoke and not rises(found)
     if broken:
         print(f"failed: held-out success rose by less than {RISE}.", file=sys.stderr)
@@ -64,7 +64,7 @@ def warm_start(config: ShoalConfig, epochs: int, settings: tuple[str, ...]) -> N
     if not (build / "demonstrations.jsonl").exists():
         _run("examples/recurrence/prepare.py", str(build))
     if not warm.exists():
-        _run("-m", "shoal", "warm-start", str(build / "demonstrations.jsonl"), str(warm), "--model", str(build / "fresh"),
+        _run("-m", "shoal", "sft", str(build / "demonstrations.jsonl"), str(warm), "--model", str(build / "fresh"),
              "--no-filters", "--no-thinking", "--epochs", str(epochs), "--learning-rate", "3e-3", "--threads", "1",
              "--micro-batch-tokens", "32768")  # fmt: skip
     if not (ROOT / limits).exists():
@@ -78,7 +78,7 @@ def _run(*arguments: str) -> None:
         raise SystemExit(done.returncode)
 
 
-def figures(config: ShoalConfig) -> dict[str, Any]:
+def metrics(config: ShoalConfig) -> dict[str, Any]:
     summary = json.loads((ROOT / config.run.dir / "summary.json").read_text())
     names = ("heldout_start", "heldout_end", "cheaters", "cheaters_banned", "honest_rejected", "ledger_ok", "steps")
     curve = [{name: row.get(name) for name in ("version", "accuracy", "at_s")} for row in summary["evaluations"]]

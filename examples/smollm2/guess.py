@@ -28,9 +28,9 @@ def main() -> None:
     write_tasks(ROOT / config.tasks.source)
     run("examples/smollm2/fetch.py", config.model.path)
     run("-m", "shoal", "up", RUN_FILE, "--workers", str(options.workers))
-    figures = read_figures(ROOT / config.run.dir)
-    print(json.dumps(figures))
-    raise SystemExit(0 if is_whole(figures) else 1)
+    metrics = read_metrics(ROOT / config.run.dir)
+    print(json.dumps(metrics))
+    raise SystemExit(0 if is_whole(metrics) else 1)
 
 
 def write_tasks(path: Path) -> None:
@@ -52,7 +52,7 @@ def run(*arguments: str) -> None:
     subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True)
 
 
-def read_figures(run_dir: Path) -> dict[str, Any]:
+def read_metrics(run_dir: Path) -> dict[str, Any]:
     summary = json.loads((run_dir / "summary.json").read_text())
     return {
         "steps": summary["steps"],
@@ -67,9 +67,9 @@ def read_figures(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def is_whole(figures: dict[str, Any]) -> bool:
-    played = figures["observations_per_episode"] is not None
-    return figures["steps"] >= figures["steps_planned"] and not figures["rejected"] and played and figures["ledger_ok"]
+def is_whole(metrics: dict[str, Any]) -> bool:
+    played = metrics["observations_per_episode"] is not None
+    return metrics["steps"] >= metrics["steps_planned"] and not metrics["rejected"] and played and metrics["ledger_ok"]
 
 
 if __name__ == "__main__":

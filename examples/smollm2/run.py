@@ -1,10 +1,11 @@
 """A real language model learns on two CPU cores: SmolLM2-135M, trained by a whole swarm, every submission verified.
 
-    python examples/smollm2/run.py [--smoke] [--workers 2]
+    python examples/smollm2/run.py [--smoke] [--lora] [--workers 2]
 
 Fetches the model, writes the tasks, runs the swarm of run.toml (coordinator, trainer, two relays, validator, evaluator, workers),
 exports the last version and compares it with the model it came from on problems that nothing else has seen. Each part is a command
-that is printed before it runs, and each may be killed: the same command goes on. `--smoke` proves the path with a few steps.
+that is printed before it runs, and each may be killed: the same command goes on. `--smoke` proves the path with a few steps;
+`--lora` trains an adapter of rank 16 instead of all weights, which is exported as a PEFT directory.
 The last line is one JSON object; the exit code is 1 if a promise was broken.
 """
 
@@ -34,15 +35,20 @@ SMOKE = (
     *("--run.dir", "runs/smollm2-smoke", "--run.name", "smollm2-smoke", "--run.steps", "3"),
     *("--training.groups_per_step", "4", "--training.checkpoint_every", "1", "--tasks.heldout", "32"),
 )
+LORA = (
+    *("--run.dir", "runs/smollm2-lora", "--run.name", "smollm2-lora", "--model.lora.rank", "16"),
+    *("--training.learning_rate", "1.5e-4"),  # ten times that of full training
+)
 U16 = NDArray[np.uint16]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="three small steps instead of the whole run")
+    parser.add_argument("--lora", action="store_true", help="train an adapter instead of all weights")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    settings = SMOKE if options.smoke else ()
+    settings = (*(LORA if options.lora else ()), *(SMOKE if options.smoke else ()))
     config = load_config(ROOT / RUN_FILE, settings)
     tasks, trained, run_dir = Path(config.tasks.source).parent, config.run.dir / "policy", ROOT / config.run.dir
     started = time.monotonic()
@@ -58,7 +64,7 @@ def main() -> None:
         "seconds": round(time.monotonic() - started),
         **comparison,
         **swarm_metrics(run_dir),
-        **delta_metrics(run_dir),
+        **({} if options.lora else delta_metrics(run_dir)),
     }
     (run_dir / "figures.json").write_text(json.dumps(metrics, indent=2) + "\n")
     broken = failures(metrics, smoke=options.smoke)

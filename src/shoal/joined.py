@@ -5,16 +5,18 @@ list of places to look.
 """
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.broadcast import RelayReport, WeightClient, WeightClientSettings
+from shoal.broadcast import AdaptedBase, RelayReport, WeightClient, WeightClientSettings
+from shoal.broadcast.download import ProgressLine
 from shoal.broadcast.scores import RELIABLE_SUCCESS
 from shoal.errors import ShoalError, UnavailableError
-from shoal.files import digest_bytes, write_atomic
+from shoal.files import TEMPORARY_PREFIX, WEIGHTS_FILE, digest_bytes, write_atomic
 from shoal.metrics import EventLog, Report, silent
 from shoal.policy.engine import Engine
 from shoal.policy.engines import Numerics, make_engine
@@ -79,13 +81,21 @@ class JoinedRun:
     weights: WeightClient
     relays: RelayList
     model_files: Path
-    """config.json and tokenizer of the base model; no weights."""
+    """config.json and tokenizer of the base model; its weights only where versions are adapters of them."""
 
     def make_engine(self, kind: str = "torch", numerics: Numerics | None = None) -> Engine:
         rollouts = self.descriptor.rollouts
         longest = rollouts.max_prompt_tokens + rollouts.max_new_tokens
         eos_token_ids = self.workload.codec.eos_token_ids
-        return make_engine(kind, self.model_files, eos_token_ids, numerics=numerics, max_tokens=longest)
+        terms = self.descriptor.adapter
+        return make_engine(
+            kind,
+            self.model_files,
+            eos_token_ids,
+            numerics=numerics,
+            max_tokens=longest,
+            lora=terms.lora if terms is not None else None,
+        )
 
 
 def follow_relays(run: JoinedRun, client: CoordinatorClient, stopping: threading.Event | None = None) -> None:
@@ -124,7 +134,10 @@ def join_run(
         relays,
         cache_dir,
         WeightClientSettings(
-            descriptor.run_id, keep_versions or descriptor.async_level + 2, owner_relays=descriptor.relay_urls
+            descriptor.run_id,
+            keep_versions or descriptor.async_level + 2,
+            owner_relays=descriptor.relay_urls,
+            adapts=adapted_base(descriptor),
         ),
         metrics=metrics,
         clock=clock,
@@ -141,7 +154,26 @@ def join_run(
     model_files = cache_dir / "model" / descriptor.run_key[:16]
     for name, data in files.items():
         write_atomic(model_files / name, data)
+    if descriptor.adapter is not None:
+        report(f"fetching the base, {descriptor.adapter.base_bytes / 1e6:,.0f} MB, unless it is here")
+        base = weights.fetch_base(on_progress=ProgressLine(report))
+        _link(model_files / WEIGHTS_FILE, base / WEIGHTS_FILE)
     return JoinedRun(descriptor, workload, weights, relays, model_files)
+
+
+def adapted_base(descriptor: RunDescriptor) -> AdaptedBase | None:
+    terms = descriptor.adapter
+    if terms is None:
+        return None
+    return AdaptedBase(manifest_digest=terms.base_manifest, weights_digest=terms.base_weights)
+
+
+def _link(link: Path, target: Path) -> None:
+    """The base lies among the verified versions, once; an engine looks for it beside its config."""
+    temporary = link.with_name(f"{TEMPORARY_PREFIX}{link.name}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target.resolve())
+    os.replace(temporary, link)
 
 
 def wait_for_file(

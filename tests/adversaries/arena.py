@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from shoal.config import ShoalConfig
 from shoal.files import WEIGHTS_FILE, write_atomic
 from shoal.policy import TorchEngine, build_model, bundled_directory
-from shoal.policy.directory import weight_files
+from shoal.policy.directory import base_of, is_adapter, resolve_model, weight_files
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest, Stream
+from shoal.policy.lora.files import read_settings
 from shoal.policy.weights import unique_tensors
 from shoal.proofs import build_proofs, split_chunks
 from shoal.protocol.api import AuditMetrics
@@ -99,12 +100,22 @@ class Arena:
         return self.workload.descriptor.rollouts.temperature
 
     def engine(self, directory: Path | None = None, *, dtype: str = "float32", max_batch: int = 256) -> TorchEngine:
-        return TorchEngine(
-            directory or self.policy,
+        place, adapted = directory or self.policy, is_adapter(directory or self.policy)
+        engine = TorchEngine(
+            resolve_model(base_of(place)) if adapted else place,
             eos_token_ids=self.workload.codec.eos_token_ids,
             dtype=dtype,
             max_batch=max_batch,
+            lora=read_settings(place) if adapted else None,
         )
+        if adapted:
+            engine.load(place)
+        return engine
+
+    def declared(self, engine: Engine) -> str:
+        """The class that a worker with this engine names; one that the run does not admit would be refused at once."""
+        known = engine.numerics_class in self.workload.descriptor.numerics_classes
+        return engine.numerics_class if known else self.validator.numerics_class
 
     def items(self, slot: int) -> list[WorkItem]:
         return self.workload.items(bytes.fromhex(make_lease(slot).slot_seed))
@@ -140,7 +151,7 @@ class Arena:
             part = slice(number * size, (number + 1) * size)
             rows = [self.rollout(item, done) for item, done in zip(items[part], completions[part], strict=True)]
             lease = make_lease(slot)
-            header = header_for(lease).model_copy(update={"numerics_class": engine.numerics_class})
+            header = header_for(lease).model_copy(update={"numerics_class": self.declared(engine)})
             submissions.append(Submission(lease, header, rows))
         return submissions
 

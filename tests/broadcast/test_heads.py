@@ -27,7 +27,7 @@ def stalling(origin: Origin, make_mirror: MakeMirror) -> Iterator[Mirror]:
 
 
 def test_a_relay_that_stalls_is_named(stalling: Mirror, make_client: MakeClient) -> None:
-    # Who notices first, the poll or whoever waits for it, is up to the scheduler.
+    # Who notices first, the poll or the thread that waits for it, is up to the scheduler.
     with pytest.raises(UnavailableError, match=r"does not answer|did not deliver") as caught:
         make_client(stalling.url).head(deadline_s=0.3)
     assert stalling.url in str(caught.value)

@@ -255,7 +255,7 @@ def test_an_environment_that_a_cache_holds_is_no_home_for_a_service(tmp_path: Pa
     (tmp_path / "link").symlink_to(caches)
     for prefix in (caches / "uv" / "archive-v0" / "x", caches / "pipx" / "1f", tmp_path / "link" / "uv"):
         with pytest.raises(ServiceError, match=r"for one command only, in .*`pipx install` first"):
-            check_lasting(prefix, caches)
+            check_lasting(prefix, tmp_path / "other", caches)
 
 
 @pytest.mark.usefixtures("systemctl")

@@ -160,7 +160,7 @@ def test_a_step_that_finds_no_signal_trains_on_what_there_is(swarm: Swarm) -> No
     assert len(rows) == 8
     everything = [reward for row in rows for reward in json.loads(str(row["rewards"]))]
     assert batch.generated_reward_mean == pytest.approx(fmean(everything))
-    assert batch.generated_reward_mean != pytest.approx(fmean(trained))
+    assert len(everything) > len(trained)
     assert batch.generated_task_reward_mean == pytest.approx(
         fmean(reward for row in rows for reward in json.loads(str(row["task_rewards"])))
     )

@@ -20,7 +20,7 @@ from support.swarm import HEARTBEAT, Swarm, running, small_config
 STEPS = 32
 HEALTHY = {
     "reward_mean": 0.5, "entropy": 1.0, "kl_behaviour": 0.01, "truncation_rate": 0.05, "repetition_rate": 0.01,
-    "time_wait_batch_s": 0.5,
+    "time_wait_batch_s": 0.5, "behaviour_fraction": 0.1,
 }  # fmt: skip
 
 
@@ -67,6 +67,7 @@ def low_disk(swarm: Swarm) -> None:
 
 CAUSES: dict[str, Callable[[Swarm], None]] = {
     "divergence": lambda swarm: history(swarm, kl_behaviour=0.2),
+    "divergence_unseen": lambda swarm: history(swarm, behaviour_fraction=0.0),
     "entropy_collapse": lambda swarm: history(swarm, entropy=0.05),
     "truncation_rising": lambda swarm: history(swarm, truncation_rate=0.3),
     "repetition_rising": lambda swarm: history(swarm, repetition_rate=0.3),

@@ -50,7 +50,7 @@ def test_a_corpus_without_usable_lines_is_refused(tmp_path: Path) -> None:
         (f"{RIGHT * 2}l", 1.0, "as wanted"),
         (f"{RIGHT * 2}l\x04", 1.0, "as wanted"),
         (f"{RIGHT * 2}k", 0.0, "1 lines differ"),
-        (f"{DOWN * 9}\n\n", 0.0, "2 lines differ"),
+        (f"{DOWN * 9}\n\n", 0.0, "3 lines differ"),
         ("ü\x00\x1b", 0.0, "differ"),
         (f"{GO}", 0.0, "differ"),
     ],

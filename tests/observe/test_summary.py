@@ -43,7 +43,7 @@ def test_tool_calls_are_those_of_the_first_batch_and_of_the_last_ones() -> None:
     assert unused_tools(summary) == ""
 
 
-def test_a_tool_that_was_given_up_is_named() -> None:
+def test_a_tool_that_is_no_longer_used_is_named() -> None:
     assert unused_tools(with_observations(0.5, 0.25, 0.0, 0.0)) == "Tool calls per episode went from 0.5 to 0.0833."
     assert unused_tools(with_observations(0.0, 0.0)) == "No episode called a tool."
     assert good()["tool_calls_per_episode"] is None

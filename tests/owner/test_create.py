@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from shoal.config import ShoalConfig, build_config
+from shoal.config import LoraConfig, ShoalConfig, build_config
 from shoal.errors import ConfigError, KeyFileError, ShoalError
 from shoal.files import digest_bytes
 from shoal.owner.create import initialise
 from shoal.policy import ModelError
+from shoal.policy.weights import base_digest
 from shoal.protocol.descriptor import open_descriptor
 from shoal.protocol.steps import secret_commitment
 from shoal.rundir import ROLES, RunDirectory
+from shoal.validation.calibration.adapters import write_typical
 from support.tiny_run import Reports, save_policy
 
 
@@ -268,3 +270,45 @@ def test_a_descriptor_that_was_edited_is_refused(model: Path, tmp_path: Path) ->
     directory.descriptor_file.write_text(json.dumps(envelope))
     with pytest.raises(ShoalError, match="signature"):
         directory.descriptor()
+
+
+def test_a_run_of_adapters_names_its_base_and_admits_classes_with_an_adapter(model: Path, tmp_path: Path) -> None:
+    made = config(model, tmp_path / "run", model={"path": str(model), "lora": {"rank": 4}})
+    directory = initialise(made)
+    descriptor = directory.descriptor()
+    assert descriptor.adapter is not None
+    assert descriptor.adapter.lora.rank == 4
+    assert descriptor.adapter.base_weights == base_digest(model)
+    assert (directory.origin / "manifests" / descriptor.adapter.base_manifest).is_file()
+    assert descriptor.numerics_classes == ("torch/float32/cpu+lora",)
+    assert initialise(made).descriptor() == descriptor
+    with pytest.raises(ConfigError, match=r"keeps its settings: model\.lora\.rank was 4 and is now 8"):
+        initialise(config(model, tmp_path / "run", model={"path": str(model), "lora": {"rank": 8}}))
+
+
+@pytest.mark.parametrize(
+    ("lora", "says"),
+    [
+        ({"rank": 4, "target_modules": ["q_porj"]}, "Nearest: q_proj"),
+        ({"rank": 999}, "Rank 999 does not fit"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused_before_anything_is_written(
+    model: Path, tmp_path: Path, lora: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ShoalError, match=says):
+        initialise(config(model, tmp_path / "run", model={"path": str(model), "lora": lora}))
+    assert not (tmp_path / "run" / "descriptor.json").exists()
+
+
+def test_a_run_starts_from_a_peft_directory_of_the_same_kind(model: Path, tmp_path: Path) -> None:
+    lora = LoraConfig(rank=2)
+    adapter = write_typical(tmp_path / "adapter", model, lora)
+    named = {"path": str(adapter)}
+    for wrong, says in (({}, "is an adapter, and model.lora.rank is 0"), ({"rank": 4}, "rank 2, model.lora.rank is 4")):
+        with pytest.raises(ShoalError, match=says):
+            initialise(config(model, tmp_path / "run", model={**named, "lora": wrong}))
+    directory = initialise(config(model, tmp_path / "run", model={**named, "lora": {"rank": 2}}))
+    terms = directory.descriptor().adapter
+    assert terms is not None
+    assert terms.base_weights == base_digest(model)

@@ -40,7 +40,7 @@ def test_a_home_that_cannot_be_written_is_refused_with_the_flag_that_helps(
         work(tmp_path / "read-only")
 
 
-def test_a_user_without_a_home_is_told_what_to_give(
+def test_a_user_without_a_home_learns_what_to_give(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def unknown(path: Path) -> Path:

@@ -16,10 +16,10 @@ from shoal.config import ShoalConfig
 from shoal.policy import Completion, GenerationRequest, TorchEngine, resolve_model
 from shoal.tasks import PromptStyle, Task, TextCodec, load_tasks
 from shoal.tasks.workload import Reward, rewards_of
+from shoal.training.building import build_trainer
 from shoal.training.packing.samples import Group, Sample
 from shoal.training.replay import useful
 from shoal.training.reports import StepReport
-from shoal.training.trainer import Trainer
 
 Question = tuple[Task, int]
 """A task and its target length."""
@@ -34,25 +34,19 @@ class LocalRun:
         self.config = config
         self.tasks = load_tasks(config.tasks)
         self.codec, self.style = TextCodec.from_directory(model_dir), PromptStyle.of(config.tasks)
-        self.engine = TorchEngine(model_dir, eos_token_ids=self.codec.eos_token_ids)
-        self.trainer = Trainer(
-            config.training,
-            model_dir,
-            work_dir=scratch / "trainer",
-            temperature=config.rollouts.temperature,
-            seed=seed,
-            max_new_tokens=config.rollouts.max_new_tokens,
-        )
+        self.engine = TorchEngine(model_dir, eos_token_ids=self.codec.eos_token_ids, lora=config.model.adapter)
+        seeded = config.run.model_copy(update={"seed": seed})
+        self.trainer = build_trainer(config.model_copy(update={"run": seeded}), scratch / "trainer")
         self._random = random.Random(f"rollouts/{seed}")
         self._weights = scratch / "weights"
         self.publish()
 
     def publish(self) -> None:
-        """Keep the current weights as the swarm would get them: in bf16, by version."""
+        """Keep the current weights, or the adapter, as the swarm would get them, by version."""
         directory = self._weights / str(self.trainer.step)
         directory.mkdir(parents=True)
         tensors = {
-            tensor.name: torch.frombuffer(bytearray(tensor.data), dtype=torch.bfloat16).view(tensor.shape)
+            tensor.name: torch.frombuffer(bytearray(tensor.data), dtype=getattr(torch, tensor.dtype)).view(tensor.shape)
             for tensor in self.trainer.wire_tensors()
         }
         save_file(tensors, directory / "model.safetensors")

@@ -43,7 +43,11 @@ mkdir /sys/fs/cgroup/$group
 chown -R $USER_ID /sys/fs/cgroup/$group /run/user/$USER_ID $HOME
 echo $$ > /sys/fs/cgroup/$group/cgroup.procs
 cd $HOME
-exec setpriv --reuid=$USER_ID --regid=$USER_ID --clear-groups sh -c "$SCRIPT"
+setpriv --reuid=$USER_ID --regid=$USER_ID --clear-groups sh -c "$SCRIPT" || exit $?  # a changed user outlives its parent
+"""
+REMOVE = """
+mount -t cgroup2 none /sys/fs/cgroup
+find /sys/fs/cgroup/$0 -depth -type d -exec rmdir {} +
 """
 BEGIN = f"""
 {SYSTEMD} --user > $HOME/systemd.log 2>&1 &
@@ -66,13 +70,16 @@ def as_user(script: str) -> str:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     words: Sequence[str] = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
-    done = subprocess.run(
-        [*words, PREPARE, "sh", group],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [*words, PREPARE, "sh", group],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    finally:
+        subprocess.run(["unshare", "--mount", "sh", "-c", REMOVE, group], check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

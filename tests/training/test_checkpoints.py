@@ -96,11 +96,14 @@ def test_only_the_last_checkpoints_stay(model_dir: Path, tmp_path: Path, groups:
 def test_half_written_checkpoint_is_ignored_and_swept(model_dir: Path, tmp_path: Path, groups: Groups) -> None:
     leftover = tmp_path / "checkpoints" / ".tmp-step-00000007"
     leftover.mkdir(parents=True)
+    mark = leftover.with_name(".tmp-mark-1f-0")
+    mark.touch()
     trainer = make_trainer(model_dir, tmp_path)
     assert not trainer.resume()
     trainer.save()
     trainer.close()
     assert not leftover.exists()
+    assert not mark.exists()
 
 
 def test_missing_checkpoint_is_named_with_those_that_exist(model_dir: Path, tmp_path: Path) -> None:

@@ -85,10 +85,11 @@ def test_nodes_in_another_order_are_refused_and_merged_directories_are_read_by_a
         assert "--node-rank" in outcome.refusal
     for source, target in (nodes, nodes[::-1]):
         shutil.copytree(checkpoints_of(source), checkpoints_of(target), dirs_exist_ok=True)
+    shutil.copytree(nodes[0], tmp_path / "c")
     swapped = train_on_nodes(model_dir, nodes[::-1], 3)
     assert [one.resumed_at for one in swapped] == [2, 2]
-    (alone,) = train_on_nodes(model_dir, [nodes[0]], 3)
-    assert alone.resumed_at is not None
+    (alone,) = train_on_nodes(model_dir, [tmp_path / "c"], 3)
+    assert alone.resumed_at == 2
 
 
 @pytest.mark.slow
@@ -114,7 +115,7 @@ def test_a_part_that_is_missing_on_one_node_keeps_the_checkpoint_from_all(model_
 
 @pytest.mark.slow
 def test_bf16_gives_the_same_on_one_and_two_ranks(model_dir: Path, tmp_path: Path) -> None:
-    """Stated tolerance: 1 % of the loss's and 0.2 % of the entropy's value, and weights within 2 % of what the steps moved them."""
+    """Stated tolerance: 0.01 of the loss, 0.2 % of the entropy, and weights within a tenth of what the steps moved them."""
     settings = {"compute_dtype": "bfloat16", "max_grad_norm": 1.0}
     (one,) = train_on_nodes(model_dir, [tmp_path / "one"], 3, **settings)
     two, _ = train_on_nodes(model_dir, [tmp_path / "two", tmp_path / "two"], 3, **settings)

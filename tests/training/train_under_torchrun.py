@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from shoal.config import TrainingConfig
+from shoal.config import LoraConfig, TrainingConfig
 from shoal.training import Trainer
 
 from .batches import make_groups
 
 
-def main(model_dir: Path, work_dir: Path, result: Path, steps: int) -> None:
+def main(model_dir: Path, work_dir: Path, result: Path, steps: int, rank: int) -> None:
+    """With a rank an adapter is trained."""
     torch.set_num_threads(1)
     config = TrainingConfig(
         learning_rate=1e-3,
@@ -25,7 +26,8 @@ def main(model_dir: Path, work_dir: Path, result: Path, steps: int) -> None:
         activation_checkpointing=True,
         dither_masters=True,
     )
-    trainer = Trainer(config, model_dir, work_dir=work_dir, temperature=0.9, seed=3)
+    lora = LoraConfig(rank=rank, alpha=8) if rank else None
+    trainer = Trainer(config, model_dir, work_dir=work_dir, temperature=0.9, seed=3, lora=lora)
     resumed_at = trainer.step if trainer.resume() else None
     reports = [trainer.train_step(make_groups(trainer.step)) for _ in range(trainer.step, steps)]
     trainer.save()
@@ -43,4 +45,4 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), *map(int, sys.argv[4:6]))

@@ -1,4 +1,4 @@
-"""Slots on their way through an engine that ends what it is told to end."""
+"""Slots on their way through an engine that ends what the test names."""
 
 from collections.abc import Collection, Sequence
 from typing import cast
@@ -14,7 +14,7 @@ from support.tiny_run import MAX_NEW_TOKENS, TinyRun, make_lease
 
 
 class ScriptedStream:
-    """Ends the requests that the test names, with so many tokens."""
+    """Ends the requests that the test names, with N tokens each."""
 
     def __init__(self) -> None:
         self.requests: list[GenerationRequest] = []

@@ -69,11 +69,11 @@ def listens_often(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wish_to_leave_is_met_while_the_first_version_is_still_coming(tiny_run: TinyRun, tmp_path: Path) -> None:
     waiting = Contributor(tiny_run)  # no version is published, so its download never ends
     desk = Desk(waiting, tmp_path)
-    told: list[str] = []
+    said: list[str] = []
     tell = desk.control.tell
 
     def note(status: WorkerStatus) -> None:
-        told.append(f"{status.state}: {status.activity}")
+        said.append(f"{status.state}: {status.activity}")
         tell(status)
         desk.control.set_wish("finish")
 
@@ -81,8 +81,8 @@ def test_a_wish_to_leave_is_met_while_the_first_version_is_still_coming(tiny_run
     with pytest.raises(SystemExit) as end:
         waiting.worker.run()
     assert end.value.code == 0
-    assert told[0] == "joining: fetching the policy"
-    assert told[-1].startswith("finishing")
+    assert said[0] == "joining: fetching the policy"
+    assert said[-1].startswith("finishing")
     assert waiting.reports.some("leaving: no slot is held")
     assert waiting.coordinator.registered == []
 

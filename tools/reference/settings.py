@@ -19,7 +19,7 @@ def page() -> str:
     lines = ["# Settings", "", wrapped(INTRODUCTION), "", wrapped(CHANGES)]
     section = ""
     for setting in all_settings():
-        current, name = setting.key.split(".")
+        current, _, name = setting.key.rpartition(".")
         if current != section:
             section = current
             lines += ["", f"## [{section}]", ""]

@@ -8,13 +8,14 @@ from shoal.broadcast.client import WeightClient, WeightClientSettings
 from shoal.broadcast.download import DownloadProgress
 from shoal.broadcast.http.limits import ServerLimits
 from shoal.broadcast.http.server import OriginServer
-from shoal.broadcast.manifest import Head, Manifest, VersionEntry, WireTensor
+from shoal.broadcast.manifest import AdaptedBase, Head, Manifest, VersionEntry, WireTensor
 from shoal.broadcast.mesh import Neighbours
 from shoal.broadcast.origin import Origin, OriginSettings, Publication
 from shoal.broadcast.relay import Relay, RelaySettings
 from shoal.broadcast.scores import RelayReport
 
 __all__ = [
+    "AdaptedBase",
     "DownloadProgress",
     "Head",
     "Manifest",

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from shoal.broadcast.download import DownloadProgress, OnProgress, ShardFetch, StopWhen
 from shoal.broadcast.heads import HeadNews, HeadWatch, ManifestCache
-from shoal.broadcast.manifest import MAX_SHARD_BYTES, Head, Manifest, VersionEntry
+from shoal.broadcast.manifest import MAX_SHARD_BYTES, AdaptedBase, Head, Manifest, VersionEntry
 from shoal.broadcast.peers import ANSWER_WITHIN_S, Deadline, Sources
 from shoal.broadcast.plan import Plan, cheapest_plan
 from shoal.broadcast.scores import RelayReport
@@ -47,6 +47,8 @@ class WeightClientSettings:
     connections: int = 4
     owner_relays: Sequence[str] = ()
     """Relays that the owner names: asked before strangers that have not served yet."""
+    adapts: AdaptedBase | None = None
+    """What versions must be adapters of; None where they are whole policies."""
     answer_within_s: float = ANSWER_WITHIN_S
     """How long a relay may take to answer before another is asked."""
 
@@ -146,6 +148,17 @@ class WeightClient:
         assert ready is not None, "only a fetch of the newest version is ended early"
         return ready
 
+    def fetch_base(self, *, deadline_s: float = 600, on_progress: OnProgress | None = None) -> Path:
+        """A directory with the verified frozen weights that the versions adapt; it is fetched once and stays."""
+        base = self._settings.adapts
+        assert base is not None, "these versions adapt nothing"
+        deadline = Deadline(self._monotonic, deadline_s)
+        if self._manifests.get(base.manifest_digest, deadline=deadline).weights_digest != base.weights_digest:
+            raise IntegrityError("The base of this run has other weights than its descriptor says.")
+        ready = self._fetch(0, base.manifest_digest, deadline, on_progress)
+        assert ready is not None, "nothing ends this fetch early"
+        return ready
+
     def fetch_newest(
         self, *, deadline_s: float = 600, on_progress: OnProgress | None = None
     ) -> tuple[VersionEntry, Path]:
@@ -214,6 +227,8 @@ class WeightClient:
             manifest = self._manifests.get(digest, deadline=deadline)
             if manifest.version != version:
                 raise IntegrityError(f"Manifest {digest[:12]}… is of version {manifest.version}, not of {version}.")
+            if digest != self._base_digest and manifest.adapts != self._settings.adapts:
+                raise IntegrityError(f"Version {version} is not an adapter of the base that the run names.")
             whole = DownloadProgress(version, manifest.size_bytes, manifest.size_bytes, manifest.size_bytes)
 
             def still_checking() -> None:
@@ -312,8 +327,13 @@ class WeightClient:
         finally:
             staged.close()
 
+    @property
+    def _base_digest(self) -> str:
+        return self._settings.adapts.manifest_digest if self._settings.adapts is not None else ""
+
     def _prune(self, keep: Path) -> None:
-        directories = sorted(self._versions.iterdir(), key=lambda path: path.stat().st_mtime)
+        versions = [path for path in self._versions.iterdir() if path.name != self._base_digest]
+        directories = sorted(versions, key=lambda path: path.stat().st_mtime)
         for directory in directories[: -self._settings.keep_versions]:
             if directory != keep:
                 self._checked.discard(directory.name)

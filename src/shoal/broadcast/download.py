@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from shoal.broadcast.manifest import ShardEntry
 from shoal.broadcast.peers import Deadline, Sources
+from shoal.metrics import Report
+
+PROGRESS_EVERY_S = 3.0
 
 
 @dataclass
@@ -128,3 +131,16 @@ class ShardFetch:
             self._on_progress(self._progress)
         if self._stop_when is not None and self._stop_when(self._progress):
             self._stopped.set()
+
+
+class ProgressLine:
+    """Says every few seconds how far a slow fetch is; a fast one passes in silence."""
+
+    def __init__(self, report: Report, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._report, self._clock = report, clock
+        self._next_at = clock() + PROGRESS_EVERY_S
+
+    def __call__(self, progress: DownloadProgress) -> None:
+        if self._clock() >= self._next_at:
+            self._next_at = self._clock() + PROGRESS_EVERY_S
+            self._report(f"fetching {progress.line()}")

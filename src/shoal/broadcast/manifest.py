@@ -1,8 +1,8 @@
 """What a policy version is on the wire: head, manifest, and the limits that every reader enforces before it allocates.
 
 A version is one manifest: its tensors in order, the digest of each, and one or two *encodings* in which the bytes can be fetched
-(`full`, or `delta` against a named base). Head and manifest are signed envelopes; a manifest's digest is that of the served
-bytes. Every size is checked against another before it is used.
+(`full`, or `delta` against a named base). An adapter also names the frozen weights that it belongs to. Head and manifest are signed
+envelopes; a manifest's digest is that of the served bytes. Every size is checked against another before it is used.
 """
 
 import json
@@ -111,6 +111,13 @@ class BaseRef(Record):
     weights_digest: Digest
 
 
+class AdaptedBase(Record):
+    """Frozen weights, published once, that the tensors of a version are an adapter of."""
+
+    manifest_digest: Digest
+    weights_digest: Digest
+
+
 class Encoding(Record):
     """All bytes in order, or changes to a base, block by block (see `codec.pieces`)."""
 
@@ -133,6 +140,8 @@ class Manifest(Record):
     version: Version
     tensors: Annotated[tuple[TensorEntry, ...], Field(max_length=MAX_TENSORS)]
     weights_digest: Digest
+    adapts: AdaptedBase | None = None
+    """None where the tensors are the whole policy."""
     encodings: Annotated[tuple[Encoding, ...], Field(min_length=1, max_length=2)]
 
     @property
@@ -153,6 +162,12 @@ class Manifest(Record):
         if self.encoding("full") is not None or delta is None or delta.base is None:
             return None
         return delta.base.manifest_digest
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Digests of the manifests without which this version is of no use."""
+        adapted = (self.adapts.manifest_digest,) if self.adapts is not None else ()
+        return adapted if self.required_base is None else (self.required_base, *adapted)
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> "Manifest":

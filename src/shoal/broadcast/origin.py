@@ -19,6 +19,7 @@ import numpy as np
 from shoal.broadcast.manifest import (
     MAX_CHAIN,
     MAX_SHARD_BYTES,
+    AdaptedBase,
     Encoding,
     EncodingKind,
     Head,
@@ -74,6 +75,8 @@ class OriginSettings:
     delta_from_bytes: int | None = 16 << 20
     """Smaller models are published in full only; None switches deltas off."""
     span_bytes: int = SPAN_BYTES
+    adapts: AdaptedBase | None = None
+    """The frozen weights that every version is an adapter of."""
     remember_bytes: int = 1 << 29
     """Up to this size the newest version stays in memory too, which makes the next delta cheaper."""
 
@@ -128,6 +131,16 @@ class Origin:
         with self._lock:
             self._files[digest] = ShardEntry(digest=digest, size_bytes=len(data))
         return digest
+
+    def add_base(self, tensors: Iterable[WireTensor]) -> AdaptedBase:
+        """Publish frozen weights in full. They are served from now on, and kept as long as a version names them."""
+        checked = check_tensors(tensors)
+        with self._staging, ThreadPoolExecutor(_worker_threads()) as pool:
+            digests = TensorDigests(checked, pool)
+            full = self._write_full(checked, digests, pool)
+            manifest = self._manifest_of(0, digests.entries(), (full,), None)
+            digest = self.store.put("manifests", seal_manifest(manifest, self._run_key))
+            return AdaptedBase(manifest_digest=digest, weights_digest=manifest.weights_digest)
 
     def stage(self, version: int, tensors: Iterable[WireTensor]) -> Publication:
         """Write a version's files without showing them to anybody yet; the tensors must not change meanwhile."""
@@ -215,17 +228,24 @@ class Origin:
     def _sign(
         self, version: int, entries: list[TensorEntry], full: Encoding | None, delta: Encoding | None
     ) -> Publication:
-        manifest = Manifest(
+        encodings = tuple(encoding for encoding in (full, delta) if encoding is not None)
+        manifest = self._manifest_of(version, entries, encodings, self._settings.adapts)
+        digest = self.store.put("manifests", seal_manifest(manifest, self._run_key))
+        self._staged[version] = _describe(manifest, digest)
+        return self._staged[version]
+
+    def _manifest_of(
+        self, version: int, entries: list[TensorEntry], encodings: tuple[Encoding, ...], adapts: AdaptedBase | None
+    ) -> Manifest:
+        return Manifest(
             run_id=self._run_id,
             epoch=self._epoch,
             version=version,
             tensors=tuple(entries),
             weights_digest=digest_weights(entries),
-            encodings=tuple(encoding for encoding in (full, delta) if encoding is not None),
+            adapts=adapts,
+            encodings=encodings,
         )
-        digest = self.store.put("manifests", seal_manifest(manifest, self._run_key))
-        self._staged[version] = _describe(manifest, digest)
-        return self._staged[version]
 
     def _base(self, tensors: list[WireTensor], pool: ThreadPoolExecutor) -> PublishedVersion | None:
         """The version that a delta would refer to: the newest staged one, or the newest announced one."""

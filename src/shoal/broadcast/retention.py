@@ -18,17 +18,18 @@ HISTORY_SHARE = 0.5
 
 
 def needed_manifests(roots: Iterable[str], load: Callable[[str], Manifest]) -> dict[str, Manifest]:
-    """The manifests of these digests and of every base that is needed to rebuild them."""
+    """The manifests of these digests, of every base that is needed to rebuild them, and of what they adapt."""
     needed: dict[str, Manifest] = {}
     for root in roots:
-        digest: str | None = root
-        for _ in range(MAX_CHAIN + 1):
-            if digest is None or digest in needed:
-                break
+        before, waiting = len(needed), [root]
+        while waiting:
+            digest = waiting.pop()
+            if digest in needed:
+                continue
+            if len(needed) - before > MAX_CHAIN:
+                raise IntegrityError(f"Manifest {root[:12]}… needs more than {MAX_CHAIN} others.")
             needed[digest] = load(digest)
-            digest = needed[digest].required_base
-        else:
-            raise IntegrityError(f"Manifest {root[:12]}… needs more than {MAX_CHAIN} others.")
+            waiting += reversed(needed[digest].needs)
     return needed
 
 

@@ -116,7 +116,8 @@ def _service(name: str, words: list[str]) -> "Service":
     from shoal.contributor import Hours
     from shoal.contributor.service import Service, can_confine, check_lasting, check_name
 
-    check_lasting(Path(sys.prefix), in_home(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")))
+    caches = [os.environ.get("XDG_CACHE_HOME") or "~/.cache", os.environ.get("UV_CACHE_DIR")]
+    check_lasting(Path(sys.prefix), *(in_home(Path(cache)) for cache in caches if cache))
     group = typer.main.get_command(work_app)
     command = group.commands["join"]  # type: ignore[attr-defined]
     with command.make_context("shoal work", list(words), resilient_parsing=False) as context:

@@ -177,13 +177,15 @@ def warm_start(
     """Warm start: learn demonstrations before reinforcement learning; works under torchrun too."""
     from shoal.curation import FilterSettings, FitSettings, WarmStart, encode, read_demonstrations, write_policy
     from shoal.policy import resolve_model
+    from shoal.policy.directory import base_name, resolve_adapter
+    from shoal.policy.lora.files import read_settings
     from shoal.roles.process import use_threads
     from shoal.tasks import PromptStyle, TextCodec
 
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} exists and is not empty.", hint="Name another directory, or remove it first.")
     use_threads(threads)
-    directory = resolve_model(model)
+    directory, start = resolve_model(model), resolve_adapter(model)
     codec = TextCodec.from_directory(directory)
     wanted = FilterSettings(thinking=thinking)
     kept = _kept(demonstrations, wanted, model) if filters else list(read_demonstrations(demonstrations))
@@ -198,11 +200,12 @@ def warm_start(
         shuffle=shuffle,
     )
     work = work_dir or out.with_name(f"{out.name}.work")
-    trainer = WarmStart(fit, directory, work_dir=work, micro_batch_tokens=micro_batch_tokens)
+    trainer = WarmStart(fit, directory, work_dir=work, micro_batch_tokens=micro_batch_tokens, start=start)
     curve: list[tuple[int, float]] = []
     checkpoint = trainer.train(examples, _fit_progress(curve))
     if trainer.world.is_main:
-        write_policy(checkpoint, directory, out, base_model=model, loss_curve=curve)
+        lora = read_settings(start) if start is not None else None
+        write_policy(checkpoint, directory, out, base_model=base_name(model), loss_curve=curve, lora=lora)
         report(f"wrote {out}; use it with --model.path {out}")
     trainer.world.leave()
 

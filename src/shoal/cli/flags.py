@@ -118,7 +118,7 @@ def report(text: str) -> None:
 
 
 def in_home(path: Path) -> Path:
-    """With `~` in place. A user without a home, as containers have, is told what to give instead."""
+    """With `~` in place. A user without a home, as containers have, learns what to give instead."""
     try:
         return path.expanduser()
     except RuntimeError:

@@ -31,12 +31,17 @@ def export(
     policy_only: Annotated[
         bool, typer.Option("--policy-only", help="Leave out the rollouts and what others repeat the run from.")
     ] = False,
+    merge: Annotated[
+        bool,
+        typer.Option("--merge", help="Add a LoRA adapter to its base and write the whole model, not a PEFT directory."),
+    ] = False,
 ) -> None:
-    """Write the trained policy as a plain model directory with a card, its rollouts as a dataset, and the run's evidence."""
+    """Write the trained policy as a plain model directory, or the adapter as a PEFT one, with a card, its rollouts as a dataset,
+    and the run's evidence."""
     from shoal.owner.records import export_run
 
     directory = RunDirectory(run_config(context, where).run.dir)
-    export_run(directory, output, report, version=version, policy_only=policy_only)
+    export_run(directory, output, report, version=version, policy_only=policy_only, merge=merge)
 
 
 def inspect(

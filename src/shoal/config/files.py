@@ -84,14 +84,16 @@ def _parse_flags(arguments: Sequence[str]) -> Iterable[tuple[str, str]]:
 
 
 def _assign(tree: dict[str, Any], key: str, text: str) -> None:
-    section, name = key.split(".", 1)
+    *tables, name = key.split(".")
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    branch = tree.setdefault(section, {})
-    if not isinstance(branch, dict):
-        raise ConfigError(f"[{section}] must be a table of settings.")
+    branch = tree
+    for table in tables:
+        branch = branch.setdefault(table, {})
+        if not isinstance(branch, dict):
+            raise ConfigError(f"[{table}] must be a table of settings.")
     branch[name] = value
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from shoal.config.schema import FIXED, Section, ShoalConfig
@@ -42,10 +43,16 @@ def sections() -> Iterator[tuple[str, type[Section]]]:
 
 def all_settings() -> Iterator[Setting]:
     for section, model in sections():
-        whole = FIXED in ShoalConfig.model_fields[section].metadata
-        for name, field in model.model_fields.items():
-            fixed = whole or FIXED in field.metadata
-            yield Setting(f"{section}.{name}", field.default, field.description or "", fixed)
+        yield from _settings_of(model, section, fixed=FIXED in ShoalConfig.model_fields[section].metadata)
+
+
+def _settings_of(model: type[Section], prefix: str, *, fixed: bool) -> Iterator[Setting]:
+    for name, field in model.model_fields.items():
+        key, kept = f"{prefix}.{name}", fixed or FIXED in field.metadata
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from _settings_of(field.annotation, key, fixed=kept)
+        else:
+            yield Setting(key, field.default, field.description or "", kept)
 
 
 def all_keys() -> list[str]:
@@ -60,8 +67,7 @@ def changes(old: ShoalConfig, new: ShoalConfig) -> list[Change]:
 
 
 def _value(config: ShoalConfig, setting: Setting) -> Any:
-    section, name = setting.key.split(".")
-    return getattr(getattr(config, section), name)
+    return reduce(getattr, setting.key.split("."), config)
 
 
 def _text(value: object) -> str:

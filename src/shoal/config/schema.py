@@ -39,9 +39,30 @@ class RunConfig(Section):
     """Compute threads of each role that `shoal up` starts; 0 shares what the machine has: half for the trainer."""
 
 
+class LoraConfig(Section):
+    rank: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Rank of a LoRA adapter that is trained and published instead of the weights; 0 trains all weights."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """The adapter's part of a layer's output is scaled by alpha / rank."""
+    target_modules: tuple[str, ...] = ()
+    """Linear layers with an adapter, by the end of their names, such as `q_proj`; none named adapts all but the LM head."""
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
 class ModelConfig(Section):
     path: str = "bundled"
-    """`bundled`, a local directory, or a Hugging Face id."""
+    """`bundled`, a local directory, or a Hugging Face id; with `model.lora` also a PEFT directory, whose adapter the run starts
+    from."""
+    lora: LoraConfig = LoraConfig()
+    """A small adapter beside weights that stay as they are."""
+
+    @property
+    def adapter(self) -> LoraConfig | None:
+        """None where all weights are trained."""
+        return self.lora if self.lora.rank else None
 
 
 class TasksConfig(Section):

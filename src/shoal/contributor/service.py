@@ -142,9 +142,9 @@ def can_confine() -> bool:
     return probe.returncode == 0
 
 
-def check_lasting(prefix: Path, caches: Path) -> None:
+def check_lasting(prefix: Path, *caches: Path) -> None:
     """Refuses an environment that was made for one command: its files go when the cache is cleaned."""
-    if prefix.resolve().is_relative_to(caches.resolve()):
+    if any(prefix.resolve().is_relative_to(cache.resolve()) for cache in caches):
         raise ServiceError(
             f"This Shoal was installed for one command only, in {prefix}.",
             hint="Install it with `pipx install` first; a service needs files that stay.",

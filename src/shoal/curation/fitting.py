@@ -86,7 +86,7 @@ class Fit:
         self.module, self.settings, self.work_dir, self.world = module, settings, work_dir, world
         self._clock = clock
         self._optimiser = torch.optim.AdamW(
-            module.parameters(),
+            [parameter for parameter in module.parameters() if parameter.requires_grad],
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,

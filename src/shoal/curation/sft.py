@@ -12,11 +12,14 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
+from shoal.config import LoraConfig
 from shoal.curation.demonstrations import Demonstration
 from shoal.curation.fitting import Fit, FitReport, FitSettings
 from shoal.errors import ConfigError
+from shoal.policy.lora.files import read_settings
 from shoal.tasks import PromptStyle, TextCodec
 from shoal.training import RunFacts, Sample, World, export_policy
+from shoal.training.model.adapter import Adapter
 from shoal.training.model.model import load_policy
 from shoal.training.packing.batch import Member, MiniBatch, build_minibatch
 
@@ -46,12 +49,18 @@ class WarmStart:
         *,
         work_dir: Path,
         micro_batch_tokens: int = 8192,
+        start: Path | None = None,
         world: World | None = None,
     ) -> None:
+        """With `start`, a PEFT directory, its adapter learns and the model stays as it is."""
         self.world = world or World.join()
         self._micro_batch_tokens = micro_batch_tokens
         self.policy = load_policy(
-            model_dir, temperature=1.0, world=self.world, compute_dtype=self.world.compute_dtype()
+            model_dir,
+            temperature=1.0,
+            world=self.world,
+            compute_dtype=self.world.compute_dtype(),
+            adapter=Adapter(read_settings(start), start) if start is not None else None,
         )
         self._fit = Fit(self.policy.model, settings, work_dir, self.world)
 
@@ -93,17 +102,24 @@ def _sample(example: Example) -> Sample:
 
 
 def write_policy(
-    checkpoint: Path, model_dir: Path, output: Path, *, base_model: str, loss_curve: Sequence[tuple[int, float]]
+    checkpoint: Path,
+    model_dir: Path,
+    output: Path,
+    *,
+    base_model: str,
+    loss_curve: Sequence[tuple[int, float]],
+    lora: LoraConfig | None = None,
 ) -> Path:
-    """The warm-started policy as a plain model directory, ready for `model.path` of a run."""
+    """The warm-started policy as a plain model directory, or its adapter as a PEFT one, ready for `model.path` of a run."""
     facts = RunFacts(
         run_name="Warm start",
         base_model=base_model,
         version=0,
         method="supervised learning of demonstrations",
         loss_curve=loss_curve,
+        adapter=f"rank {lora.rank}, alpha {lora.alpha:g}" if lora is not None else "",
     )
-    return export_policy(checkpoint, model_dir, output, facts)
+    return export_policy(checkpoint, model_dir, output, facts, lora=lora)
 
 
 def _digest(examples: Sequence[Example]) -> str:

@@ -19,7 +19,7 @@ from shoal.evaluation.generator import policy_digest
 from shoal.evaluation.journal import Journal
 from shoal.locks import hold
 from shoal.metrics import Report
-from shoal.policy import resolve_model
+from shoal.policy.directory import resolve_policy
 from shoal.tasks import Task
 
 
@@ -75,7 +75,7 @@ def plan_of(tasks: Sequence[Task], spec: EngineSpec, batch_tasks: int) -> dict[s
     hasher = blake3()
     for task in tasks:
         hasher.update(task.model_dump_json().encode() + b"\n")
-    policy = policy_digest(resolve_model(spec.model))
+    policy = policy_digest(resolve_policy(spec.model))
     return {"policy": policy, "tasks": hasher.hexdigest(), "batch_tasks": batch_tasks, **asdict(spec.settings)}
 
 

@@ -13,7 +13,8 @@ from blake3 import blake3
 from shoal.evaluation.answers import Answer
 from shoal.files import CONFIG_FILE, digest_file
 from shoal.policy import Completion, Engine, GenerationRequest, resolve_model
-from shoal.policy.engines import make_engine
+from shoal.policy.directory import ADAPTER_CONFIG_FILE, base_of, is_adapter, resolve_policy
+from shoal.policy.engines import policy_engine
 from shoal.policy.episodes import play_all
 from shoal.tasks import PromptStyle, Score, Task, TextCodec, score_all
 from shoal.tasks.environments.episodes import Episode
@@ -53,10 +54,9 @@ class AnswerGenerator:
 
     @classmethod
     def load(cls, model: str, engine: str, settings: SamplingSettings) -> "AnswerGenerator":
-        """The policy of `bundled`, a directory or a Hugging Face id, in an engine of its own."""
-        directory = resolve_model(model)
-        codec = TextCodec.from_directory(directory)
-        return cls(make_engine(engine, directory, codec.eos_token_ids), codec, settings)
+        """The policy of `bundled`, a directory (of a model or a PEFT adapter) or a Hugging Face id, in an engine of its own."""
+        codec = TextCodec.from_directory(resolve_model(model))
+        return cls(policy_engine(engine, resolve_policy(model), codec.eos_token_ids), codec, settings)
 
     def answer(self, tasks: Sequence[Task], *, on_progress: Callable[[int], None] | None = None) -> list[Answer]:
         """k answers to each task, task by task."""
@@ -139,8 +139,12 @@ def category_of(task: Task, key: str = "") -> str:
 
 
 def policy_digest(directory: Path) -> str:
-    """One name for the weights of a model directory: another policy never continues the answers of the first."""
+    """One name for the weights of a policy's directory: another policy never continues the answers of the first."""
     hasher = blake3()
-    for file in sorted([*directory.glob("*.safetensors"), directory / CONFIG_FILE]):
-        hasher.update(file.name.encode() + digest_file(file).encode())
+    places = [directory]
+    if is_adapter(directory):
+        places.append(resolve_model(base_of(directory)))
+    for place in places:
+        for file in sorted([*place.glob("*.safetensors"), *place.glob(CONFIG_FILE), *place.glob(ADAPTER_CONFIG_FILE)]):
+            hasher.update(file.name.encode() + digest_file(file).encode())
     return hasher.hexdigest()

@@ -116,8 +116,8 @@ def _run_demo(config: ShoalConfig, console: Console, honest_workers: int, fresh:
         role_restarts=watch.restarts,
     )
     broken = failures(summary, start_at_most=promise.start_at_most, end_at_least=promise.end_at_least)
-    if promise.needs_tools and (given_up := unused_tools(summary)):
-        broken.append(given_up)
+    if promise.needs_tools and (unused := unused_tools(summary)):
+        broken.append(unused)
     written = write_outcome(swarm.directory, config, summary, status, history, "shoal demo", broken)
     console.print(headline(summary))
     console.print(written)

@@ -22,14 +22,14 @@ NOISE = 1e-3
 def add_margins(
     records: Sequence[Record], policy: Path, workload: Workload, directory: RunDirectory | None
 ) -> list[Record]:
-    """Scores the records with the weights in `policy`, a plain model directory."""
+    """Scores the records with the weights in `policy`, a directory of a model or of a PEFT adapter."""
     if directory is None:
         raise ConfigError("Margins need the run's secret.", hint="Inspect the run directory, on the owner's side.")
-    from shoal.policy.embedded.engine import TorchEngine
     from shoal.policy.engine import ScoreRequest
+    from shoal.policy.engines import Numerics, policy_engine
 
     seeds = {_key(record): _seed(record, workload, directory) for record in records}
-    engine = TorchEngine(policy, eos_token_ids=workload.codec.eos_token_ids)
+    engine = policy_engine("torch", policy, workload.codec.eos_token_ids, numerics=Numerics("cpu"))
     requests = [
         ScoreRequest(
             tuple(record.rollout.input_tokens),

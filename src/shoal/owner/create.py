@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.broadcast import Origin, OriginSettings
-from shoal.config import Change, ShoalConfig, changes, to_toml
+from shoal.config import Change, LoraConfig, ShoalConfig, changes, to_toml
 from shoal.coordinator.rules import batches
 from shoal.errors import ConfigError
 from shoal.files import CONFIG_FILE, remove_leftovers, write_atomic
@@ -17,7 +17,7 @@ from shoal.locks import hold
 from shoal.metrics import Report, silent
 from shoal.owner.addresses import check_addresses, with_known_addresses
 from shoal.owner.readiness import Ready, admitted_classes, check_ready
-from shoal.protocol.descriptor import FileReference, RunDescriptor
+from shoal.protocol.descriptor import AdapterTerms, FileReference, RunDescriptor
 from shoal.protocol.signing import PROTOCOL_VERSION
 from shoal.protocol.steps import secret_commitment
 from shoal.rundir import ROLES, RunDirectory, located
@@ -95,6 +95,7 @@ def _write(directory: RunDirectory, config: ShoalConfig, ready: Ready) -> None:
         coordinator_url=config.coordinator_url,
         relay_urls=(config.origin_url,),
         model_files=_serve_files(origin, ready.model_directory),
+        adapter=_serve_base(origin, ready.model_directory, config.model.adapter),
         tasks=ready.task_source,
         task_set_digest=ready.tasks.train.digest,
         task_count=len(ready.tasks.train),
@@ -135,7 +136,7 @@ def _admitted(directory: RunDirectory, old: RunDescriptor, config: ShoalConfig, 
         return old.numerics_classes
     from shoal.policy.directory import resolve_model  # imports torch; needed when the owner changed the classes
 
-    classes = admitted_classes(config.validation, resolve_model(config.model.path), report)
+    classes = admitted_classes(config, resolve_model(config.model.path), report)
     gone = [name for name in old.numerics_classes if name not in classes]
     if gone:
         raise ConfigError(
@@ -148,6 +149,22 @@ def _admitted(directory: RunDirectory, old: RunDescriptor, config: ShoalConfig, 
 def _serve_tasks(origin: Origin, tasks: TaskSet) -> tuple[FileReference, ...]:
     """Tasks of the owner's disk go to new workers like any other file."""
     return tuple(FileReference(digest=origin.add_file(piece), bytes=len(piece)) for piece in pack(tasks))
+
+
+def _serve_base(origin: Origin, model_directory: Path, lora: LoraConfig | None) -> AdapterTerms | None:
+    """The frozen weights of a run that trains an adapter are published now, for everybody to fetch once."""
+    if lora is None:
+        return None
+    from shoal.policy.weights import stored_tensors
+
+    tensors = stored_tensors(model_directory)
+    base = origin.add_base(tensors)
+    return AdapterTerms(
+        lora=lora,
+        base_manifest=base.manifest_digest,
+        base_weights=base.weights_digest,
+        base_bytes=sum(len(tensor.data) for tensor in tensors),
+    )
 
 
 def _serve_files(origin: Origin, model_directory: Path) -> dict[str, FileReference]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.config import TASK_PART, RewardConfig, ShoalConfig, TasksConfig, ValidationConfig
+from shoal.config import TASK_PART, RewardConfig, ShoalConfig, TasksConfig
 from shoal.coordinator.rules.trust import LossRule
 from shoal.errors import ConfigError, ShoalError
 from shoal.files import TOKENIZER_FILE, digest_file
@@ -72,6 +72,7 @@ class Problems:
 def check_ready(config: ShoalConfig, report: Report) -> Ready:
     """Loads model files and tasks and checks that they fit each other; raises everything that is wrong at once."""
     from shoal.policy.directory import resolve_model  # imports torch; needed once per run
+    from shoal.policy.lora.checks import check_lora
 
     problems, source = Problems(), config.tasks
     directory: Path | None = None
@@ -80,6 +81,9 @@ def check_ready(config: ShoalConfig, report: Report) -> Ready:
     environments: tuple[EnvironmentReference, ...] = ()
     with problems.collect():
         directory = resolve_model(config.model.path)
+    if directory is not None:
+        with problems.collect():
+            check_lora(config.model, directory)
     with problems.collect():
         source = pin_source(config.tasks)
         tasks = load_tasks(config.tasks if is_local(config.tasks) else source)
@@ -89,7 +93,7 @@ def check_ready(config: ShoalConfig, report: Report) -> Ready:
     if directory is not None:
         _check_text(config, directory, tasks, environments, problems)
         with problems.collect():
-            classes = admitted_classes(config.validation, directory, report)
+            classes = admitted_classes(config, directory, report)
         if tasks is not None:
             with problems.collect():
                 _check_reward_models(tasks.train, config, directory)
@@ -185,25 +189,35 @@ def _check_reward_models(tasks: TaskSet, config: ShoalConfig, model_directory: P
         find_reward_model(path, digest_file(model_directory / TOKENIZER_FILE))
 
 
-def admitted_classes(config: ValidationConfig, model_directory: Path, report: Report) -> tuple[str, ...]:
-    """The classes that the run admits: those named, each coarse one with what it costs, or the finest of the calibration."""
+def admitted_classes(run: ShoalConfig, model_directory: Path, report: Report) -> tuple[str, ...]:
+    """The classes that the run admits: those named, each coarse one with what it costs, or the finest of the calibration.
+
+    A run that trains an adapter admits classes that were measured with one, and no other run does; their ending may be left out.
+    """
+    from shoal.policy.engine import LORA_CLASS
     from shoal.validation.calibration.limits import ModelIdentity, load_calibration
 
+    config, adapted = run.validation, run.model.adapter is not None
     calibration = load_calibration(config.calibration)
     if not config.foreign_calibration:
         calibration.require_model(ModelIdentity.of(model_directory))
+    calibration = calibration.of_kind(adapted=adapted)
     known = tuple(calibration.classes)
-    unknown = [name for name in config.numerics_classes if name not in known]
-    if unknown:
+    named = tuple(
+        f"{name.removesuffix(LORA_CLASS)}{LORA_CLASS}" if adapted else name for name in config.numerics_classes
+    )
+    unknown = [name for name in named if name not in known]
+    if unknown or not known:
+        kind = "engines with an adapter" if adapted else "engines without an adapter"
         raise ConfigError(
-            f"The calibration {config.calibration} does not cover {unknown[0]}.",
-            hint=f"It covers {', '.join(known)}; `shoal calibrate` measures others.",
+            f"The calibration {config.calibration} does not cover {unknown[0] if unknown else kind}.",
+            hint=f"It covers {', '.join(known) or 'none of them'}; `shoal calibrate` measures others (`--extend` adds them).",
         )
     finest = calibration.finest()
-    for name in config.numerics_classes:
+    for name in named:
         if name not in finest:
             report(f"admits {name}: {calibration.cost(name)}")
-    return config.numerics_classes or finest
+    return named or finest
 
 
 def _template_command(directory: Path) -> str:

@@ -28,18 +28,21 @@ def export_run(
     *,
     version: int | None = None,
     policy_only: bool = False,
+    merge: bool = False,
 ) -> None:
     """A plain model directory with a card made from the run: recipe, data digest, curves, ledger head; beside it the rollouts
-    as a dataset and the evidence that others repeat the run from, unless only the policy is wanted.
+    as a dataset and the evidence that others repeat the run from, unless only the policy is wanted. An adapter becomes a PEFT
+    directory, unless it is to be merged into its base.
 
     Without `version` the last one; a run that has not reached it has no result to export. The card says nothing that was
     measured on later versions than its own.
     """
-    from shoal.policy.directory import resolve_model
+    from shoal.policy.directory import base_name, resolve_model
     from shoal.training import RunFacts, export_policy, latest_checkpoint
     from shoal.training.export import version_to_export
 
     config, descriptor = directory.config(), directory.descriptor()
+    base, lora = resolve_model(config.model.path), config.model.adapter
     history, ledger_head = _recorded(directory)
     ledger = b"" if policy_only else _ledger(directory)
     newest = max((view.version for view in history.versions), default=0)
@@ -47,13 +50,14 @@ def export_run(
     source = latest_checkpoint(directory.trainer, chosen)
     facts = RunFacts(
         run_name=descriptor.run_id,
-        base_model=config.model.path,
+        base_model=base_name(config.model.path),
         version=chosen,
         last_version=max(newest, config.run.steps),
         recipe_toml=to_toml(public_settings(config)),
         task_digest=descriptor.task_set_digest,
         ledger_head=_sealed_head(ledger) or ledger_head,
         run_key=descriptor.run_key,
+        adapter="" if lora is None or merge else f"rank {lora.rank}, alpha {lora.alpha:g}",
         has_evidence=bool(ledger),
         reward_curve=[
             (view.version, float(reward))
@@ -69,7 +73,7 @@ def export_run(
             files = write_evidence(directory, folder / EVIDENCE, ledger)
             report(f"{rows} completions as a dataset, {files} rollout files as evidence")
 
-    export_policy(source, resolve_model(config.model.path), output, facts, add=add)
+    export_policy(source, base, output, facts, lora=lora, merge=merge, add=add)
     which = (
         f"an intermediate one: the run ends with version {facts.last_version}" if facts.intermediate else "the last one"
     )
@@ -96,20 +100,10 @@ def _sealed_head(ledger: bytes) -> str:
 
 def replay_rollouts(config: ShoalConfig, recording: Path, work_dir: Path, report: Report) -> None:
     """Trains from recorded rollouts without a swarm; starts again where it was interrupted."""
-    from shoal.policy.directory import resolve_model
     from shoal.proofs.commitments import CHUNK_TOKENS, TOP_K
-    from shoal.training import StepReport, Trackers, Trainer, recorded_groups, replay
+    from shoal.training import StepReport, Trackers, build_trainer, recorded_groups, replay
 
-    trainer = Trainer(
-        config.training,
-        resolve_model(config.model.path),
-        work_dir=work_dir,
-        temperature=config.rollouts.temperature,
-        seed=config.run.seed,
-        max_new_tokens=config.rollouts.max_new_tokens,
-        longest_row=config.rollouts.longest_row,
-        steps=config.run.steps,
-    )
+    trainer = build_trainer(config, work_dir)
     if trainer.resume():
         report(f"resumed at step {trainer.step}")
     trackers = Trackers(
@@ -172,7 +166,7 @@ def show_memory_plan(config: ShoalConfig, ranks: int, report: Report, *, shapes:
     """`shapes` may hold the shapes of models that are not to be downloaded for this."""
     from shoal.training import model_shape, plan_memory
 
-    shape = model_shape(config.model.path, shapes)
+    shape = model_shape(config.model.path, shapes, config.model.adapter)
     longest, bin_tokens = config.rollouts.longest_row, config.training.micro_batch_tokens
     on_gpu = config.training.device != "cpu"
     plan = plan_memory(shape, config.training, ranks=ranks, on_gpu=on_gpu, longest_row=longest)
@@ -180,7 +174,8 @@ def show_memory_plan(config: ShoalConfig, ranks: int, report: Report, *, shapes:
         report(
             f"rows of up to {longest} tokens exceed training.micro_batch_tokens = {bin_tokens}; planned for {longest}"
         )
-    report(f"{config.model.path}: {shape.parameters / 1e9:.2f}B parameters on {ranks} ranks")
+    trained = f", {shape.adapter / 1e6:.1f}M of an adapter trained" if shape.adapter else ""
+    report(f"{config.model.path}: {shape.parameters / 1e9:.2f}B parameters on {ranks} ranks{trained}")
     report(plan.as_text())
 
 

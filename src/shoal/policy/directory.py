@@ -11,6 +11,9 @@ from tokenizers import Tokenizer
 from shoal.errors import ShoalError, first_line
 from shoal.files import CONFIG_FILE, TOKENIZER_FILE
 
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+"""What makes a directory a PEFT adapter."""
+
 
 class ModelError(ShoalError):
     """A model directory or a weights file that cannot be used."""
@@ -31,19 +34,65 @@ def bundled_directory() -> Path:
 
 
 def resolve_model(path: str) -> Path:
-    """The directory of `bundled`, of a local path, or of a Hugging Face id (downloaded unless HF_HUB_OFFLINE is set)."""
+    """The directory of `bundled`, of a local path, or of a Hugging Face id (downloaded unless HF_HUB_OFFLINE is set).
+
+    Of an adapter it is that of its base.
+    """
+    directory = _find(path)
+    if is_adapter(directory):
+        return resolve_model(base_of(directory))
+    _check_directory(directory)
+    return directory
+
+
+def resolve_policy(path: str) -> Path:
+    """The directory that a path names, of a whole model or of an adapter."""
+    directory = _find(path)
+    if not is_adapter(directory):
+        _check_directory(directory)
+    return directory
+
+
+def resolve_adapter(path: str) -> Path | None:
+    """The PEFT directory that a path names; None if it is a whole model."""
+    directory = _find(path)
+    return directory if is_adapter(directory) else None
+
+
+def base_name(path: str) -> str:
+    """The model that a path names, or the base of the adapter that it names."""
+    adapter = resolve_adapter(path)
+    return path if adapter is None else base_of(adapter)
+
+
+def is_adapter(directory: Path) -> bool:
+    return (directory / ADAPTER_CONFIG_FILE).is_file()
+
+
+def base_of(adapter: Path) -> str:
+    """The model that a PEFT directory names as its base; a relative path is also looked for beside the adapter."""
+    base = str(_read_json(adapter / ADAPTER_CONFIG_FILE).get("base_model_name_or_path") or "")
+    beside = (adapter / base).resolve()
+    if base and not Path(base).expanduser().is_dir() and beside.is_dir():
+        base = str(beside)
+    if not base or (Path(base).expanduser().is_dir() and is_adapter(Path(base).expanduser())):
+        raise ModelError(
+            f"{adapter / ADAPTER_CONFIG_FILE} names no base model.",
+            hint="Set its base_model_name_or_path to a model directory or a Hugging Face id.",
+        )
+    return base
+
+
+def _find(path: str) -> Path:
     if path == "bundled":
-        directory = bundled_directory()
-    elif Path(path).expanduser().is_dir():
-        directory = Path(path).expanduser()
-    elif path.startswith((".", "/", "~")) or path.count("/") != 1:
+        return bundled_directory()
+    if Path(path).expanduser().is_dir():
+        return Path(path).expanduser()
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise ModelError(
             f"There is no model directory {path}.", hint="Give `bundled`, a directory or a Hugging Face id."
         )
-    else:
-        directory = _download(path)
-    _check_directory(directory)
-    return directory
+    return _download(path)
 
 
 def read_config(directory: Path) -> Any:

@@ -22,6 +22,8 @@ from shoal.protocol.segments import sampled_count, segment_complaint
 FinishReason = Literal["stop", "length", "done", "turns", "context", "failed"]
 """Of a plain completion the first two; of an episode all but the first."""
 SEED_LIMIT = 1 << 64
+LORA_CLASS = "+lora"
+"""Ends the numerics class of an engine that adds an adapter's product to that of a frozen base."""
 
 
 class RequestError(ShoalError):
@@ -160,7 +162,8 @@ class Stream(Protocol):
 
 class Engine(Protocol):
     numerics_class: str
-    """Engine, compute dtype and device class, such as `torch/float32/cpu`: what a calibration is made for."""
+    """Engine, compute dtype and device class, such as `torch/float32/cpu`, with an adapter `torch/float32/cpu+lora`: what a
+    calibration is made for."""
 
     @property
     def vocab_size(self) -> int:
@@ -168,7 +171,9 @@ class Engine(Protocol):
         ...
 
     def load(self, directory: Path) -> None:
-        """Replace the weights in place by those of `directory`/model.safetensors; on refusal the old ones stay."""
+        """Replace the weights in place by those of `directory`/model.safetensors; on refusal the old ones stay.
+
+        Of an engine on a base it is an adapter: one that is still resident is only pointed at."""
         ...
 
     def open(self, *, temperature: float, max_tokens: int, rows: int | None = None) -> Stream:

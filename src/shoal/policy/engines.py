@@ -10,11 +10,14 @@ from pathlib import Path
 
 import torch
 
+from shoal.config import LoraConfig
 from shoal.errors import ConfigError
 from shoal.frames.policy import MODEL_TYPE
-from shoal.policy.directory import read_config
+from shoal.policy.directory import base_of, is_adapter, read_config, resolve_model
 from shoal.policy.embedded.engine import TorchEngine
-from shoal.policy.engine import Engine
+from shoal.policy.engine import LORA_CLASS, Engine
+from shoal.policy.lora.checks import check_start
+from shoal.policy.lora.files import read_settings
 
 
 class NumericsError(ConfigError):
@@ -30,21 +33,33 @@ class Numerics:
 
 
 def _torch_engine(
-    model_files: Path, eos_token_ids: Sequence[int], numerics: Numerics, max_tokens: int | None
+    model_files: Path,
+    eos_token_ids: Sequence[int],
+    numerics: Numerics,
+    max_tokens: int | None,
+    lora: LoraConfig | None,
 ) -> Engine:
     # Its cache grows with what is asked, so it needs no bound.
-    return TorchEngine(model_files, eos_token_ids=eos_token_ids, dtype=numerics.dtype, device=numerics.device)
+    return TorchEngine(
+        model_files, eos_token_ids=eos_token_ids, dtype=numerics.dtype, device=numerics.device, lora=lora
+    )
 
 
-def _vllm_engine(model_files: Path, eos_token_ids: Sequence[int], numerics: Numerics, max_tokens: int | None) -> Engine:
+def _vllm_engine(
+    model_files: Path,
+    eos_token_ids: Sequence[int],
+    numerics: Numerics,
+    max_tokens: int | None,
+    lora: LoraConfig | None,
+) -> Engine:
     if read_config(model_files).model_type == MODEL_TYPE:
         raise ConfigError("vLLM does not run policies of frames.", hint="Choose --engine torch.")
     from shoal.policy.vllm.engine import VllmEngine
 
-    return VllmEngine(model_files, eos_token_ids=eos_token_ids, dtype=numerics.dtype, max_tokens=max_tokens)
+    return VllmEngine(model_files, eos_token_ids=eos_token_ids, dtype=numerics.dtype, max_tokens=max_tokens, lora=lora)
 
 
-ENGINES: dict[str, Callable[[Path, Sequence[int], Numerics, int | None], Engine]] = {
+ENGINES: dict[str, Callable[[Path, Sequence[int], Numerics, int | None, LoraConfig | None], Engine]] = {
     "torch": _torch_engine,
     "vllm": _vllm_engine,
 }
@@ -57,13 +72,26 @@ def make_engine(
     *,
     numerics: Numerics | None = None,
     max_tokens: int | None = None,
+    lora: LoraConfig | None = None,
 ) -> Engine:
     """The engine of that name on a model directory; it has weights if the directory has them.
 
+    With `lora` the directory is a base, and every load is that of an adapter.
     `max_tokens` bounds prompt + output for engines that reserve memory ahead; by default, what the model can do.
     """
     _check_kind(kind)
-    return ENGINES[kind](model_files, eos_token_ids, numerics or Numerics(devices_here()[0]), max_tokens)
+    return ENGINES[kind](model_files, eos_token_ids, numerics or Numerics(devices_here()[0]), max_tokens, lora)
+
+
+def policy_engine(kind: str, policy: Path, eos_token_ids: Sequence[int], *, numerics: Numerics | None = None) -> Engine:
+    """The engine of that name with the policy of a directory: a whole model, or a PEFT adapter with the base that it names."""
+    if not is_adapter(policy):
+        return make_engine(kind, policy, eos_token_ids, numerics=numerics)
+    base, lora = resolve_model(base_of(policy)), read_settings(policy)
+    check_start(policy, lora, base)
+    engine = make_engine(kind, base, eos_token_ids, numerics=numerics, lora=lora)
+    engine.load(policy)
+    return engine
 
 
 def devices_here() -> tuple[str, ...]:
@@ -77,7 +105,7 @@ def choose_numerics(kind: str, admitted: Sequence[str], devices: Sequence[str]) 
     possible = devices[:1] if kind == "vllm" else devices  # vLLM is built for one kind of device
     for device in possible:
         for name in admitted:
-            engine, dtype, where = name.split("/")
+            engine, dtype, where = name.removesuffix(LORA_CLASS).split("/")
             if (engine, where) == (kind, device):
                 return Numerics(device, dtype)
     raise NumericsError(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from shoal.config import RewardConfig, RolloutConfig, TasksConfig
+from shoal.config import LoraConfig, RewardConfig, RolloutConfig, TasksConfig
 from shoal.errors import IntegrityError, ShoalError, SignatureError
 from shoal.files import Digest
 from shoal.identity import DESCRIPTOR_KIND, MAX_DESCRIPTOR_BYTES, Envelope, Keypair
@@ -32,6 +32,18 @@ class FileReference(BaseModel):
     bytes: Annotated[int, Field(ge=0)]
 
 
+class AdapterTerms(BaseModel):
+    """Versions are adapters of frozen weights, which everybody fetches once."""
+
+    model_config = ConfigDict(frozen=True)
+    lora: LoraConfig
+    base_manifest: Digest
+    """Of the published base."""
+    base_weights: Digest
+    """Names, types, shapes and contents of its tensors."""
+    base_bytes: Annotated[int, Field(ge=0)]
+
+
 class RunDescriptor(BaseModel):
     model_config = ConfigDict(frozen=True)
     run_id: str
@@ -42,6 +54,8 @@ class RunDescriptor(BaseModel):
     relay_urls: tuple[str, ...]
     model_files: dict[FileName, FileReference]
     """Config and tokenizer files of the base model, served like shards."""
+    adapter: AdapterTerms | None = None
+    """None where versions are whole policies."""
     tasks: TasksConfig
     task_set_digest: str
     task_count: int

@@ -16,16 +16,18 @@ from torch import Tensor
 from shoal.broadcast import WireTensor
 from shoal.broadcast.manifest import digest_weights
 from shoal.broadcast.wire import tensor_entry
+from shoal.config import LoraConfig
 from shoal.errors import ShoalError
 from shoal.metrics import Report, silent
 from shoal.policy import resolve_model
-from shoal.policy.weights import WireCopy, unique_tensors
+from shoal.policy.weights import WireCopy, as_wire, published_tensors, unique_tensors
 from shoal.reproduction.copies import changed_copies
 from shoal.reproduction.evidence import Evidence, ReproductionError
 from shoal.reproduction.history import RecordedFile
 from shoal.reproduction.verdicts import Auditor, RepeatedVerdict
 from shoal.rundir import checkpoint_path, checkpoint_steps, checkpoints_of
-from shoal.training.export import load_model
+from shoal.training.building import build_trainer
+from shoal.training.export import load_factors, load_model
 from shoal.training.machine import TrainingMachine
 from shoal.training.trainer import DivergedError, Trainer
 
@@ -122,7 +124,9 @@ def reproduce(
     auditor = Auditor(evidence, base, scratch)
     drawn = auditor.draw(sample, range(began_at, wanted[-1] + 2))
     first = (
-        {} if result.same_class else {name: one.clone() for name, one in unique_tensors(trainer.policy.model).items()}
+        {}
+        if result.same_class
+        else {name: one.clone() for name, one in published_tensors(trainer.policy.model).items()}
     )
     with trainer:
         _repeat(result, _Scene(trainer, auditor, base, first), wanted[-1], {file.version for file in drawn}, report)
@@ -204,7 +208,7 @@ def _within_tolerance(evidence: Evidence, scene: "_Scene", outcome: StepOutcome)
     recorded = _recorded_weights(evidence, scene.base, outcome)
     if recorded is None:
         return replace(outcome, state="unmeasured", reason="no recorded weights of this version are here")
-    share = _distance(unique_tensors(scene.trainer.policy.model), recorded, scene.first)
+    share = _distance(published_tensors(scene.trainer.policy.model), recorded, scene.first)
     compared = f"{share:.4f} of the way that training had come lies between them, {TOLERANCE} is allowed"
     return replace(outcome, state="close" if share <= TOLERANCE else "differs", reason=compared)
 
@@ -215,10 +219,19 @@ def _recorded_weights(evidence: Evidence, base: Path, outcome: StepOutcome) -> M
     places = [checkpoint_path(checkpoints, version)] if version in checkpoint_steps(checkpoints) else []
     exported = evidence.directory.root.parent
     for place in [*places, *([exported] if any(exported.glob("*.safetensors")) else [])]:
-        model = load_model(place, base)
-        if digest_weights([tensor_entry(tensor) for tensor in WireCopy(model).take(here=True)]) == outcome.recorded:
-            return unique_tensors(model)
+        tensors, wire = _weights_at(place, base, evidence.config.model.adapter)
+        if digest_weights(map(tensor_entry, wire)) == outcome.recorded:
+            return tensors
     return None
+
+
+def _weights_at(place: Path, base: Path, lora: LoraConfig | None) -> tuple[Mapping[str, Tensor], Sequence[WireTensor]]:
+    """What a checkpoint or an export holds, as it is and as it was published."""
+    if lora is not None:
+        factors = load_factors(place, base, lora)
+        return factors, [as_wire(name, factor) for name, factor in factors.items()]
+    model = load_model(place, base)
+    return unique_tensors(model), WireCopy(model).take(here=True)
 
 
 def _distance(found: Mapping[str, Tensor], recorded: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> float:
@@ -241,16 +254,7 @@ def _trainer(evidence: Evidence, base: Path, scratch: Path, began_at: int) -> Tr
         checkpoints_of(work_dir).mkdir(parents=True)
         source = checkpoint_path(checkpoints_of(evidence.directory.trainer), began_at)
         checkpoint_path(checkpoints_of(work_dir), began_at).symlink_to(source, target_is_directory=True)
-    trainer = Trainer(
-        config.training,
-        base,
-        work_dir=work_dir,
-        temperature=config.rollouts.temperature,
-        seed=config.run.seed,
-        max_new_tokens=config.rollouts.max_new_tokens,
-        longest_row=config.rollouts.longest_row,
-        steps=config.run.steps,
-    )
+    trainer = build_trainer(config, work_dir, model_dir=base)
     trainer.resume()
     return trainer
 

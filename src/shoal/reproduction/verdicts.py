@@ -15,6 +15,7 @@ from shoal.broadcast import WireTensor
 from shoal.broadcast.manifest import safetensors_header
 from shoal.broadcast.wire import tensor_entry
 from shoal.files import atomic_file
+from shoal.policy.lora.files import write_adapter_config
 from shoal.protocol.rollouts import TRUNCATED, Rollout
 from shoal.reproduction.evidence import Evidence, ReproductionError
 from shoal.reproduction.history import RecordedFile, TrainedGroup
@@ -113,9 +114,11 @@ class Auditor:
 
     def keep_policy(self, version: int, tensors: Iterable[WireTensor]) -> None:
         """The weights of a version as its workers had them, with the model's other files."""
-        target = self._policy(version)
+        target, lora = self._policy(version), self._evidence.config.model.adapter
         target.mkdir(parents=True)
-        for path in self._model.iterdir():
+        if lora is not None:
+            write_adapter_config(target, lora, base=str(self._model.resolve()))
+        for path in self._model.iterdir() if lora is None else ():
             if path.is_file() and path.suffix != ".safetensors" and not path.name.endswith(".index.json"):
                 shutil.copyfile(path, target / path.name)
         rows = [(tensor_entry(tensor), tensor.data) for tensor in tensors]

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shoal.broadcast import Origin, OriginServer, OriginSettings
+from shoal.broadcast import AdaptedBase, Origin, OriginServer, OriginSettings
 from shoal.config import ShoalConfig
 from shoal.errors import ConfigError, RefusedError, ShoalError, UnavailableError
 from shoal.identity import Keypair
@@ -118,23 +118,16 @@ def _wait_for_rewind(directory: RunDirectory, epoch: int) -> None:
 
 def _build_trainer(directory: RunDirectory, world: "World") -> "Trainer":
     from shoal.policy import resolve_model
-    from shoal.training import Trainer, model_shape
+    from shoal.policy.lora.checks import check_base
+    from shoal.training import build_trainer, model_shape
     from shoal.training.memory import check_training_memory
 
-    config = directory.config()
+    config, terms = directory.config(), directory.descriptor().adapter
+    if terms is not None:
+        check_base(resolve_model(config.model.path), terms.base_weights, "this run began with")
     with suppress(ConfigError):  # a model that does not name its layers has no plan
-        check_training_memory(config, model_shape(config.model.path), world)
-    return Trainer(
-        config.training,
-        resolve_model(config.model.path),
-        work_dir=directory.trainer,
-        temperature=config.rollouts.temperature,
-        seed=config.run.seed,
-        max_new_tokens=config.rollouts.max_new_tokens,
-        longest_row=config.rollouts.longest_row,
-        steps=config.run.steps,
-        world=world,
-    )
+        check_training_memory(config, model_shape(config.model.path, lora=config.model.adapter), world)
+    return build_trainer(config, directory.trainer, world=world)
 
 
 @contextmanager
@@ -143,11 +136,22 @@ def _serving(directory: RunDirectory, client: CoordinatorClient, metrics: EventL
     config, descriptor = directory.config(), directory.descriptor()
     origin = build_origin(config, descriptor, directory.origin, directory.existing_key("run"), client.server_time)
     register_files(origin, descriptor, directory.origin)
+    _restore_base(origin, config, descriptor)
     server = serve(origin, config, metrics)
     try:
         yield origin
     finally:
         server.stop()
+
+
+def _restore_base(origin: Origin, config: ShoalConfig, descriptor: RunDescriptor) -> None:
+    """A run that was restored from a backup of its beginning lacks the base, which no version names yet."""
+    terms = descriptor.adapter
+    if terms is not None and not origin.store.recover("manifests", terms.base_manifest):
+        from shoal.policy import resolve_model
+        from shoal.policy.weights import stored_tensors
+
+        origin.add_base(stored_tensors(resolve_model(config.model.path)))
 
 
 def build_origin(
@@ -162,8 +166,18 @@ def build_origin(
         run_id=descriptor.run_id,
         shard_bytes=config.broadcast.shard_bytes,
         keep_versions=config.broadcast.keep_versions + config.training.async_level,
+        **_adapter_settings(descriptor),
     )
     return Origin(root, run_key, settings, clock=clock)
+
+
+def _adapter_settings(descriptor: RunDescriptor) -> dict[str, Any]:
+    """Fp32 factors change everywhere in every step, so that a delta of them is no smaller than they are."""
+    terms = descriptor.adapter
+    if terms is None:
+        return {}
+    base = AdaptedBase(manifest_digest=terms.base_manifest, weights_digest=terms.base_weights)
+    return {"adapts": base, "delta_from_bytes": None}
 
 
 def serve(origin: Origin, config: ShoalConfig, metrics: EventLog) -> OriginServer:

@@ -33,6 +33,9 @@ def explain_run(descriptor: RunDescriptor, report: Report) -> None:
         f"will fetch {plural(len(descriptor.model_files), 'model file')} and the tasks ({size(files)}), then the policy's "
         f"weights; only outbound HTTP is used"
     )
+    if descriptor.adapter is not None:
+        base = size(descriptor.adapter.base_bytes)
+        report(f"the weights are a base of {base}, fetched once, and small adapters, one per version")
     report(
         f"tasks: {descriptor.task_count} of {descriptor.tasks.source}; per slot {rollouts.tasks_per_slot} tasks × "
         f"{rollouts.group_size} samples of up to {rollouts.max_new_tokens} tokens at temperature {rollouts.temperature:g}"

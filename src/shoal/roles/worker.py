@@ -71,12 +71,12 @@ def work(
 ) -> None:
     """Refuses what cannot work before anybody is asked; then joins, and works until the run ends."""
     key_path = key_file or root / "worker.key"
-    check_directory(root)
     if os.path.lexists(key_path):
         Keypair.load(key_path)
     check_engine(engine)
     check_name(name)
     kind = _worker_kind(cheat) if cheat else None
+    check_directory(root)
     share, busy = share or Share(), f"Another worker uses {root}."
     share.take()
     with hold(root / "lock", busy, hint="Give this one its own directory with --dir.", wait_s=LOCK_WAIT_S):
@@ -178,7 +178,7 @@ def wait_for_unban(client: CoordinatorClient, report: Report, *, sleep: Callable
 
 
 def check_directory(root: Path) -> None:
-    """Refuses a place where nothing can be kept before anything else is done."""
+    """Refuses a place where nothing can be kept before anybody is asked."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         problem = "" if os.access(root, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)

@@ -1,5 +1,6 @@
 """The training engine: from validated groups to the next policy version."""
 
+from shoal.training.building import build_trainer
 from shoal.training.checkpoints import Checkpoints
 from shoal.training.disks import CheckpointError
 from shoal.training.export import ExportError, RunFacts, export_policy, latest_checkpoint
@@ -37,6 +38,7 @@ __all__ = [
     "TrainerMemory",
     "UnsupportedModelError",
     "World",
+    "build_trainer",
     "export_policy",
     "latest_checkpoint",
     "model_shape",

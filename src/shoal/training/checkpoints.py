@@ -22,7 +22,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
@@ -234,7 +234,15 @@ class Checkpoints:
                 f"The checkpoint {path} cannot be read: {first_line(error)}",
                 hint="It belongs to another model or is damaged; remove it to resume from an older one.",
             ) from error
-        set_state_dict(model, optimiser, model_state_dict=state["model"], optim_state_dict=state["optimiser"])
+        # What is frozen is in no checkpoint.
+        whole = all(parameter.requires_grad for parameter in model.parameters())
+        set_state_dict(
+            model,
+            optimiser,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimiser"],
+            options=StateDictOptions(strict=whole),
+        )
         return facts
 
     def _read(self, path: Path, state: dict[str, Any]) -> None:
@@ -257,7 +265,10 @@ class Checkpoints:
 
     def _remove_leftovers(self) -> None:
         for leftover in self.directory.glob(f"{TEMPORARY_PREFIX}*"):
-            shutil.rmtree(leftover)
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
+            else:  # a mark by which ranks found out who shares their disk
+                leftover.unlink(missing_ok=True)
 
     def _prune(self) -> None:
         for step in self.steps()[: -self._keep]:
@@ -272,10 +283,14 @@ class Checkpoints:
 
 
 def _state(model: nn.Module, optimiser: Optimizer) -> tuple[dict[str, Any], Any]:
-    """Weights and moments by name. Torch gives a fresh optimiser its moments by an empty step, which must not count as one:
-    otherwise a run that is saved before its first update would train differently from one that is not."""
+    """Trained weights and moments by name. Torch gives a fresh optimiser its moments by an empty step, which must not count as
+    one: otherwise a run that is saved before its first update would train differently from one that is not."""
     fresh = not optimiser.state
     weights, moments = get_state_dict(model, optimiser)
+    # Torch's own option forgets a frozen parameter that has two names.
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            del weights[name]
     if fresh:
         for state in optimiser.state.values():
             state["step"].zero_()

@@ -1,4 +1,4 @@
-"""A trained policy as a plain Hugging Face directory, with a model card made from the run.
+"""A trained policy as a plain Hugging Face directory, or its adapter as a PEFT one, with a model card made from the run.
 
 Weights come from a checkpoint (fp32 master weights, rounded once to bf16, so they equal the published version) or from a published
 `model.safetensors`. The directory appears whole under its final name or not at all.
@@ -13,11 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
+from shoal.config import LoraConfig
 from shoal.errors import ShoalError, first_line
 from shoal.files import TEMPORARY_PREFIX, write_atomic
-from shoal.policy import build_empty_model, load_weights
+from shoal.policy import build_empty_model, build_model, load_weights
+from shoal.policy.architecture import meta_model
+from shoal.policy.directory import read_config
+from shoal.policy.lora.files import PREFIX, as_factors, factor_shapes, read_factors, write_adapter
+from shoal.policy.lora.files import merge as merge_factors
+from shoal.policy.lora.targets import target_names
+from shoal.policy.weights import base_digest
 from shoal.rundir import checkpoint_path, checkpoint_steps, checkpoints_of
 from shoal.training.checkpoints import UNREADABLE, accept_one_process
 
@@ -56,6 +64,8 @@ class RunFacts:
     loss_curve: Sequence[tuple[int, float]] = field(default_factory=tuple)
     method: str = "reinforcement learning"
     run_key: str = ""
+    adapter: str = ""
+    """Of what kind it is, where the directory holds an adapter and not the whole policy."""
     has_evidence: bool = False
     """Whether rollouts and the files that repeat the run lie beside the card."""
 
@@ -78,22 +88,37 @@ def version_to_export(wanted: int | None, *, newest: int, steps: int) -> int:
 
 
 def export_policy(
-    source: Path, model_dir: Path, output: Path, facts: RunFacts, *, add: Callable[[Path], None] = lambda folder: None
+    source: Path,
+    model_dir: Path,
+    output: Path,
+    facts: RunFacts,
+    *,
+    lora: LoraConfig | None = None,
+    merge: bool = False,
+    add: Callable[[Path], None] = lambda folder: None,
 ) -> Path:
     """Write `output` from `source`: a checkpoint directory `…/checkpoints/step-N`, or one that holds safetensors.
 
-    `model_dir` is the base model: its config and tokenizer go along. `add` writes what else belongs into the directory.
+    `model_dir` is the base model: its config and tokenizer go along. With `lora` the output is a PEFT directory, or with `merge`
+    the whole model. `add` writes what else belongs into the directory.
     """
     from transformers.utils.logging import disable_progress_bar
 
     if output.exists() and any(output.iterdir()):
         raise ExportError(f"{output} exists and is not empty.", hint="Name another directory, or remove it first.")
+    if merge and lora is None:
+        raise ExportError("There is no adapter to merge: all weights were trained.", hint="Export without --merge.")
     disable_progress_bar()
-    model = load_model(source, model_dir)
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.parent / f"{TEMPORARY_PREFIX}{output.name}"
     shutil.rmtree(temporary, ignore_errors=True)
-    model.to(torch.bfloat16).save_pretrained(temporary)
+    if lora is None:
+        load_model(source, model_dir).to(torch.bfloat16).save_pretrained(temporary)
+    elif merge:
+        _merged(source, model_dir, lora).to(torch.bfloat16).save_pretrained(temporary)
+    else:
+        factors, digest = load_factors(source, model_dir, lora), base_digest(model_dir)
+        write_adapter(temporary, factors, lora, base=_base_name(facts, model_dir), base_digest=digest)
     _copy_companions(model_dir, temporary)
     figure = _plot(facts, temporary)
     write_atomic(temporary / "README.md", model_card(facts, figure).encode())
@@ -138,6 +163,33 @@ def load_model(source: Path, model_dir: Path) -> Any:
     return model
 
 
+def load_factors(source: Path, model_dir: Path, lora: LoraConfig) -> dict[str, Tensor]:
+    """The adapter of a checkpoint or of a directory with safetensors, by PEFT's names."""
+    skeleton = meta_model(read_config(model_dir))
+    shapes = factor_shapes(skeleton, target_names(skeleton, lora), lora.rank)
+    if any(source.glob("*.safetensors")):
+        return read_factors(source, shapes)
+    if not (source / ".metadata").is_file():
+        raise ExportError(f"{source} is neither a checkpoint nor a directory with safetensors.")
+    accept_one_process()
+    state = {name.removeprefix(PREFIX): torch.empty(shape) for name, shape in shapes.items()}
+    load_distributed({"model": state}, checkpoint_id=source, no_dist=True)
+    return {f"{PREFIX}{name}": tensor for name, tensor in state.items()}
+
+
+def _merged(source: Path, model_dir: Path, lora: LoraConfig) -> Any:
+    """Base and adapter in one, added in float32."""
+    factors, model = load_factors(source, model_dir, lora), build_model(model_dir, "float32")
+    merge_factors(model, as_factors(factors, target_names(model, lora), lora.scale))
+    return model
+
+
+def _base_name(facts: RunFacts, model_dir: Path) -> str:
+    """How others find the base: by its id where it has one."""
+    is_local = facts.base_model == "bundled" or Path(facts.base_model).expanduser().exists()
+    return str(model_dir.resolve()) if is_local else facts.base_model
+
+
 def _copy_companions(model_dir: Path, output: Path) -> None:
     for pattern in COMPANION_FILES:
         for file in model_dir.glob(pattern):
@@ -169,7 +221,7 @@ def _plot(facts: RunFacts, directory: Path) -> str:
 def model_card(facts: RunFacts, figure: str = "") -> str:
     """README.md of the exported policy."""
     header = {
-        "library_name": "transformers",
+        "library_name": "transformers" if facts.adapter == "" else "peft",
         "pipeline_tag": "text-generation",
         "tags": [facts.method.split(" of ")[0].replace(" ", "-"), "shoal"],
         "policy_version": facts.version,
@@ -179,6 +231,8 @@ def model_card(facts: RunFacts, figure: str = "") -> str:
     lines = ["---", *(f"{name}: {json.dumps(value)}" for name, value in header.items()), "---", ""]
     lines += [f"# {facts.run_name}, policy version {facts.version}", ""]
     lines += [f"Trained from `{facts.base_model}` by {facts.method} with Shoal.", ""]
+    if facts.adapter:
+        lines += [f"This is an adapter of `{facts.base_model}` ({facts.adapter}), in the layout of PEFT.", ""]
     if facts.intermediate:
         lines += [
             f"**Intermediate**: this is version {facts.version}; the run ends with version {facts.last_version}.",

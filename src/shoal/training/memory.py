@@ -6,15 +6,22 @@ that run in fp32 under bf16. Shapes: D model width, I width of the feed-forward 
 """
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.config import ShoalConfig, TrainingConfig
+from torch import nn
+
+from shoal.broadcast.codec.pieces import ITEM_BYTES
+from shoal.config import LoraConfig, ShoalConfig, TrainingConfig
 from shoal.errors import ConfigError
 from shoal.policy.architecture import decoder_blocks, meta_model
 from shoal.policy.directory import read_config, resolve_model
+from shoal.policy.lora.files import factor_shapes
+from shoal.policy.lora.targets import target_names
 from shoal.policy.memory import NotEnoughMemoryError, available_bytes
+from shoal.policy.weights import stored_dtype
 from shoal.training.model.distributed import World
 from shoal.training.model.logprobs import CHUNK_ELEMENTS
 
@@ -29,6 +36,10 @@ class ModelShape:
     width: int
     inner_width: int
     vocabulary: int
+    adapter: int = 0
+    """Parameters of the adapter that is trained, if not all are."""
+    stored_bytes: int = 2
+    """Of one parameter in the files, in which a frozen base stays."""
 
     @property
     def root_parameters(self) -> int:
@@ -63,14 +74,18 @@ class TrainerMemory:
         return "\n".join(f"{name:<{width}}  {size / 2**30:8.2f} GiB" for name, size in rows)
 
 
-def model_shape(model: str, shapes: Path | None = None) -> ModelShape:
-    """Shape of `bundled`, a directory or a Hugging Face id. `shapes`/NAME.json spares the download of org/NAME."""
+def model_shape(model: str, shapes: Path | None = None, lora: LoraConfig | None = None) -> ModelShape:
+    """Shape of `bundled`, a directory or a Hugging Face id. `shapes`/NAME.json spares the download of org/NAME, whose weights are
+    then taken to be stored in bf16."""
     known = shapes / f"{Path(model).name}.json" if shapes is not None else None
-    config = _read_shape(known) if known is not None and known.is_file() else read_config(resolve_model(model))
-    return shape_of(config, Path(model).name)
+    if known is not None and known.is_file():
+        return shape_of(_read_shape(known), Path(model).name, lora)
+    directory = resolve_model(model)
+    shape = shape_of(read_config(directory), Path(model).name, lora)
+    return replace(shape, stored_bytes=ITEM_BYTES[stored_dtype(directory)])
 
 
-def shape_of(config: Any, name: str) -> ModelShape:
+def shape_of(config: Any, name: str, lora: LoraConfig | None = None) -> ModelShape:
     """Of a Transformers config."""
     skeleton = meta_model(config)
     blocks = decoder_blocks(skeleton)
@@ -85,7 +100,12 @@ def shape_of(config: Any, name: str) -> ModelShape:
         width=text.hidden_size,
         inner_width=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         vocabulary=text.vocab_size,
+        adapter=_adapter_size(skeleton, lora) if lora is not None else 0,
     )
+
+
+def _adapter_size(skeleton: nn.Module, lora: LoraConfig) -> int:
+    return sum(map(math.prod, factor_shapes(skeleton, target_names(skeleton, lora), lora.rank).values()))
 
 
 def _read_shape(path: Path) -> Any:
@@ -102,20 +122,26 @@ def plan_memory(
     tokens = max(config.micro_batch_tokens, longest_row)
     bf16 = config.compute_dtype == "bfloat16" or (config.compute_dtype == "auto" and on_gpu)
     compute_bytes = 2 if bf16 else 4
-    share = -(-shape.parameters // ranks)
+    trained = shape.adapter or shape.parameters
+    share, frozen = -(-trained // ranks), -(-shape.parameters // ranks) if shape.adapter else 0
+    published_bytes = 4 * shape.adapter or 2 * shape.parameters
     parts = {
+        "frozen base": shape.stored_bytes * frozen,
         "weights (fp32)": 4 * share,
         "gradients (fp32)": 4 * share,
         "optimiser (2 × fp32)": 8 * share,
-        "reference policy": compute_bytes * share if config.kl_beta else 0,
+        # An adapter's reference is its own base.
+        "reference policy": compute_bytes * share if config.kl_beta and not shape.adapter else 0,
         "gathered or cast weights": _working_copies(shape, config, ranks, compute_bytes, bf16),
         **(_checkpointed if config.activation_checkpointing else _activations)(shape, compute_bytes, tokens),
-        "tensor being published": 2 * 2 * shape.largest_tensor,
+        "tensor being published": 0 if shape.adapter else 2 * 2 * shape.largest_tensor,
     }
-    return TrainerMemory(ranks, parts, host_bytes=12 * share, published_bytes=2 * shape.parameters)
+    return TrainerMemory(ranks, parts, host_bytes=12 * share, published_bytes=published_bytes)
 
 
 def _working_copies(shape: ModelShape, config: TrainingConfig, ranks: int, compute_bytes: int, bf16: bool) -> int:
+    if ranks == 1 and shape.adapter:  # one layer at a time is widened or cast
+        return compute_bytes * shape.largest_tensor if shape.stored_bytes != compute_bytes else 0
     if ranks == 1:
         cast = shape.layer_parameters + shape.root_parameters if config.activation_checkpointing else shape.parameters
         return compute_bytes * cast if bf16 else 0
@@ -141,11 +167,11 @@ def _activations(shape: ModelShape, compute_bytes: int, tokens: int) -> dict[str
 
 
 def _checkpointed(shape: ModelShape, compute_bytes: int, tokens: int) -> dict[str, int]:
-    """The inputs of all blocks, which are fp32, and one block that is computed again, with the gradients inside it. The logits are
+    """The inputs of all blocks, and one block that is computed again, with the gradients inside it. The logits are
     gone by then: what is larger counts."""
     gradients = compute_bytes * (11 * shape.width + 4 * shape.inner_width) // 2
     block = tokens * (_layer(shape, compute_bytes) + gradients)
-    inputs = 4 * tokens * shape.width * shape.layers
+    inputs = compute_bytes * tokens * shape.width * shape.layers
     return {"activations": inputs + block, "logits of one chunk": max(0, _logits(shape, tokens) - block)}
 
 

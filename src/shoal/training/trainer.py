@@ -20,16 +20,18 @@ import torch
 from torch import Tensor
 
 from shoal.broadcast import WireTensor
-from shoal.config import TrainingConfig
+from shoal.config import LoraConfig, TrainingConfig
 from shoal.errors import ConfigError, ShoalError
 from shoal.policy.weights import WireCopy, unique_tensors
 from shoal.protocol.steps import Rewind
 from shoal.rundir import checkpoints_of
 from shoal.training.checkpoints import Checkpoints, always
+from shoal.training.model.adapter import Adapter
 from shoal.training.model.determinism import fingerprint
 from shoal.training.model.distributed import World, clip_gradients
 from shoal.training.model.dithering import dither_masters
 from shoal.training.model.model import PolicyModel, attention_cost, load_policy
+from shoal.training.model.reference import Reference
 from shoal.training.objective.advantages import ADVANTAGES
 from shoal.training.objective.corrections import CORRECTIONS
 from shoal.training.objective.losses import LOSSES, TokenBatch, TokenLoss, k3_divergence, penalised
@@ -72,7 +74,7 @@ class _Prepared:
 
 
 class Trainer:
-    """Owns the fp32 weights, the optimiser and their checkpoints.
+    """Owns the fp32 weights or factors, the optimiser and their checkpoints.
 
     Leaving its context waits until the last checkpoint is on disk, also when an exception ends the training.
     """
@@ -86,11 +88,14 @@ class Trainer:
         temperature: float,
         seed: int,
         max_new_tokens: int = 0,
+        lora: LoraConfig | None = None,
+        start: Path | None = None,
         longest_row: int = 0,
         steps: int = 0,
         world: World | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """With `lora` an adapter is trained beside the frozen model, from the PEFT directory `start` if there is one."""
         if config.overlong == "penalise" and not max_new_tokens:
             raise ConfigError("training.overlong = 'penalise' needs the completion limit.")
         check_schedule(config, steps)
@@ -110,13 +115,15 @@ class Trainer:
         self._advantage = find_function("advantage", config.advantage, ADVANTAGES)
         self._loss = find_function("loss", config.loss, LOSSES)
         self._correction = find_function("correction", config.correction, CORRECTIONS)
+        self._adapter = Adapter(lora, start, seed) if lora is not None else None
         self.policy = self._load(model_dir, temperature, trained=True)
         self._attention = attention_cost(self.policy.model)
-        if config.dither_masters:
+        if config.dither_masters and self._adapter is None:  # factors are published as they are
             dither_masters(unique_tensors(self.policy.model).items(), seed)
-        self._reference = self._load(model_dir, temperature, trained=False) if config.kl_beta else None
+        copied = bool(config.kl_beta) and lora is None
+        self._reference = Reference(self.policy, self._load(model_dir, temperature, trained=False) if copied else None)
         self._optimiser = torch.optim.AdamW(
-            self.policy.parameters(),
+            [parameter for parameter in self.policy.parameters() if parameter.requires_grad],
             lr=config.learning_rate,
             betas=BETAS,
             weight_decay=config.weight_decay,
@@ -229,6 +236,7 @@ class Trainer:
             world=self.world,
             compute_dtype=self.world.compute_dtype(self.config.compute_dtype),
             trained=trained,
+            adapter=self._adapter if trained else None,
             activation_checkpointing=trained and self.config.activation_checkpointing,
             longest_row=self.longest_row,
         )
@@ -276,8 +284,8 @@ class Trainer:
                 if number > 0:
                     micro_batch.old_N, *spread = self.policy(micro_batch.bin)
                     first.scores.add(micro_batch, micro_batch.old_N, *spread)
-                if self._reference is not None:
-                    micro_batch.reference_N = self._reference(micro_batch.bin)[0]
+                if self.config.kl_beta:
+                    micro_batch.reference_N = self._reference(micro_batch.bin)
 
     def _backward(self, minibatch: MiniBatch, sums: TokenSums, scores: GroupScores | None = None) -> None:
         for micro_batch in minibatch.micro_batches:

@@ -13,7 +13,8 @@ from pathlib import Path
 from shoal.coordinator.ledger import Entry, check_secrets
 from shoal.errors import ConfigError
 from shoal.files import digest_bytes
-from shoal.policy.embedded.engine import TorchEngine
+from shoal.policy.directory import resolve_model
+from shoal.policy.engines import Numerics, policy_engine
 from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed
 from shoal.protocol.descriptor import RunDescriptor, open_descriptor
@@ -91,13 +92,13 @@ def verify_file(
         )
     run = open_descriptor(descriptor)
     check_environments(run.environments)
-    workload = Workload(run, TextCodec.from_directory(policy), task_sets or _tasks(run, tasks))
+    workload = Workload(run, TextCodec.from_directory(resolve_model(str(policy))), task_sets or _tasks(run, tasks))
     digest = digest_bytes(data)
     try:
         header, _ = read_rollouts(data, workload.limits)
     except RolloutFileError as error:
         return OfflineVerdict(digest, None, [Finding(Reason.SCHEMA, error.message)], api.AuditMetrics())
-    engine = TorchEngine(policy, eos_token_ids=workload.codec.eos_token_ids)
+    engine = policy_engine("torch", policy, workload.codec.eos_token_ids, numerics=Numerics("cpu"))
     try:
         checked = check_claims(data, _claim(header, digest, step_secret), workload, engine.vocab_size)
     except RejectedError as rejected:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.broadcast import DownloadProgress, Head, WeightClient
-from shoal.broadcast.download import OnProgress
+from shoal.broadcast.download import OnProgress, ProgressLine
 from shoal.errors import ShoalError, UnavailableError
 from shoal.metrics import EventLog, Report, silent
 
@@ -19,7 +19,6 @@ LONG_POLL_S = 15.0
 RETRY_S = 1.0
 STOP_DEADLINE_S = 5.0
 FETCH_DEADLINE_S = 600.0
-PROGRESS_EVERY_S = 3.0
 LISTEN_S = 0.5
 
 
@@ -202,16 +201,3 @@ class WeightFollower:
             for old in sorted(self._versions)[: -self._keep]:
                 del self._versions[old]
             self._changed.notify_all()
-
-
-class ProgressLine:
-    """Says every few seconds how far a slow fetch is; a fast one passes in silence."""
-
-    def __init__(self, report: Report, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._report, self._clock = report, clock
-        self._next_at = clock() + PROGRESS_EVERY_S
-
-    def __call__(self, progress: DownloadProgress) -> None:
-        if self._clock() >= self._next_at:
-            self._next_at = self._clock() + PROGRESS_EVERY_S
-            self._report(f"fetching {progress.line()}")

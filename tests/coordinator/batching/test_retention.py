@@ -294,7 +294,7 @@ def test_complete_junk_of_strangers_leaves_half_of_the_disk_to_keys_with_accepte
     assert wide.work(ann)[1] in files(wide)
 
 
-def test_refused_junk_makes_room_for_newcomers_long_before_the_dispute_window_ends(wide: Swarm) -> None:
+def test_refused_junk_makes_space_for_newcomers_long_before_the_dispute_window_ends(wide: Swarm) -> None:
     (ann,) = wide.join("ann")
     _, kept = wide.work(ann)
     wide.accept()

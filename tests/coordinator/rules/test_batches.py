@@ -1,5 +1,7 @@
+import math
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -183,3 +185,24 @@ def test_what_the_share_costs_a_small_swarm() -> None:
     config, trust = TrainingConfig(groups_per_step=32), TrustConfig(unaudited_share=0.1, audit_floor=0.1)
     costs = [round(least_audited_share(keys, config, trust), 3) for keys in (1, 4, 8, 10, 100)]
     assert costs == [0.906, 0.625, 0.25, 0.1, 0.1]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
+def test_with_time_no_slot_begins_for_a_fraction_of_a_group(share: float) -> None:
+    needed = CONFIG.groups_per_step
+    enough = math.floor(needed / share)
+    assert groups_wanted(StepCounts(0, 0, enough, 0), CONFIG, share) == 0
+    assert groups_wanted(StepCounts(0, 0, enough - 1, 0), CONFIG, share) > 0
+
+
+@given(
+    useful=st.integers(0, 3), resolved=st.integers(0, 12), outstanding=st.integers(0, 12), share=st.floats(0.01, 0.99)
+)
+def test_a_step_that_lacks_groups_and_waits_for_none_wants_more(
+    useful: int, resolved: int, outstanding: int, share: float
+) -> None:
+    """Whatever share was usual: the batch is formed in the end."""
+    counts = StepCounts(useful, min(useful, resolved), 0, resolved)
+    assert groups_wanted(counts, CONFIG, share) > 0
+    more = groups_wanted(StepCounts(useful, min(useful, resolved), outstanding, resolved), CONFIG, share)
+    assert more <= groups_wanted(counts, CONFIG, share)

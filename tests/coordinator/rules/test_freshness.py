@@ -118,7 +118,7 @@ def test_leases_wait_only_inside_the_window_and_only_while_the_batch_can_still_b
         assert now + slowest <= TRAINS_SINCE + (step - newest) * fastest, "work would come too late"
 
 
-def test_the_usual_share_of_useful_groups_is_told_only_while_there_is_time() -> None:
+def test_the_usual_share_of_useful_groups_is_used_only_while_there_is_time() -> None:
     cycles = [Cycle(2.0, 10.0, generated_groups=20, useful_groups=useful) for useful in (18, 19, 20, 18, 19)]
     assert decide(view(cycles=cycles)).useful_share == pytest.approx(95 / 102)
     assert decide(view(cycles=cycles, now=TRAINS_SINCE + 19.0)).useful_share is None

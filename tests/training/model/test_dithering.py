@@ -66,7 +66,7 @@ def test_the_place_depends_on_seed_and_name_alone() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1000, 300), (5, 7, 3), (200_000,), (3, 200_000), ()])
-def test_rows_have_the_same_noise_whoever_draws_them(shape: tuple[int, ...]) -> None:
+def test_rows_have_the_same_noise_on_every_rank(shape: tuple[int, ...]) -> None:
     whole = noise_of_rows("weight", torch.Size(shape))
     assert whole.shape == shape
     assert whole.abs().max() <= 0.5

@@ -45,7 +45,7 @@ def windowed(window: int) -> Qwen2MoeConfig:
     return Qwen2MoeConfig(**SMALL, **experts, **window_settings)
 
 
-def test_a_window_that_the_attention_is_not_told_of_is_seen_however_long_it_is() -> None:
+def test_a_window_that_the_attention_does_not_get_is_seen_however_long_it_is() -> None:
     """It was packed, and wrong by nats past the window."""
     assert chosen_layout(windowed(4096)) != "packed"
 

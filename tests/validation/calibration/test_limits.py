@@ -138,7 +138,7 @@ def test_episodes_are_calibrated_as_they_are_played_and_scored(tmp_path: Path) -
     assert played, "some have several turns"
     for row in edited_token(played[:1]):
         places = [at for at, (old, new) in enumerate(zip(played[0].tokens, row.tokens, strict=True)) if old != new]
-        assert set(places) <= set(sampled_places(row.segment_lengths)), "an audit judges sampled tokens alone"
+        assert set(places) <= set(sampled_places(row.segment_lengths)), "an audit scores sampled tokens alone"
     calibration = calibrate(
         work, model_name="tiny", machine=FLOAT32, settings=SETTINGS, honest_submissions=4, forged_submissions=2
     )

@@ -251,7 +251,8 @@ def _dropped_counts(connection: Connection, step: int, expired: int) -> dict[str
 
 def _generated_means(connection: Connection, step: int) -> tuple[float | None, float | None]:
     """Reward and task reward of all samples: those of useful groups say how mixed they are, not how good the policy is."""
-    sql = f"SELECT rewards, task_rewards FROM groups WHERE epoch=? AND step=? AND state <> '{GroupState.WITHDRAWN}'"
+    kept = one_of(*(state for state in GroupState if state is not GroupState.WITHDRAWN))
+    sql = f"SELECT rewards, task_rewards FROM groups WHERE epoch=? AND step=? AND state IN {kept}"
     rows = query(connection, _Rewards, sql, (epoch(connection), step))
     rewards = [value for row in rows for value in json.loads(row.rewards)]
     return _mean(rewards), _mean([value for row in rows for value in json.loads(row.task_rewards)])

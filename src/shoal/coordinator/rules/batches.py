@@ -167,12 +167,14 @@ def may_be_complete(counts: StepCounts, config: TrainingConfig) -> bool:
 def groups_wanted(counts: StepCounts, config: TrainingConfig, usual_share: float | None = None) -> int:
     """How many more groups should be generated so that enough of them are useful.
 
-    With the usual share of useful groups given there is time, so that no more are wanted than are needed.
+    With the usual share of useful groups given there is time: no more are wanted than are needed, and slots that are under way
+    are waited for before another begins for a fraction of a group.
     """
     slack, prior = (SLACK, 0.5) if usual_share is None else (NO_SLACK, usual_share)
     share = (PRIOR_GROUPS * prior + counts.useful_of_step) / (PRIOR_GROUPS + counts.resolved_groups)
     missing = slack * config.groups_per_step - counts.useful - share * counts.outstanding_groups
-    wanted = math.ceil(missing / share) if missing > 0 else 0
+    in_whole = math.floor if usual_share is not None and counts.outstanding_groups else math.ceil
+    wanted = in_whole(missing / share) if missing > 0 else 0
     return max(0, min(wanted, _cap(config) - counts.resolved_groups - counts.outstanding_groups))
 
 

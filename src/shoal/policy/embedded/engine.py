@@ -1,6 +1,7 @@
 """The embedded engine: any causal LM that Transformers builds, of any family, in this process, on CPU or one GPU.
 
-Weights exist once and are replaced in place. A stream batches continuously over a preallocated cache that later streams use
+Weights exist once and are replaced in place. With LoRA the base stays, and versions of the adapter are resident side by side:
+changing between them moves a pointer. A stream batches continuously over a preallocated cache that later streams use
 again; `score` is a prefill in batches of bounded size. Neither holds the logits or states of everything at once.
 """
 
@@ -10,10 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shoal.policy.directory import check_vocabulary, has_weights
+from shoal.config import LoraConfig
+from shoal.policy.directory import check_vocabulary, has_weights, weight_files
 from shoal.policy.embedded.decode_batch import DecodeBatch
 from shoal.policy.embedded.family import RowCache, make_runner
 from shoal.policy.engine import (
+    LORA_CLASS,
     Completion,
     EngineBusyError,
     GenerationRequest,
@@ -26,6 +29,7 @@ from shoal.policy.engine import (
     positions_needed,
 )
 from shoal.policy.exactness import use_exact_products
+from shoal.policy.lora.resident import ResidentAdapters
 from shoal.policy.memory import CachePlan, available_bytes, cache_rows
 from shoal.policy.models import build_empty_model, build_model
 from shoal.policy.scoring import score_requests
@@ -44,15 +48,22 @@ class TorchEngine:
         device: str = "cpu",
         max_batch: int = 256,
         prefill_tokens: int = 4096,
+        lora: LoraConfig | None = None,
     ) -> None:
-        """`model_files` holds config.json; if it holds safetensors too, they are loaded."""
+        """`model_files` holds config.json; if it holds safetensors too, they are loaded. With `lora` they are a base that generates
+        nothing before an adapter is loaded."""
         use_exact_products(torch.device(device))
-        self.numerics_class = f"torch/{dtype}/{torch.device(device).type}"
+        self.numerics_class = f"torch/{dtype}/{torch.device(device).type}{LORA_CLASS if lora else ''}"
         self.max_batch, self.prefill_tokens = max_batch, prefill_tokens
         self._eos_token_ids = tuple(eos_token_ids)
         self._loaded = has_weights(model_files)
         build = build_model if self._loaded else build_empty_model
-        self._runner = make_runner(build(model_files, dtype, device))
+        model = build(model_files, dtype, device)
+        self._adapters: ResidentAdapters | None = None
+        if lora is not None:
+            weight_files(model_files)  # a base without weights is refused
+            self._adapters, self._loaded = ResidentAdapters(model, lora), False
+        self._runner = make_runner(model)
         self._cache: RowCache | None = None
         self._stream: DecodeBatch | None = None
         self._weights = 0
@@ -68,13 +79,16 @@ class TorchEngine:
         if self._stream is not None and self._stream.unfinished:
             raise EngineBusyError(f"{self._stream.unfinished} requests still run with the old weights.")
         use_exact_products(self._runner.device)
-        load_weights(self._runner.model, directory)
+        if self._adapters is not None:
+            self._adapters.use(directory)
+        else:
+            load_weights(self._runner.model, directory)
         self._weights += 1
         if self._stream is not None:
             self._stream.weights_changed(self._weights)
-        if self._loaded:
+        if self._loaded and self._adapters is None:
             self._runner.weights_changed()
-        else:
+        elif not self._loaded:
             self._runner.prepare()
             self._loaded = True
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal.policy.embedded.attention import Step
 from shoal.policy.embedded.linear import Linear
@@ -58,7 +58,7 @@ class _FusedLayer:
         self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
         self.qkv = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
         self.gate_up = _joined([mlp.gate_proj, mlp.up_proj])
-        self.out, self.down = (Linear(linear.weight, linear.bias) for linear in (attention.o_proj, mlp.down_proj))
+        self.out, self.down = (_joined([linear]) for linear in (attention.o_proj, mlp.down_proj))
         self.linears = (self.qkv, self.out, self.gate_up, self.down)
 
     def __call__(self, hidden_TD: Tensor, shape: Sequence[int], cos: Tensor, sin: Tensor, step: Step) -> Tensor:
@@ -82,18 +82,20 @@ class _FusedLayer:
         return torch.addcmul(heads_BSHd * cos, heads_BSHd.roll(self.head_size // 2, dims=-1), sin)
 
 
-def _joined(linears: Sequence[nn.Linear]) -> Linear:
+def _joined(linears: Sequence[Any]) -> Linear:
     """One weight and bias for several projections of the same input; the modules keep their part as a slice."""
+    if len(linears) == 1:
+        return Linear(linears[0].weight, linears[0].bias, linears)
     sizes = [linear.out_features for linear in linears]
     weight = torch.cat([linear.weight.data for linear in linears])
     for linear, part in zip(linears, weight.split_with_sizes(sizes), strict=True):
         linear.weight.data = part
     if linears[0].bias is None:
-        return Linear(weight, None)
+        return Linear(weight, None, linears)
     bias = torch.cat([linear.bias.data for linear in linears])
     for linear, part in zip(linears, bias.split_with_sizes(sizes), strict=True):
         linear.bias.data = part
-    return Linear(weight, bias)
+    return Linear(weight, bias, linears)
 
 
 def _normalised(values: Tensor, norm: Any) -> Tensor:

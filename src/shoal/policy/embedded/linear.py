@@ -1,15 +1,17 @@
-"""Linear layers with weights that oneDNN has reordered for this CPU: a sixth faster on one core, a third on two.
+"""Linear layers, adapted or not, with weights that oneDNN has reordered for this CPU: a sixth faster on one core, a third on two.
 
 The reordered weights are a second copy, so only large fp32 matrices get one, and only where memory is plentiful. After the
 weights were replaced in place, `reorder` must be called.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.policy.lora.layers import AdaptedLinear, add_low_rank
 from shoal.policy.memory import available_bytes
 
 SMALLEST = 1 << 18
@@ -21,11 +23,18 @@ _ROWS = 32
 
 
 class Linear:
-    """inputs · weightᵀ + bias."""
+    """inputs · weightᵀ + bias, and what adapters add to the parts of it."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, parts: Sequence[Any] = ()) -> None:
+        """`parts` are the layers whose outputs lie side by side in this one; those that are adapted say by what."""
         self.weight, self.bias = weight, bias
         self._reordered: Tensor | None = None
+        self._adapted: list[tuple[AdaptedLinear, slice]] = []
+        start = 0
+        for part in parts:
+            if isinstance(part, AdaptedLinear):
+                self._adapted.append((part, slice(start, start + part.out_features)))
+            start += part.out_features
 
     @property
     def reordered_bytes(self) -> int:
@@ -39,13 +48,20 @@ class Linear:
         self._reordered = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), _ROWS)
 
     def __call__(self, inputs_TI: Tensor) -> Tensor:
+        products_TO = self._product(inputs_TI)
+        for layer, part in self._adapted:
+            if (factors := layer.factors) is not None:
+                add_low_rank(products_TO[:, part], inputs_TI, factors)
+        return products_TO
+
+    def _product(self, inputs_TI: Tensor) -> Tensor:
         if self._reordered is None:
             return F.linear(inputs_TI, self.weight, self.bias)
         products_TO: Tensor = torch.ops.mkldnn._linear_pointwise(inputs_TI, self._reordered, self.bias, "none", [], "")
         return products_TO
 
     def add_to(self, residual_TO: Tensor, inputs_TI: Tensor) -> Tensor:
-        if self._reordered is not None:
+        if self._reordered is not None or self._adapted:
             return self(inputs_TI).add_(residual_TO)
         added_TO = torch.addmm(residual_TO, inputs_TI, self.weight.t())
         return added_TO if self.bias is None else added_TO.add_(self.bias)

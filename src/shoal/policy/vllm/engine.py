@@ -1,8 +1,8 @@
 """The same engine interface on vLLM: continuous batching, paged cache and tensor parallelism are vLLM's.
 
 Tokens are sampled, states committed and scores computed by `worker` inside the worker process; this half sends requests and puts
-the answers in order. Weights are replaced in place from safetensors and the prefix cache is emptied, without a restart. Versions of
-vLLM that this was not tested with are refused by name.
+the answers in order. Weights are replaced in place from safetensors and the prefix cache is emptied, without a restart; adapters
+are vLLM's own (`adapters`). Versions of vLLM that this was not tested with are refused by name.
 """
 
 import importlib.util
@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.config import LoraConfig
 from shoal.errors import ShoalError
-from shoal.policy.directory import check_vocabulary, has_weights, read_config
+from shoal.policy.directory import check_vocabulary, has_weights, read_config, weight_files
 from shoal.policy.engine import (
+    LORA_CLASS,
     Completion,
     EngineBusyError,
     GenerationRequest,
@@ -31,6 +33,7 @@ from shoal.policy.engine import (
     signed_seed,
 )
 from shoal.policy.models import check_memory
+from shoal.policy.vllm.adapters import VllmAdapters
 from shoal.policy.vllm.recorder import ScoredBytes
 from shoal.policy.vllm.stream import VllmRequests, VllmStream
 from shoal.policy.weights import check_fit
@@ -63,9 +66,11 @@ class VllmEngine:
         max_batch: int = 256,
         max_tokens: int | None = None,
         tensor_parallel: int = 1,
+        lora: LoraConfig | None = None,
         **vllm_options: Any,
     ) -> None:
-        """`model_files` holds config.json; if it holds safetensors too, they are loaded. `max_tokens` bounds prompt + output."""
+        """`model_files` holds config.json; if it holds safetensors too, they are loaded. `max_tokens` bounds prompt + output. With
+        `lora` they are a base that generates nothing before an adapter is loaded."""
         _check_version()
         config = read_config(model_files)
         self._directory = model_files
@@ -77,7 +82,12 @@ class VllmEngine:
         self.max_batch = max_batch
         self._stream: VllmStream | None = None
         self._weights = 0
-        self._loaded = has_weights(model_files)
+        self._has_weights = self._loaded = has_weights(model_files)
+        self._adapters: VllmAdapters | None = None
+        if lora is not None:
+            weight_files(model_files)  # a base without weights is refused
+            self._adapters, self._loaded = VllmAdapters(model_files, lora), False
+            vllm_options = {**self._adapters.options, **vllm_options}
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
         self._check_memory(config, dtype, tensor_parallel)
@@ -86,7 +96,8 @@ class VllmEngine:
             self._llm.collective_rpc("shoal_install")
             self._requests = VllmRequests(self._llm)
             self._try_out()
-        self.numerics_class = f"vllm/{dtype}/{self._llm.llm_engine.vllm_config.device_config.device_type}"
+        device = self._llm.llm_engine.vllm_config.device_config.device_type
+        self.numerics_class = f"vllm/{dtype}/{device}{LORA_CLASS if lora else ''}"
 
     @property
     def reused_tokens(self) -> int:
@@ -96,9 +107,13 @@ class VllmEngine:
     def load(self, directory: Path) -> None:
         if self._requests.unfinished:
             raise EngineBusyError(f"{len(self._requests.unfinished)} requests still run with the old weights.")
-        check_fit(self._directory, directory)
-        self._llm.collective_rpc("shoal_load", args=(str(directory),))
-        self._llm.reset_prefix_cache()
+        if self._adapters is not None:
+            self._adapters.use(self._llm, directory)
+            self._requests.adapter = self._adapters.current
+        else:
+            check_fit(self._directory, directory)
+            self._llm.collective_rpc("shoal_load", args=(str(directory),))
+            self._llm.reset_prefix_cache()
         self._loaded = True
         self._weights += 1
         if self._stream is not None:
@@ -180,7 +195,7 @@ class VllmEngine:
         return LLM(
             str(self._directory),
             skip_tokenizer_init=True,
-            load_format="auto" if self._loaded else "dummy",
+            load_format="auto" if self._has_weights else "dummy",
             generation_config="vllm",
             dtype=dtype,
             max_model_len=positions,

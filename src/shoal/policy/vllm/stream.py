@@ -23,6 +23,8 @@ class VllmRequests:
     def __init__(self, llm: Any) -> None:
         self._llm = llm
         self._numbers = 0
+        self.adapter: Any = None
+        """Goes with every request, where the engine serves an adapter."""
         self.unfinished: set[int] = set()
         self.reused_tokens = 0
         """Of prompts, that vLLM found in its prefix cache."""
@@ -42,7 +44,7 @@ class VllmRequests:
             **options,
         )
         params.output_kind = RequestOutputKind.FINAL_ONLY
-        self._llm.llm_engine.add_request(str(number), tokens_input(list(tokens)), params)
+        self._llm.llm_engine.add_request(str(number), tokens_input(list(tokens)), params, lora_request=self.adapter)
         self.unfinished.add(number)
         return number
 

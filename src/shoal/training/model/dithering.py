@@ -24,7 +24,7 @@ def dither_masters(tensors: Iterable[tuple[str, Tensor]], seed: int) -> None:
     for name, tensor in tensors:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if local.dtype == torch.float32 and local.numel():
-            dither(local, noise_of_rows(f"{seed}/{name}", local.shape, _first_row(tensor)))
+            dither(local, noise_of_rows(f"{seed}/{name}", local.shape, first_row(tensor)))
 
 
 @torch.no_grad()
@@ -58,7 +58,8 @@ def _block(name: str, number: int, elements: int) -> Tensor:
     return torch.rand(elements, generator=generator) - 0.5
 
 
-def _first_row(tensor: Tensor) -> int:
+def first_row(tensor: Tensor) -> int:
+    """Where the rows of a tensor begin that this rank holds."""
     if not isinstance(tensor, DTensor):
         return 0
     assert all(place.is_shard(0) or place.is_replicate() for place in tensor.placements)

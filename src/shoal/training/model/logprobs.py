@@ -44,7 +44,8 @@ def token_logprobs(
 def _logits(
     states_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, head_logits: HeadLogits, scale: float
 ) -> Tensor:
-    return head_logits(torch.nn.functional.linear(states_CD, weight_VD, bias_V).float()).mul_(scale)
+    products_CV = torch.nn.functional.linear(states_CD, weight_VD.to(states_CD.dtype), bias_V)
+    return head_logits(products_CV.float()).mul_(scale)
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -86,20 +87,24 @@ class _ChunkedHead(torch.autograd.Function):
         states_ND, weight_VD, bias_V, targets_N, entropies_N = ctx.saved_tensors
         scale, head_logits, chunk = ctx.settings
         grad_states_ND = torch.empty_like(states_ND)
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
-        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
+        # A frozen head needs no gradient, which would be as large as the head.
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        with_bias = bias_V is not None and ctx.needs_input_grad[2]
+        grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if with_bias else None
         for start in range(0, len(states_ND), chunk):
             part = slice(start, start + chunk)
             logits_CV = _logits(states_ND[part], weight_VD, bias_V, head_logits, scale)
             grads = tuple(None if gradient is None else gradient[part] for gradient in gradients[:2])
             grad_CV = _grad_scaled_logits(logits_CV, targets_N[part], entropies_N[part], *grads)
-            grad_CV = head_logits.backward(grad_CV.mul_(scale), logits_CV, scale).to(weight_VD.dtype)
-            grad_states_ND[part] = grad_CV @ weight_VD
-            grad_weight_VD += grad_CV.T @ states_ND[part]
+            grad_CV = head_logits.backward(grad_CV.mul_(scale), logits_CV, scale).to(states_ND.dtype)
+            grad_states_ND[part] = grad_CV @ weight_VD.to(states_ND.dtype)
+            if grad_weight_VD is not None:
+                grad_weight_VD += grad_CV.T @ states_ND[part]
             if grad_bias_V is not None:
                 grad_bias_V += grad_CV.sum(0)
-        grad_bias = None if bias_V is None or grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
-        return grad_states_ND, grad_weight_VD.to(weight_VD.dtype), grad_bias, None, None, None, None
+        grad_weight = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
+        grad_bias = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
+        return grad_states_ND, grad_weight, grad_bias, None, None, None, None
 
 
 def _grad_scaled_logits(

@@ -1,8 +1,8 @@
 """Any Hugging Face causal LM as a policy: tokens in, log-probabilities, entropies and variances of the trained tokens out.
 
 The backbone runs over packed bins where the architecture allows it, over padded rows elsewhere; the LM head runs in chunks.
-Both are compared with the model's own logits before anything is trained (`layouts.py`). Parameters stay in fp32; dropout
-is off, so that an unchanged policy has ratio 1.
+Both are compared with the model's own logits before anything is trained (`layouts.py`). What is trained is fp32, all weights or an
+adapter; dropout is off, so that an unchanged policy has ratio 1.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.policy.architecture import HeadLogits, decoder_blocks
+from shoal.policy.weights import stored_dtype
+from shoal.training.model.adapter import Adapter, freeze_and_adapt, set_factors
 from shoal.training.model.attention import register
 from shoal.training.model.distributed import World
 from shoal.training.model.layouts import (
@@ -107,25 +109,40 @@ def load_policy(
     world: World,
     compute_dtype: torch.dtype = torch.float32,
     trained: bool = True,
+    adapter: Adapter | None = None,
     activation_checkpointing: bool = False,
     longest_row: int = 0,
 ) -> PolicyModel:
     """The policy of a model directory, sharded over the world, in the fastest layout that reproduces the model's own logits.
 
-    A trained policy has fp32 parameters; a frozen one only needs the compute dtype. `longest_row` bounds what it will be given.
+    A trained policy has fp32 parameters; a frozen one only needs the compute dtype. With an adapter that alone is trained.
+    `longest_row` bounds what it will be given.
     """
-    model: Any = build_for(directory, world, "float32" if trained else str(compute_dtype).removeprefix("torch."))
+    model: Any = build_for(directory, world, _stored_in(directory, compute_dtype, adapter, trained=trained))
+    if adapter is not None:
+        freeze_and_adapt(model, adapter, directory)
     policy = PolicyModel(model, temperature=temperature)
     if world.size > 1:
         shard(policy, model, directory, world, compute_dtype)
+    if adapter is not None:
+        set_factors(model, adapter)
     if compute_dtype != torch.float32:
         policy.autocast_dtype = compute_dtype
+        # What flows between layers is then the same on one rank, where the embedding is fp32, and on several, where it is not.
+        model.get_input_embeddings().register_forward_hook(lambda module, inputs, states: states.to(compute_dtype))
     tolerance = BF16_TOLERANCE if compute_dtype == torch.bfloat16 else FP32_TOLERANCE
     choose_layout(policy, world, tolerance, longest_row=longest_row)
     if activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         policy.train()
-    return policy.requires_grad_(trained)
+    return policy if adapter is not None else policy.requires_grad_(trained)
+
+
+def _stored_in(directory: Path, compute_dtype: torch.dtype, adapter: Adapter | None, *, trained: bool) -> str:
+    """The type of the parameters in memory."""
+    if adapter is not None:
+        return stored_dtype(directory)
+    return "float32" if trained else str(compute_dtype).removeprefix("torch.")
 
 
 def attention_cost(model: Any) -> float:

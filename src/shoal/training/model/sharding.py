@@ -2,7 +2,7 @@
 
 The module is made without memory for its parameters, sharded layer by layer, and then each rank reads only its own rows of each
 tensor from the safetensors, whether they have the module's names or the hub's. Trained parameters are fp32 shards; gathered copies
-and products use the compute dtype, what flows between layers and reductions are fp32, as in one process under autocast.
+and products use the compute dtype, reductions fp32.
 """
 
 from contextlib import ExitStack
@@ -44,16 +44,9 @@ def shard(policy: nn.Module, model: Any, directory: Path, world: World, compute_
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     # The root keeps its parameters gathered by default; after a pass without backward they would not be the sharded ones.
     fully_shard(policy, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
-    if low is not None:
-        model.get_input_embeddings().register_forward_hook(_in_fp32)
     policy._apply(lambda tensor: _placed(tensor, world.device))  # type: ignore[no-untyped-call]
     if is_shell:
         load_own_rows(model, directory, world)
-
-
-def _in_fp32(module: nn.Module, inputs: Any, states: Tensor) -> Tensor:
-    """The stream between layers keeps what rounding each layer's output would lose; one process under autocast does the same."""
-    return states.float()
 
 
 def _placed(tensor: Tensor, device: torch.device) -> Tensor:

@@ -1,9 +1,10 @@
 """Forgeries that a calibration is tested with: the same work, with one thing wrong.
 
-Other weights and other temperatures are sampled honestly from the wrong policy; edits keep the honest text but for one token;
-forged proofs keep everything but the commitments.
+Other weights, other adapters and other temperatures are sampled honestly from the wrong policy; edits keep the honest text but for
+one token; forged proofs keep everything but the commitments.
 """
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from shoal.files import WEIGHTS_FILE
-from shoal.policy.directory import weight_files
+from shoal.files import CONFIG_FILE, WEIGHTS_FILE
+from shoal.policy.directory import ADAPTER_CONFIG_FILE, weight_files
 from shoal.policy.engine import Completion
 from shoal.protocol.segments import sampled_places
 
@@ -25,12 +26,15 @@ Edit = Callable[[Sequence[Completion]], list[Completion]]
 
 @contextmanager
 def forged_weights(directory: Path, forge: Forge) -> Iterator[Path]:
-    """A directory with a changed copy of the weights, for as long as the block lasts."""
+    """A copy of a model or an adapter with changed weights, for as long as the block lasts."""
     from safetensors.torch import load_file, save_file
 
     with tempfile.TemporaryDirectory() as temporary:
         weights = {name: tensor for path in weight_files(directory) for name, tensor in load_file(path).items()}
-        save_file(forge(weights), Path(temporary) / WEIGHTS_FILE)
+        save_file(forge(weights), Path(temporary) / WEIGHTS_FILE, {"format": "pt"})
+        for config in (CONFIG_FILE, ADAPTER_CONFIG_FILE):
+            if (directory / config).is_file():
+                shutil.copyfile(directory / config, Path(temporary) / config)
         yield Path(temporary)
 
 
@@ -58,6 +62,26 @@ def quantised(bits: int) -> Forge:
 
 
 WEIGHTS: dict[str, Forge] = {"weights_noise_1e-3": noisy(1e-3), "int8": quantised(8), "int4": quantised(4)}
+
+
+def adapter_off(tensors: Tensors) -> Tensors:
+    """The bare base: what an engine serves that never got the adapter."""
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+
+
+def lower_rank(tensors: Tensors) -> Tensors:
+    """Half of the rank, as a cheaper adapter has; of rank 1 nothing is left."""
+    return {name: _half(name, tensor) for name, tensor in tensors.items()}
+
+
+def _half(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    kept = tensor.clone()
+    ranks = kept if name.endswith("lora_A.weight") else kept.t()
+    ranks[len(ranks) // 2 :] = 0
+    return kept
+
+
+ADAPTERS: dict[str, Forge] = {"adapter_off": adapter_off, "adapter_lower_rank": lower_rank}
 TEMPERATURES = (0.7, 0.9, 1.1, 1.3)
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from shoal.errors import ConfigError
 from shoal.evaluation.statistics import poisson_allowance
 from shoal.files import CONFIG_FILE, digest_bytes, digest_file
+from shoal.policy.engine import LORA_CLASS
 
 FALSE_DRIFTS = 1e-6
 """Per audited submission of an honest worker."""
@@ -160,6 +161,11 @@ class Calibration(BaseModel):
     def limits(self, numerics_class: str) -> Limits | None:
         known = self.classes.get(numerics_class)
         return known.limits if known else None
+
+    def of_kind(self, *, adapted: bool) -> "Calibration":
+        """Only classes of engines that add an adapter, or only those of engines that do not."""
+        classes = {name: known for name, known in self.classes.items() if name.endswith(LORA_CLASS) is adapted}
+        return self.model_copy(update={"classes": classes})
 
     def finest(self) -> tuple[str, ...]:
         """The classes of the finest compute type that was measured."""

@@ -7,7 +7,9 @@ submissions are made than the stated bounds need. A new kind of machine is measu
 """
 
 import math
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,8 +18,10 @@ from shoal.config import ShoalConfig
 from shoal.files import write_atomic
 from shoal.policy.directory import resolve_model
 from shoal.policy.engine import Engine
+from shoal.policy.lora.checks import check_lora
+from shoal.validation.calibration.adapters import merged_model, write_typical
 from shoal.validation.calibration.evidence import Honest, Trials, evidence_of, limits_of
-from shoal.validation.calibration.forgeries import EDITS, TEMPERATURES, WEIGHTS, Edit, forged_weights
+from shoal.validation.calibration.forgeries import ADAPTERS, EDITS, TEMPERATURES, WEIGHTS, Edit, forged_weights
 from shoal.validation.calibration.limits import (
     Calibration,
     Limits,
@@ -63,11 +67,23 @@ def calibrate_run(
     old = load_calibration(str(out)) if extend else None
     if old is not None:
         old.require_model(ModelIdentity.of(directory))
-    work = Work.of(config, directory, prompt_count)
-    made = calibrate(work, model_name=config.model.path, machine=machine, on_share=on_share)
+    with _adapter(config, directory) as adapter:
+        work = Work.of(config, directory, prompt_count, adapter)
+        made = calibrate(work, model_name=config.model.path, machine=machine, on_share=on_share)
     whole = made if old is None else made.model_copy(update={"classes": old.classes | made.classes})
     write_atomic(out, whole.model_dump_json(indent=2).encode() + b"\n")
     return made
+
+
+@contextmanager
+def _adapter(config: ShoalConfig, directory: Path) -> Iterator[Path | None]:
+    """The adapter to measure with: the one that the run starts from, or one as large as training makes them."""
+    start, lora = check_lora(config.model, directory), config.model.adapter
+    if lora is None or start is not None:
+        yield start
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield write_typical(Path(temporary), directory, lora)
 
 
 def calibrate(
@@ -91,7 +107,8 @@ def calibrate(
         for setting in settings
     ]
     honest_completions = len(machine.dtypes) * sum(half.limits + half.tested for half in halves)
-    forgeries = len(WEIGHTS) + len(TEMPERATURES) + 1  # edits share one honest sample
+    wrong_policies = len(WEIGHTS) + (len(ADAPTERS) + 1 if work.adapter is not None else 0)
+    forgeries = wrong_policies + len(TEMPERATURES) + 1  # edits share one honest sample
     steps = Steps(honest_completions + forgeries * forged_submissions * work.submission_size, on_share)
     with threads(work.threads):
         workers, scorer = HonestWorkers(work, machine), work.engine()
@@ -177,18 +194,30 @@ def table(calibration: Calibration) -> Iterator[str]:
 
 def _forgeries(work: Work, scorer: Engine, submissions: int, steps: Steps) -> Iterator[tuple[str, Sample]]:
     """Each forgery with the validator's view of it. Forgers compute in float32: rounding would only give them away."""
+    for name, engine in _wrong_policies(work):
+        yield from ((name, sample) for sample in _samples(work, scorer, engine, submissions, name, steps))
     cheat = work.engine()
-    for name, forge in WEIGHTS.items():
-        with forged_weights(work.model_directory, forge) as forged:
-            cheat.load(forged)
-            yield from ((name, sample) for sample in _samples(work, scorer, cheat, submissions, name, steps))
-    cheat.load(work.model_directory)
     for factor in TEMPERATURES:
         name = f"temperature_x{factor}"
         yield from ((name, sample) for sample in _samples(work, scorer, cheat, submissions, name, steps, factor))
     for sample in _samples(work, scorer, cheat, submissions, "edits", steps):
         for name, edit in EDITS.items():
             yield name, _edited(sample, edit, scorer, work)
+
+
+def _wrong_policies(work: Work) -> Iterator[tuple[str, Engine]]:
+    for name, forge in WEIGHTS.items():
+        with forged_weights(work.model_directory, forge) as forged:
+            yield name, work.engine(base=forged)
+    if work.adapter is None or work.lora is None:
+        return
+    engine = work.engine()
+    for name, forge in ADAPTERS.items():
+        with forged_weights(work.adapter, forge) as forged:
+            engine.load(forged)
+            yield name, engine
+    with merged_model(work.model_directory, work.adapter, work.lora) as merged:
+        yield "adapter_merged_bf16", replace(work, model_directory=merged, adapter=None).engine()
 
 
 def _samples(

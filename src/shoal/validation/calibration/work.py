@@ -12,13 +12,14 @@ from pathlib import Path
 
 import torch
 
-from shoal.config import ShoalConfig
+from shoal.config import LoraConfig, ShoalConfig
 from shoal.errors import ConfigError
 from shoal.policy.directory import weight_files
 from shoal.policy.embedded.engine import TorchEngine
 from shoal.policy.engine import Completion, Engine, GenerationRequest, Scored, ScoreRequest
 from shoal.policy.engines import ENGINES, Numerics, devices_here, make_engine
 from shoal.policy.episodes import play_all
+from shoal.policy.lora.files import read_settings
 from shoal.tasks import PromptStyle, TextCodec, load_tasks
 from shoal.tasks.environments.episodes import Episode
 from shoal.tasks.environments.meeting import Meeting, World
@@ -70,9 +71,11 @@ class Work:
     """Completions that are checked together."""
     worlds: Mapping[tuple[int, ...], World] = field(default_factory=dict)
     """Of the prompts whose tasks meet an environment."""
+    adapter: Path | None = None
+    """A PEFT directory: the policy is this adapter on the model."""
 
     @classmethod
-    def of(cls, config: ShoalConfig, directory: Path, prompt_count: int) -> "Work":
+    def of(cls, config: ShoalConfig, directory: Path, prompt_count: int, adapter: Path | None = None) -> "Work":
         codec, tasks, rollouts = TextCodec.from_directory(directory), load_tasks(config.tasks).train, config.rollouts
         targets, style = config.reward.target_lengths or (0,), PromptStyle.of(config.tasks)
         meeting = Meeting(codec, style, rollouts.max_new_tokens, config.tasks.environment)
@@ -89,12 +92,28 @@ class Work:
             rollouts.max_new_tokens,
             size,
             {prompt: world for prompt, world in asked if world is not None},
+            adapter,
         )
 
-    def engine(self, dtype: str = "float32", max_batch: int = 256, device: str = "cpu") -> TorchEngine:
-        return TorchEngine(
-            self.model_directory, eos_token_ids=self.eos_token_ids, dtype=dtype, max_batch=max_batch, device=device
+    def engine(
+        self, dtype: str = "float32", max_batch: int = 256, device: str = "cpu", base: Path | None = None
+    ) -> TorchEngine:
+        """The policy, on another `base` if one is given."""
+        engine = TorchEngine(
+            base or self.model_directory,
+            eos_token_ids=self.eos_token_ids,
+            dtype=dtype,
+            max_batch=max_batch,
+            device=device,
+            lora=self.lora,
         )
+        if self.adapter is not None:
+            engine.load(self.adapter)
+        return engine
+
+    @property
+    def lora(self) -> LoraConfig | None:
+        return read_settings(self.adapter) if self.adapter is not None else None
 
     @property
     def threads(self) -> int:
@@ -165,12 +184,16 @@ class HonestWorkers:
 
     def _start_vllm(self, dtype: str) -> Engine:
         # Once, and before the scorer: it looks through all modules of the process and stumbles over those of a compiler.
-        return make_engine(
+        engine = make_engine(
             "vllm",
             self._work.model_directory,
             self._work.eos_token_ids,
             numerics=Numerics(devices_here()[0], dtype),
+            lora=self._work.lora,
         )
+        if self._work.adapter is not None:
+            engine.load(self._work.adapter)
+        return engine
 
 
 def generate(
