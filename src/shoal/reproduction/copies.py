@@ -3,17 +3,21 @@ is their name, checkpoints and an exported policy with the weights that the ledg
 where the repetition does not use it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from torch import Tensor
+
+from shoal.broadcast import WireTensor
 from shoal.broadcast.manifest import digest_weights
 from shoal.broadcast.wire import tensor_entry
+from shoal.config import LoraConfig
 from shoal.errors import ShoalError
 from shoal.files import digest_file
-from shoal.policy.weights import WireCopy
+from shoal.policy.weights import WireCopy, as_wire, unique_tensors
 from shoal.reproduction.evidence import Evidence
 from shoal.rundir import checkpoint_path, checkpoint_steps, checkpoints_of
-from shoal.training.export import load_model
+from shoal.training.export import load_factors, load_model
 
 PUBLISHED = ("manifests", "shards")
 
@@ -35,25 +39,35 @@ def _checkpoints(evidence: Evidence, base: Path) -> Iterator[str]:
     checkpoints = checkpoints_of(evidence.directory.trainer)
     for version in checkpoint_steps(checkpoints):
         recorded = evidence.history.weights.get(version)
-        if recorded is not None and (found := weights_digest(checkpoint_path(checkpoints, version), base)) != recorded:
+        place, lora = checkpoint_path(checkpoints, version), evidence.config.model.adapter
+        if recorded is not None and (found := _digest(place, base, lora)) != recorded:
             yield f"the checkpoint of version {version} {_why(found)}"
 
 
 def _exported(evidence: Evidence, base: Path) -> Iterator[str]:
-    """The policy beside the evidence, which is what others use."""
-    place = evidence.directory.root.parent
-    is_export = evidence.directory.root.name == "evidence" and any(place.glob("*.safetensors"))
-    if is_export and (found := weights_digest(place, base)) not in evidence.history.weights.values():
+    """The policy beside the evidence, which is what others use; an adapter that was merged has no digest in the ledger."""
+    place, lora = evidence.directory.root.parent, evidence.config.model.adapter
+    published = "adapter_model.safetensors" if lora is not None else "*.safetensors"
+    is_export = evidence.directory.root.name == "evidence" and any(place.glob(published))
+    if is_export and (found := _digest(place, base, lora)) not in evidence.history.weights.values():
         yield f"the exported policy {_why(found)}"
 
 
-def weights_digest(place: Path, base: Path) -> str:
-    """Of a checkpoint or of a directory with safetensors; empty if it cannot be read."""
+def _digest(place: Path, base: Path, lora: LoraConfig | None) -> str:
+    """Empty if it cannot be read."""
     try:
-        model = load_model(place, base)
+        return digest_weights(map(tensor_entry, weights_at(place, base, lora)[1]))
     except ShoalError:
         return ""
-    return digest_weights([tensor_entry(tensor) for tensor in WireCopy(model).take(here=True)])
+
+
+def weights_at(place: Path, base: Path, lora: LoraConfig | None) -> tuple[Mapping[str, Tensor], Sequence[WireTensor]]:
+    """What a checkpoint or a directory with safetensors holds, as it is and as it was published."""
+    if lora is not None:
+        factors = load_factors(place, base, lora)
+        return factors, [as_wire(name, factor) for name, factor in factors.items()]
+    model = load_model(place, base)
+    return unique_tensors(model), WireCopy(model).take(here=True)
 
 
 def _why(found: str) -> str:

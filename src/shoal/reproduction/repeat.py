@@ -16,18 +16,16 @@ from torch import Tensor
 from shoal.broadcast import WireTensor
 from shoal.broadcast.manifest import digest_weights
 from shoal.broadcast.wire import tensor_entry
-from shoal.config import LoraConfig
 from shoal.errors import ShoalError
 from shoal.metrics import Report, silent
 from shoal.policy import resolve_model
-from shoal.policy.weights import WireCopy, as_wire, published_tensors, unique_tensors
-from shoal.reproduction.copies import changed_copies
+from shoal.policy.weights import published_tensors
+from shoal.reproduction.copies import changed_copies, weights_at
 from shoal.reproduction.evidence import Evidence, ReproductionError
 from shoal.reproduction.history import RecordedFile
 from shoal.reproduction.verdicts import Auditor, RepeatedVerdict
 from shoal.rundir import checkpoint_path, checkpoint_steps, checkpoints_of
 from shoal.training.building import build_trainer
-from shoal.training.export import load_factors, load_model
 from shoal.training.machine import TrainingMachine
 from shoal.training.trainer import DivergedError, Trainer
 
@@ -219,19 +217,10 @@ def _recorded_weights(evidence: Evidence, base: Path, outcome: StepOutcome) -> M
     places = [checkpoint_path(checkpoints, version)] if version in checkpoint_steps(checkpoints) else []
     exported = evidence.directory.root.parent
     for place in [*places, *([exported] if any(exported.glob("*.safetensors")) else [])]:
-        tensors, wire = _weights_at(place, base, evidence.config.model.adapter)
+        tensors, wire = weights_at(place, base, evidence.config.model.adapter)
         if digest_weights(map(tensor_entry, wire)) == outcome.recorded:
             return tensors
     return None
-
-
-def _weights_at(place: Path, base: Path, lora: LoraConfig | None) -> tuple[Mapping[str, Tensor], Sequence[WireTensor]]:
-    """What a checkpoint or an export holds, as it is and as it was published."""
-    if lora is not None:
-        factors = load_factors(place, base, lora)
-        return factors, [as_wire(name, factor) for name, factor in factors.items()]
-    model = load_model(place, base)
-    return unique_tensors(model), WireCopy(model).take(here=True)
 
 
 def _distance(found: Mapping[str, Tensor], recorded: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> float:

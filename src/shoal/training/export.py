@@ -150,17 +150,22 @@ def load_model(source: Path, model_dir: Path) -> Any:
     if any(source.glob("*.safetensors")):
         load_weights(model, source)
     elif (source / ".metadata").is_file():
-        accept_one_process()
-        try:
-            load_distributed({"model": model.state_dict()}, checkpoint_id=source, no_dist=True)
-        except UNREADABLE as error:
-            raise ExportError(
-                f"The checkpoint {source} cannot be read: {first_line(error)}.",
-                hint="It belongs to another model or was damaged; name another version.",
-            ) from None
+        _read_checkpoint(model.state_dict(), source)
     else:
         raise ExportError(f"{source} is neither a checkpoint nor a directory with safetensors.")
     return model
+
+
+def _read_checkpoint(weights: dict[str, Any], source: Path) -> None:
+    """Into these tensors, in place."""
+    accept_one_process()
+    try:
+        load_distributed({"model": weights}, checkpoint_id=source, no_dist=True)
+    except UNREADABLE as error:
+        raise ExportError(
+            f"The checkpoint {source} cannot be read: {first_line(error)}.",
+            hint="It belongs to another model or was damaged; name another version.",
+        ) from None
 
 
 def load_factors(source: Path, model_dir: Path, lora: LoraConfig) -> dict[str, Tensor]:
@@ -171,9 +176,8 @@ def load_factors(source: Path, model_dir: Path, lora: LoraConfig) -> dict[str, T
         return read_factors(source, shapes)
     if not (source / ".metadata").is_file():
         raise ExportError(f"{source} is neither a checkpoint nor a directory with safetensors.")
-    accept_one_process()
     state = {name.removeprefix(PREFIX): torch.empty(shape) for name, shape in shapes.items()}
-    load_distributed({"model": state}, checkpoint_id=source, no_dist=True)
+    _read_checkpoint(state, source)
     return {f"{PREFIX}{name}": tensor for name, tensor in state.items()}
 
 
