@@ -28,8 +28,8 @@ HONEST = ("honest-1", "honest-2")
 OWNED = ("coordinator", "trainer", "relay-1", "validator")
 ASKS_EVERY_S = 0.25
 LEASED = "leased"
-WARM_UP_STEPS = 8
-"""Until the record of each honest worker is long enough."""
+WARM_UP_STEPS = 20
+"""Until the record of each honest worker is long enough, and the first, slow steps are over."""
 
 
 @dataclass(frozen=True)
