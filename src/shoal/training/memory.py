@@ -126,7 +126,7 @@ def plan_memory(
     share, frozen = -(-trained // ranks), -(-shape.parameters // ranks) if shape.adapter else 0
     published_bytes = 4 * shape.adapter or 2 * shape.parameters
     parts = {
-        "frozen base": shape.stored_bytes * frozen,
+        **({"frozen base": shape.stored_bytes * frozen} if shape.adapter else {}),
         "weights (fp32)": 4 * share,
         "gradients (fp32)": 4 * share,
         "optimiser (2 × fp32)": 8 * share,

@@ -25,7 +25,7 @@ def test_versions_replace_each_other_and_agree_with_the_embedded_engine(
 ) -> None:
     base = model_directory(MODEL)
     engine = VllmEngine(base, eos_token_ids=EOS, max_batch=8, lora=LORA)
-    judge = TorchEngine(base, eos_token_ids=EOS, lora=LORA)
+    reference = TorchEngine(base, eos_token_ids=EOS, lora=LORA)
     assert engine.numerics_class == "vllm/float32/cpu+lora"
     requests = make_requests()
     with pytest.raises(WeightsNotLoadedError):
@@ -33,9 +33,9 @@ def test_versions_replace_each_other_and_agree_with_the_embedded_engine(
     for seed in range(3):
         adapter = write_typical(tmp_path / str(seed), base, LORA, seed)
         engine.load(adapter)
-        judge.load(adapter)
+        reference.load(adapter)
         made = engine.generate(requests, temperature=1.0)
-        scored = judge.score(score_requests(requests, made), temperature=1.0)
+        scored = reference.score(score_requests(requests, made), temperature=1.0)
         margins = torch.cat([row.margins for row in scored])
         assert float(margins.max()) < 1e-2
         errors = [

@@ -26,7 +26,7 @@ class ResidentAdapters:
         self._lora, self._names = lora, target_names(model, lora)
         self._shapes = factor_shapes(model, self._names, lora.rank)
         self._dtype, self._device = model.dtype, model.device
-        self._room_bytes = MEMORY_SHARE * sum(parameter.nbytes for parameter in model.parameters())
+        self._most_bytes = MEMORY_SHARE * sum(parameter.nbytes for parameter in model.parameters())
         adapt(model, self._names, lora, trained=False)
         layers = adapted_layers(model)
         self._layers = {name: layers[name] for name in self._names}
@@ -51,7 +51,7 @@ class ResidentAdapters:
         return as_factors(here, self._names, self._lora.scale)
 
     def _drop_oldest(self) -> None:
-        while len(self._resident) > 2 and sum(map(_size_bytes, self._resident.values())) > self._room_bytes:
+        while len(self._resident) > 2 and sum(map(_size_bytes, self._resident.values())) > self._most_bytes:
             self._resident.popitem(last=False)
 
 
