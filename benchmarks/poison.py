@@ -8,8 +8,9 @@ and the verdict of a real audit. `careers`: the coordinator's own code with 8 ho
 Hostile keys forge all groups of a file (`all`), only as many useful ones as may stay without an audit (`share`), a single one
 (`one`), or all useful ones of just those files that have no more than may stay without an audit, where nothing but the draw audits
 (`patient`); the worst counts. `median_consumed` is per key, `_together` of all hostile keys. `narrow`: three keys where less of one
-key may stay without an audit. `heldout`: real trainings with as many groups as the worst career consumed together, in a row, and
-without. Every piece is a file in `--runs`, so an interrupted benchmark goes on where it was; the report says what is missing.
+key may stay without an audit. `heldout`: real trainings without poison, with eight groups, and with as many groups as the median of
+the worst careers consumed together, in a row. Every piece is a file in `--runs`, so an interrupted benchmark goes on where it was;
+the report says what is missing.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from benchmarks.poisoning.careers import STRATEGIES, careers  # noqa: E402
 from benchmarks.poisoning.forgeries import KINDS, kinds  # noqa: E402
 from benchmarks.poisoning.policies import AGES, VERSIONS, Policies, honest  # noqa: E402
 from benchmarks.poisoning.recipe import demo  # noqa: E402
-from benchmarks.poisoning.trainings import TRAINED_STEPS, schedule, training  # noqa: E402
+from benchmarks.poisoning.trainings import ONE_KEY, TRAINED_STEPS, schedule, training  # noqa: E402
 from shoal.files import write_atomic  # noqa: E402
 
 TEMPERATURES = (0.6, 1.0, 1.3)
@@ -125,6 +126,15 @@ def median_career(made: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return sorted(made, key=lambda one: sum(one["consumed"]))[len(made) // 2]
 
 
+def summary_of_gaps(gaps: Sequence[float]) -> dict[str, Any]:
+    return {
+        "gap": round(statistics.fmean(gaps), 4),
+        "interval": interval(gaps),
+        "gaps": [round(gap, 4) for gap in gaps],
+        "seeds": len(gaps),
+    }
+
+
 class Measurement:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -209,26 +219,25 @@ class Measurement:
         known = {strategy: summary_of_career(one) for strategy, one in made.items() if one is not None}
         return {"narrow": {"unaudited_share": NARROW_SHARE, "careers": known}}
 
-    def _trainings(self, worst: dict[str, Any], counts: Sequence[int]) -> dict[str, Any]:
-        pairs, at_once = [], []
+    def _trainings(self, worst: dict[str, Any], together: Sequence[int]) -> dict[str, Any]:
+        gaps: dict[str, list[float]] = {"one_key": [], "at_once": [], "together": []}
         for seed in range(self.options.seeds):
             clean = self.pieces.get(f"training-{seed}-clean", lambda s=seed: training(s, None))  # type: ignore[misc]
-            bad = self.pieces.get(f"training-{seed}-poisoned", lambda s=seed: training(s, worst, counts))  # type: ignore[misc]
-            if clean is not None and bad is not None:
-                at_once.append(clean["heldout"][0] - bad["heldout"][0])
-                pairs.append(statistics.fmean(clean["heldout"][1:]) - statistics.fmean(bad["heldout"][1:]))
-        if len(pairs) < 2:
-            return {}
-        return {
-            "heldout_gap": round(statistics.fmean(pairs), 4),
-            "heldout_gap_interval": interval(pairs),
-            "heldout_gaps": [round(pair, 4) for pair in pairs],
-            "heldout_gap_at_once": round(statistics.fmean(at_once), 4),
-            "heldout_gap_at_once_interval": interval(at_once),
-            "heldout_seeds": len(pairs),
-            "heldout_steps": TRAINED_STEPS,
-            "heldout_poisoned_groups": list(counts),
-        }
+            for name, counts in (("one_key", ONE_KEY), ("together", tuple(together))):
+                piece = f"training-{seed}-poisoned" if name == "one_key" else f"training-{seed}-{sum(counts)}-poisoned"
+                bad = self.pieces.get(piece, lambda s=seed, c=counts: training(s, worst, c))  # type: ignore[misc]
+                if clean is None or bad is None:
+                    continue
+                gaps[name].append(statistics.fmean(clean["heldout"][1:]) - statistics.fmean(bad["heldout"][1:]))
+                if name == "one_key":
+                    gaps["at_once"].append(clean["heldout"][0] - bad["heldout"][0])
+        known = {name: summary_of_gaps(found) for name, found in gaps.items() if len(found) > 1}
+        poisoned = {"one_key": list(ONE_KEY), "together": list(together)}
+        return {"heldout": known, "heldout_steps": TRAINED_STEPS, "heldout_poisoned_groups": poisoned} | (
+            {"heldout_gap": known["one_key"]["gap"], "heldout_gap_interval": known["one_key"]["interval"]}
+            if "one_key" in known
+            else {}
+        )
 
 
 def main() -> None:

@@ -12,10 +12,12 @@ from shoal.training.packing.samples import Group, Sample
 
 FIRST_POISONED = 6
 """After the warm-up."""
+ONE_KEY = (3, 3, 2)
+"""Poisoned groups per batch: eight, as many at once as one key may have in a batch without an audit."""
 MOST_POISONED_STEPS = 6
 TRAINED_STEPS = 20
-EVALUATED = (12, 16, 18, 20)
-"""The first right after the poison, the others when the run has gone on."""
+EVALUATED = (9, 16, 18, 20)
+"""The first right after the poison of one key, the others when the run has gone on."""
 HELDOUT = 512
 
 
