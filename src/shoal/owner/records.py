@@ -179,6 +179,34 @@ def show_memory_plan(config: ShoalConfig, ranks: int, report: Report, *, shapes:
     report(plan.as_text())
 
 
+def show_engine_plan(config: ShoalConfig, role: str, report: Report, *, rows: int, shapes: Path | None = None) -> None:
+    """What the engine of a worker or of a validator will hold; `rows` sequences at once, 0 for one slot."""
+    from shoal.policy.plans import EngineShape, judge_memory, memory_table, worker_memory
+    from shoal.training.memory import model_config, model_shape
+    from shoal.validation import load_calibration
+
+    rollouts, path = config.rollouts, config.model.path
+    shape = EngineShape.of(model_config(path, shapes)[0])
+    whole = model_shape(path, shapes, config.model.adapter)
+    stored_bytes = whole.stored_bytes if whole.adapter else 2
+    report(f"{path}: {shape.parameters / 1e9:.2f}B parameters, one {role}")
+    if role == "validator":
+        report(memory_table(judge_memory(shape, stored_bytes=stored_bytes, adapter=whole.adapter)))
+        return
+    classes = config.validation.numerics_classes or load_calibration(config.validation.calibration).finest()
+    rows = rows or rollouts.group_size * rollouts.tasks_per_slot
+    for dtype in dict.fromkeys(name.split("/")[1] for name in classes):
+        parts = worker_memory(
+            shape,
+            rows=rows,
+            prompt=rollouts.max_prompt_tokens,
+            longest=rollouts.longest_row,
+            dtype_bytes=4 if dtype == "float32" else 2,
+            adapter=whole.adapter,
+        )
+        report(f"in {dtype}:\n{memory_table(parts)}")
+
+
 def _recorded(directory: RunDirectory) -> tuple[HistoryView, str]:
     """History and ledger head from the coordinator's store, whether it runs or not."""
     from shoal.coordinator.server import build_run
