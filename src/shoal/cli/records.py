@@ -121,7 +121,7 @@ def plan_memory(
     where: Where = None,
     role: Annotated[Literal["trainer", "worker", "validator"], typer.Option(help="Whose memory.")] = "trainer",
     ranks: Annotated[int, typer.Option(min=1, help="Trainer processes that share the model.")] = 1,
-    rows: Annotated[int, typer.Option(min=0, help="Sequences that a worker generates at once; 0: those of a slot.")] = 0,
+    rows: Annotated[int, typer.Option(min=1, help="Sequences that a worker generates at once.")] = 16,
 ) -> None:
     """What the trainer, a worker or a validator of a run will hold in memory, before anything is loaded."""
     from shoal.owner.records import show_engine_plan, show_memory_plan

@@ -180,8 +180,8 @@ def show_memory_plan(config: ShoalConfig, ranks: int, report: Report, *, shapes:
 
 
 def show_engine_plan(config: ShoalConfig, role: str, report: Report, *, rows: int, shapes: Path | None = None) -> None:
-    """What the engine of a worker or of a validator will hold; `rows` sequences at once, 0 for one slot."""
-    from shoal.policy.plans import EngineShape, judge_memory, memory_table, worker_memory
+    """What the engine of a worker that generates `rows` sequences at once, or of a validator, will hold."""
+    from shoal.policy.plans import KEYS_AND_VALUES, EngineShape, judge_memory, memory_table, worker_memory
     from shoal.training.memory import model_config, model_shape
     from shoal.validation import load_calibration
 
@@ -194,7 +194,6 @@ def show_engine_plan(config: ShoalConfig, role: str, report: Report, *, rows: in
         report(memory_table(judge_memory(shape, stored_bytes=stored_bytes, adapter=whole.adapter)))
         return
     classes = config.validation.numerics_classes or load_calibration(config.validation.calibration).finest()
-    rows = rows or rollouts.group_size * rollouts.tasks_per_slot
     for dtype in dict.fromkeys(name.split("/")[1] for name in classes):
         parts = worker_memory(
             shape,
@@ -204,7 +203,8 @@ def show_engine_plan(config: ShoalConfig, role: str, report: Report, *, rows: in
             dtype_bytes=4 if dtype == "float32" else 2,
             adapter=whole.adapter,
         )
-        report(f"in {dtype}:\n{memory_table(parts)}")
+        row_bytes = parts[KEYS_AND_VALUES] // rows
+        report(f"in {dtype}:\n{memory_table(parts)}\neach row more: {row_bytes / 2**30:.2f} GiB")
 
 
 def _recorded(directory: RunDirectory) -> tuple[HistoryView, str]:

@@ -16,6 +16,7 @@ from shoal.policy.weights import unique_tensors
 
 PREFILL_TOKENS = 4096
 """Of one pass of the embedded engine."""
+KEYS_AND_VALUES = "keys and values"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def worker_memory(
     return {
         "weights": dtype_bytes * shape.parameters,
         **({"adapters (two)": 2 * dtype_bytes * adapter} if adapter else {}),
-        f"keys and values of {rows} rows": dtype_bytes * rows * capacity * shape.cached_values,
+        KEYS_AND_VALUES: dtype_bytes * rows * capacity * shape.cached_values,
         "a pass, or logits": shape.pass_bytes(tokens, dtype_bytes, rows * shape.vocabulary),
         "one tensor of the next version": 2 * shape.largest_matrix,
     }
@@ -82,7 +83,7 @@ def judge_memory(shape: EngineShape, *, stored_bytes: int = 2, adapter: int = 0)
         "weights as published": stored_bytes * shape.parameters,
         **({"adapters (two)": 2 * 4 * adapter} if adapter else {}),
         "one layer, widened": 4 * shape.largest_matrix if stored_bytes < 4 else 0,
-        f"keys and values of {PREFILL_TOKENS} tokens": 4 * PREFILL_TOKENS * shape.cached_values,
+        KEYS_AND_VALUES: 4 * PREFILL_TOKENS * shape.cached_values,
         "a pass, or logits": shape.pass_bytes(PREFILL_TOKENS, 4, chunk),
         "one tensor of the next version": 2 * shape.largest_matrix,
     }
