@@ -76,7 +76,9 @@ def build_narrow_model(directory: Path, dtype: str, device: str = "cpu") -> nn.M
         for name, shell in list(module.named_parameters(recurse=False)):
             if id(shell) not in placed:
                 own = _dtype(dtype) if shell.dim() >= 2 else torch.float32
-                placed[id(shell)] = nn.Parameter(torch.empty(shell.shape, dtype=own, device=device), requires_grad=False)
+                placed[id(shell)] = nn.Parameter(
+                    torch.empty(shell.shape, dtype=own, device=device), requires_grad=False
+                )
             setattr(module, name, placed[id(shell)])
     return _ready(model, device)
 

@@ -53,9 +53,7 @@ def published(model_directory: Directory, tmp_path: Path) -> Callable[[str], Pat
 
 
 def engine(directory: Path, stored: str = "") -> TorchEngine:
-    made = TorchEngine(
-        directory / "files", eos_token_ids=(EOS,), max_batch=16, prefill_tokens=64, stored=stored
-    )
+    made = TorchEngine(directory / "files", eos_token_ids=(EOS,), max_batch=16, prefill_tokens=64, stored=stored)
     made.load(directory)
     return made
 

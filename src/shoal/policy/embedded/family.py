@@ -83,5 +83,5 @@ def make_runner(model: Any, *, widens: bool = False) -> Runner:
 
 
 def can_widen(model_files: Path, stored: str, dtype: str) -> bool:
-    """Whether weights of that family may stay in `stored` while it computes in `dtype`; widening loses nothing only in this case."""
+    """Whether weights of that family may stay in `stored` while it computes in `dtype`: only if widening loses nothing."""
     return (stored, dtype) == ("bfloat16", "float32") and read_config(model_files).model_type != MODEL_TYPE

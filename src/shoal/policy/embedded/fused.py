@@ -35,9 +35,7 @@ class FusedBackbone:
         self.embedding: Tensor = decoder.embed_tokens.weight
         self.rotary = decoder.rotary_emb
         self.final_norm = decoder.norm
-        self.layers = [
-            _FusedLayer(index, layer, model.config, widener) for index, layer in enumerate(decoder.layers)
-        ]
+        self.layers = [_FusedLayer(index, layer, model.config, widener) for index, layer in enumerate(decoder.layers)]
         self.linears = [linear for layer in self.layers for linear in layer.linears]
 
     def __call__(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:

@@ -1,8 +1,8 @@
 """Weights at rest in bf16, products in float32: the memory of the one, the results of the other, bit for bit.
 
-Published weights are bf16, so widening them loses nothing. Vectors and buffers are float32 anyway: they are small. A matrix is widened when its
-layer computes, and the wide copy is gone when the next one does. `FusedBackbone` widens into one piece of memory; the modules of
-other architectures get hooks that do the same for whatever parameters they have.
+Published weights are bf16, so widening them loses nothing. Vectors and buffers are float32 anyway: they are small. A matrix is
+widened when its layer computes, and the wide copy is gone when the next one does. `FusedBackbone` widens into one piece of memory;
+the modules of other architectures get hooks that do the same for whatever parameters they have.
 """
 
 from typing import Any
