@@ -98,7 +98,7 @@ class JoinedRun:
             lora=terms.lora if terms is not None else None,
         )
 
-    def make_judge(self, kind: str = "torch") -> Engine:
+    def make_scorer(self, kind: str = "torch") -> Engine:
         """An engine that scores in float32 with its weights as they are published, or as a frozen base is stored."""
         stored = "bfloat16" if self.descriptor.adapter is None else stored_dtype(self.model_files)
         return self.make_engine(kind, Numerics(devices_here()[0], stored=stored))

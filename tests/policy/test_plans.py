@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from shoal.policy import GenerationRequest, ScoreRequest, TorchEngine
 from shoal.policy.directory import read_config
-from shoal.policy.plans import EngineShape, judge_memory, memory_table, worker_memory
+from shoal.policy.plans import EngineShape, memory_table, scorer_memory, worker_memory
 from shoal.training.memory import model_config
 from support.allocations import PeakBytes
 
@@ -38,12 +38,12 @@ def held(engine: TorchEngine) -> list[torch.Tensor]:
     return list(engine._runner.model.parameters())
 
 
-def test_a_judge_holds_what_is_planned(model: Path) -> None:
+def test_a_validator_holds_what_is_planned(model: Path) -> None:
     shape = EngineShape.of(read_config(model))
     engine = TorchEngine(model, eos_token_ids=(0,), stored="bfloat16")
     with PeakBytes(held(engine)) as watched:
         engine.score([ScoreRequest((5,) * 2048, (7,) * 2048, seed) for seed in range(2)], temperature=1.0)
-    planned = judge_memory(shape)
+    planned = scorer_memory(shape)
     planned.pop("one tensor of the next version")  # nothing is loaded here
     assert watched.peak == pytest.approx(sum(planned.values()), rel=WITHIN)
 
@@ -61,10 +61,10 @@ def test_a_worker_holds_what_is_planned(model: Path) -> None:
 
 def test_a_validator_of_32b_needs_half_of_what_float32_weights_would() -> None:
     shape = EngineShape.of(model_config("Qwen/QwQ-32B", SHAPES)[0])
-    narrow, wide = (sum(judge_memory(shape, stored_bytes=size).values()) for size in (2, 4))
+    narrow, wide = (sum(scorer_memory(shape, stored_bytes=size).values()) for size in (2, 4))
     assert narrow < 0.6 * wide
-    assert round(judge_memory(shape)["weights as published"] / 2**30) == 61
-    assert "weights as published" in memory_table(judge_memory(shape))
+    assert round(scorer_memory(shape)["weights as published"] / 2**30) == 61
+    assert "weights as published" in memory_table(scorer_memory(shape))
 
 
 def test_shapes_of_grouped_heads_are_read(model: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_version_is_fetched_once_however_often_it_is_wanted(weights: SlowWeigh
     assert weights.fetched == [1, 2]
 
 
-def test_a_failure_is_told_once_and_then_the_version_is_tried_again(weights: SlowWeights) -> None:
+def test_a_failure_is_reported_once_and_then_the_version_is_tried_again(weights: SlowWeights) -> None:
     versions = held(weights)
     weights.failing = {1}
     weights.go.set()

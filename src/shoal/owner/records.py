@@ -181,7 +181,7 @@ def show_memory_plan(config: ShoalConfig, ranks: int, report: Report, *, shapes:
 
 def show_engine_plan(config: ShoalConfig, role: str, report: Report, *, rows: int, shapes: Path | None = None) -> None:
     """What the engine of a worker that generates `rows` sequences at once, or of a validator, will hold."""
-    from shoal.policy.plans import KEYS_AND_VALUES, EngineShape, judge_memory, memory_table, worker_memory
+    from shoal.policy.plans import KEYS_AND_VALUES, EngineShape, memory_table, scorer_memory, worker_memory
     from shoal.training.memory import model_config, model_shape
     from shoal.validation import load_calibration
 
@@ -191,7 +191,7 @@ def show_engine_plan(config: ShoalConfig, role: str, report: Report, *, rows: in
     stored_bytes = whole.stored_bytes if whole.adapter else 2
     report(f"{path}: {shape.parameters / 1e9:.2f}B parameters, one {role}")
     if role == "validator":
-        report(memory_table(judge_memory(shape, stored_bytes=stored_bytes, adapter=whole.adapter)))
+        report(memory_table(scorer_memory(shape, stored_bytes=stored_bytes, adapter=whole.adapter)))
         return
     classes = config.validation.numerics_classes or load_calibration(config.validation.calibration).finest()
     for dtype in dict.fromkeys(name.split("/")[1] for name in classes):

@@ -1,4 +1,4 @@
-"""How much memory an engine needs, before anything is loaded: of a worker that generates, or of a validator that judges.
+"""How much memory an engine needs, before anything is loaded: of a worker that generates, or of a validator that scores.
 
 Parameter counts are exact, from the module built without memory. Keys and values follow the config. What a pass holds beside
 them is the larger of two: one gated decoder block (per token 3·D values and either 3·I or the attention's own), or the states of
@@ -55,7 +55,7 @@ class EngineShape:
         return 2 * self.layers * self.kv_heads * self.head_size
 
     def pass_bytes(self, tokens: int, value_bytes: int, logits: int) -> int:
-        """What a pass over so many tokens holds at its peak, with so many logits at once."""
+        """What a pass over `tokens` holds at its peak, with `logits` values of them at once."""
         attention = 3 * (self.heads + 2 * self.kv_heads) * self.head_size
         block = value_bytes * tokens * (3 * self.width + max(attention, 3 * self.inner_width))
         return max(block, 3 * value_bytes * tokens * self.width + 3 * 4 * logits)
@@ -76,7 +76,7 @@ def worker_memory(
     }
 
 
-def judge_memory(shape: EngineShape, *, stored_bytes: int = 2, adapter: int = 0) -> dict[str, int]:
+def scorer_memory(shape: EngineShape, *, stored_bytes: int = 2, adapter: int = 0) -> dict[str, int]:
     """Bytes by purpose of an engine that scores in float32 with weights as they are published."""
     chunk = max(1, LOGITS_CHUNK // shape.vocabulary) * shape.vocabulary
     return {

@@ -1,8 +1,8 @@
-"""The policy versions of a validator: fetched on a thread, so that files of other versions are judged meanwhile.
+"""The policy versions of a validator: fetched on a thread, so that files of other versions are verified meanwhile.
 
-`ready` names the versions that can be loaded at once. A version that could not be had counts as ready until its failure was told:
-the file that needs it then returns to the coordinator, which knows how long to wait for it. Nothing here blames a worker. How long
-a fetch may take is a matter of progress: only one to which nothing arrives is given up.
+`ready` names the versions that can be loaded at once. A version that could not be had counts as ready until its failure was
+reported: the file that needs it then returns to the coordinator, which knows how long to wait for it. No worker is penalised. How
+long a fetch may take is a matter of progress: only one to which nothing arrives is ended.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from shoal.metrics import Report, silent
 from shoal.protocol import api
 
 STALLED_S = 60.0
-"""A fetch to which nothing arrived for so long is given up, and begun again when the version is asked for again."""
+"""A fetch to which nothing arrived for so long is ended, and begun again when the version is asked for again."""
 
 
 class HeldVersions:
@@ -32,7 +32,7 @@ class HeldVersions:
         self._thread: threading.Thread | None = None
 
     def ready(self) -> list[str]:
-        """Manifests of versions on disk, and of those whose failure is to be told."""
+        """Manifests of versions on disk, and of those whose failure is to be reported."""
         with self._changed:
             self._paths = {digest: path for digest, path in self._paths.items() if path.exists()}
             return [*self._paths, *self._failures]

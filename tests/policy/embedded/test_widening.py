@@ -1,4 +1,4 @@
-"""A judge keeps weights as they are published and computes as if they were float32."""
+"""A validator keeps weights as they are published and computes as if they were float32."""
 
 import random
 import shutil
@@ -72,7 +72,7 @@ def matrices(model: nn.Module) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_narrow_judge_scores_as_a_wide_one_to_the_last_bit(published: Callable[[str], Path], name: str) -> None:
+def test_a_narrow_engine_scores_as_a_wide_one_to_the_last_bit(published: Callable[[str], Path], name: str) -> None:
     directory = published(name)
     wide, narrow = engine(directory), engine(directory, "bfloat16")
     for one, other in zip(
@@ -91,7 +91,7 @@ def test_matrices_stay_in_bf16_before_and_after_a_pass(published: Callable[[str]
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_a_narrow_judge_generates_as_a_wide_one(published: Callable[[str], Path], name: str) -> None:
+def test_a_narrow_engine_generates_as_a_wide_one(published: Callable[[str], Path], name: str) -> None:
     directory = published(name)
     asked = [GenerationRequest((5, 6, 7), seed, 24) for seed in range(6)]
     wide, narrow = (engine(directory, stored).generate(asked, temperature=1.0) for stored in ("", "bfloat16"))

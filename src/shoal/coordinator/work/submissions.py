@@ -197,12 +197,10 @@ def _claim_row(connection: Connection, run: Run, row: SubmissionRow, key: str, r
 def _missing(connection: Connection, run: Run, known: Sequence[str]) -> list[api.WantedVersion]:
     """Versions of files that wait for a validator which has them."""
     others = f" AND leases.manifest_digest NOT IN ({','.join('?' * len(known))})" if known else ""
-    rows = connection.execute(
-        f"SELECT leases.manifest_digest AS digest, leases.policy_version AS version FROM submissions {OLDEST}{others}"
-        f" GROUP BY leases.manifest_digest, leases.policy_version ORDER BY MIN(submissions.received_at) LIMIT {MOST_MISSING}",
-        (run.clock(), *known),
-    ).fetchall()
-    return [api.WantedVersion(version=int(row["version"]), manifest_digest=str(row["digest"])) for row in rows]
+    waiting = f"JOIN submissions USING (lease_id) WHERE {_CLAIMABLE}{others} ORDER BY submissions.received_at LIMIT 64"
+    leases = select(connection, LeaseRow, waiting, (run.clock(), *known))
+    versions = dict.fromkeys((lease.policy_version, lease.manifest_digest) for lease in leases)
+    return [api.WantedVersion(version=version, manifest_digest=digest) for version, digest in versions][:MOST_MISSING]
 
 
 def _claim_of(connection: Connection, run: Run, row: SubmissionRow) -> api.Claim:
