@@ -73,22 +73,24 @@ def accept_upload(connection: Transaction, run: Run, file: ReceivedFile) -> api.
     if lease is None:
         known = find(connection, SubmissionRow, "WHERE lease_id=?", (file.lease_id,))
         assert known is not None, "check_upload found it"
-        return _answer(connection, run, known)
-    row = new_submission(connection, run, file)
+        head = ledger.hash_at(connection, known.position)
+        return _answer(run, known, lease_of_submission(connection, known), head)
+    position, head = ledger.head(connection)
+    row = new_submission(connection, run, file, position)
     insert(connection, row)
-    slots.submit_slot(connection, slots.move_lease(connection, lease, LeaseState.SUBMITTED))
+    lease = slots.move_lease(connection, lease, LeaseState.SUBMITTED)
+    slots.submit_slot(connection, lease)
     connection.on_commit(lambda: run.presence.seen(file.worker))
-    return _answer(connection, run, row)
+    return _answer(run, row, lease, head)
 
 
-def _answer(connection: Connection, run: Run, row: SubmissionRow) -> api.SubmissionAnswer:
-    """The same receipt however often the same file is sent."""
-    lease = lease_of_submission(connection, row)
+def _answer(run: Run, row: SubmissionRow, lease: LeaseRow, head: str) -> api.SubmissionAnswer:
+    """The same receipt however often the same file is sent. `head` is that of the ledger when it arrived first."""
     receipt = Receipt(
         run_id=run.descriptor.run_id,
         at=row.received_at,
         entries=row.position,
-        head=ledger.hash_at(connection, row.position),
+        head=head,
         worker=row.worker,
         lease=row.lease_id,
         **lease.step_id.fields(),
@@ -98,8 +100,8 @@ def _answer(connection: Connection, run: Run, row: SubmissionRow) -> api.Submiss
     return api.SubmissionAnswer(submission_id=row.submission_id, state=row.state, receipt=seal(receipt, run.keypair))
 
 
-def new_submission(connection: Connection, run: Run, file: ReceivedFile) -> SubmissionRow:
-    """The row of a file that arrives now, with the draw of its audit."""
+def new_submission(connection: Connection, run: Run, file: ReceivedFile, position: int) -> SubmissionRow:
+    """The row of a file that arrives now, with the draw of its audit. `position` counts the ledger's entries."""
     worker, drawn_by = require_worker(connection, file.worker), current_id(connection)
     rate, groups = trust.audit_rate(trust_record(worker), run.config.trust), run.descriptor.rollouts.tasks_per_slot
     return SubmissionRow(
@@ -116,7 +118,7 @@ def new_submission(connection: Connection, run: Run, file: ReceivedFile) -> Subm
         numerics_class=worker.numerics_class,
         audit_epoch=drawn_by.epoch,
         audit_attempt=drawn_by.attempt,
-        position=ledger.head(connection)[0],
+        position=position,
     )
 
 
