@@ -8,6 +8,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from shoal.config import LoraConfig
 from shoal.policy.directory import weight_files
 from shoal.policy.lora.files import as_factors, factor_shapes, read_factors
@@ -21,11 +23,11 @@ Identity = tuple[tuple[str, int, int, int], ...]
 
 
 class ResidentAdapters:
-    def __init__(self, model: Any, lora: LoraConfig) -> None:
-        """Makes every linear layer of the model one that can be adapted."""
+    def __init__(self, model: Any, lora: LoraConfig, dtype: torch.dtype) -> None:
+        """Makes every linear layer of the model one that can be adapted; factors are kept in `dtype`."""
         self._lora, self._names = lora, target_names(model, lora)
         self._shapes = factor_shapes(model, self._names, lora.rank)
-        self._dtype, self._device = model.dtype, model.device
+        self._dtype, self._device = dtype, model.device
         self._most_bytes = MEMORY_SHARE * sum(parameter.nbytes for parameter in model.parameters())
         adapt(model, self._names, lora, trained=False)
         layers = adapted_layers(model)
