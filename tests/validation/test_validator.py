@@ -242,7 +242,7 @@ def test_a_file_that_breaks_a_common_audit_costs_the_others_nothing(
     def failing(requests: Sequence[ScoreRequest], **options: float) -> object:
         if any(request.output_tokens in poisoned for request in requests):
             raise MemoryError("too long")
-        return score(requests, **options)  # type: ignore[arg-type]
+        return score(requests, **options)
 
     validator.engine.score = failing  # type: ignore[method-assign, assignment]
     claims = [upload_as(coordinator, one, f"submission-{number}") for number, one in enumerate((honest, poison))]
