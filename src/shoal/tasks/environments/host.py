@@ -216,14 +216,14 @@ class EnvironmentHost:
 
 
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TZ": "UTC", "LC_ALL": "C.UTF-8"}
-_hosts: dict[str, EnvironmentHost] = {}
+_hosts: dict[tuple[str, str], EnvironmentHost] = {}
 _hosts_lock = threading.Lock()
 
 
-def shared_host(name: str) -> EnvironmentHost:
-    """The one of this process."""
+def shared_host(name: str, hash_seed: str = "0") -> EnvironmentHost:
+    """The one of this process, by environment and hash seed."""
     with _hosts_lock:
-        if name not in _hosts:
-            _hosts[name] = EnvironmentHost(name)
-            atexit.register(_hosts[name].close)
-        return _hosts[name]
+        if (name, hash_seed) not in _hosts:
+            host = _hosts[name, hash_seed] = EnvironmentHost(name, hash_seed=hash_seed)
+            atexit.register(host.close)
+        return _hosts[name, hash_seed]
