@@ -187,7 +187,7 @@ def test_a_difference_of_a_tolerant_environment_is_no_proof(tmp_path: Path) -> N
     assert severity(reason) is Severity.ANOMALY
 
 
-@pytest.mark.parametrize("name", ["Raises", "Large", "NotANumber", "Leaves"])
+@pytest.mark.parametrize("name", ["Raises", "Large", "NotANumber", "Leaves", "HalfSurrogate", "SaysTooDeep"])
 def test_a_failing_environment_ends_the_episode_at_the_worker_and_in_the_replay(tmp_path: Path, name: str) -> None:
     run = make_tiny_run(tmp_path, environment=f"{MODULE}:{name}")
     sent = submit(run)
