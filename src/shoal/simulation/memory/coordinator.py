@@ -149,6 +149,7 @@ class MemoryCoordinator:
             files[group.group_id].proposed.add(group.group_id)
         groups = {group.group_id: group for group in batch.groups}
         generated, useful = counts.resolved_groups, counts.useful_of_step
+        self.tables.revision += 1
         self.tables.batches.append(Batch(step, self.clock(), generated, useful, groups, files, len(batch.expired)))
         for slot in list(self.tables.of_step(step).open_slots.values()):
             slots.move_slot(self.tables, slot, SlotState.CLOSED, None)
@@ -174,6 +175,7 @@ class MemoryCoordinator:
     def publish(self, version: int, stage_s: float = 0.0, waited_s: float = 0.0) -> None:
         assert version == len(self.tables.versions), "versions follow each other"
         self.tables.versions.append(Version(version, self.clock(), stage_s))
+        self.tables.revision += 1
 
     def maintain(self) -> None:
         self.leasing.expire()
