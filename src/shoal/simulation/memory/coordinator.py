@@ -54,7 +54,8 @@ class MemoryCoordinator:
 
     def lease(self, key: str, request_id: str, held_versions: Sequence[int]) -> api.LeaseAnswer:
         worker = self._require(key)
-        self._returned(worker)
+        if worker.trust.state in ("gone", "registered"):
+            self._returned(worker)
         decision = self.leasing.decide(worker, held_versions)
         if isinstance(decision, leases.Refused):
             answer = self._refusal(decision)
@@ -71,7 +72,7 @@ class MemoryCoordinator:
 
     def _refusal(self, refused: leases.Refused) -> api.LeaseAnswer:
         """The same object for the same answer: idle keys hear little else."""
-        if self._refused is None or self._refused[0] != refused:
+        if self._refused is None or self._refused[0] is not refused:
             self._refused = (
                 refused,
                 api.LeaseAnswer.model_construct(

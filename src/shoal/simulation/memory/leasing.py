@@ -96,8 +96,9 @@ class Leasing:
         self.expire()
         observed, config = self.observe(), self.config
         standing, is_reliable = self._stand(observed), self.is_reliable(key, observed)
-        polling = self.presence.polling(has_delivered=key.delivered_at > 0)
-        late = self._late_slot(key, observed, held_versions, polling) if is_reliable and self.has_backups else None
+        polling, late = self.presence.polling(has_delivered=key.delivered_at > 0), None
+        if is_reliable and self._has_late_slots():
+            late = self._late_slot(key, observed, held_versions, polling)
         if late is None and not deliveries.backoff_s(key.record, self.clock()):
             refusal = standing.refusal(held_versions, polling, config.training, config.trust, is_reliable=is_reliable)
             if refusal is not None:
@@ -322,16 +323,18 @@ class Leasing:
                 return leases.OpenSlot(number, slot.version)
         return None
 
+    def _has_late_slots(self) -> bool:
+        """Whether a slot of the step may go to another key too."""
+        step = self.tables.of_step(self.tables.step)
+        return self.has_backups and (bool(step.overdue) or (bool(step.due) and step.due[0][0] <= self.clock()))
+
     def _late_slot(
         self, key: Key, observed: Observed, held_versions: Sequence[int], polling: int
     ) -> leases.OpenSlot | None:
         step, now = self.tables.step, self.clock()
-        of_step = self.tables.of_step(step)
-        if not of_step.overdue and (not of_step.due or of_step.due[0][0] > now):
-            return None
         fitting = (
             slot
-            for slot in slots.late_slots(of_step, now)
+            for slot in slots.late_slots(self.tables.of_step(step), now)
             if slot.numerics_class == key.numerics_class and not slot.was_held_by(key)
         )
         late = list(itertools.islice(fitting, PAGE))
