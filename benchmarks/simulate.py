@@ -8,7 +8,7 @@ measures one, and simulated. `prediction_error_max` is the largest relative erro
 not count.
 
 `explain`: INTELLECT-2's published numbers against the scenario `intellect-2`, for SHORT and LONG targets, with 3 free parameters.
-Then the same swarm with each of deltas, continuous engines, leases in time and backups, and with all of them.
+Then both with each of deltas, continuous engines, leases in time and backups, with all of them, and two slow nodes with backups.
 
 `scale`: `seconds_10k` is the processor time of the scenario `ten-thousand-laptops`, 100 steps, in one process. Then swarms of 100,
 1,000 and 10,000 workers whose batches grow with them: with enough of everything, and with one thing fixed at a time.
@@ -209,27 +209,42 @@ WORTH: dict[str, dict[str, Any]] = {
 }
 
 
+SLOW_NODES: dict[str, dict[str, Any]] = {
+    "with 2 slow nodes": {},
+    "with 2 slow nodes and backup leases": {"coordinator": {"backups": True}},
+}
+"""Backups are for machines that differ; two of the nodes have a third of the speed here."""
+
+
 def explain(steps: int, pieces: Pieces, plots: Path | None) -> dict[str, Any]:
-    spec = changed(load_scenario("intellect-2"), run={"steps": steps})
+    short = changed(load_scenario("intellect-2"), run={"steps": steps})
+    long, slow = changed(short, **LONG), with_slow_nodes(short)
     everything: dict[str, Any] = {name: values for change in WORTH.values() for name, values in change.items()}
-    runs = {name: spec_of(spec, change) for name, change in WORTH.items()}
-    runs |= {"with all four": spec_of(spec, everything), "LONG": spec_of(spec, LONG)}
-    found = dict(zip(runs, pieces.get_all(list(runs.values())), strict=True))
+    changes = WORTH | {"with all four": everything}
+    specs = {("SHORT", name): changed(short, **change) for name, change in changes.items()}
+    specs |= {("LONG", name): changed(long, **change) for name, change in changes.items()}
+    specs |= {("slow", name): changed(slow, **change) for name, change in SLOW_NODES.items()}
+    found = dict(zip(specs, pieces.get_all(list(specs.values())), strict=True))
+    table = {of: {name: worth(one) for (which, name), one in found.items() if which == of} for of, _ in specs}
     if plots is not None:
-        draw_worth({name: one for name, one in found.items() if name != "LONG"}, plots / "simulate_intellect2.svg")
-    short, long = minutes(found["as it was run"]), minutes(found["LONG"])
+        draw_worth({of: table[of] for of in ("SHORT", "LONG")}, plots / "simulate_intellect2.svg")
+    both = [minutes(found[of, "as it was run"]) for of in ("SHORT", "LONG")]
     return {
         "intellect2": {
-            name: {"published": [a, b], "simulated": [short[name], long[name]], "from": why}
+            name: {"published": [a, b], "simulated": [one[name] for one in both], "from": why}
             for name, (a, b, why) in PUBLISHED.items()
         },
         "free_parameters": 3,
-        "worth": {name: worth(one) for name, one in found.items() if name != "LONG"},
+        "worth": table,
     }
 
 
-def spec_of(spec: SwarmSpec, change: dict[str, Any]) -> SwarmSpec:
-    return changed(spec, **change)
+def with_slow_nodes(spec: SwarmSpec) -> SwarmSpec:
+    tree = spec.model_dump(mode="json")
+    (nodes,) = tree["workers"]
+    slow = nodes | {"name": "slow node", "count": 2, "tokens_per_s": nodes["tokens_per_s"] / 3}
+    tree["workers"] = [nodes | {"count": nodes["count"] - 2}, slow]
+    return build_scenario(tree)
 
 
 def minutes(result: dict[str, Any]) -> dict[str, float]:
@@ -250,20 +265,30 @@ def worth(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def draw_worth(found: dict[str, Any], path: Path) -> None:
+def draw_worth(table: dict[str, dict[str, Any]], path: Path) -> None:
+    """A row for SHORT and one for LONG: step, batch, age, and the nodes that the trainer needs."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    fields = {"batch_min": "minutes to a verified batch", "mean_age": "mean age", "nodes_needed": "nodes needed"}
-    values = {name: worth(one) for name, one in found.items()}
+    fields = {
+        "step_min": "minutes per step",
+        "batch_min": "minutes to a verified batch",
+        "mean_age": "mean age of groups",
+        "nodes_needed": "nodes needed",
+    }
     with matplotlib.rc_context({"svg.hashsalt": "worth", "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(10, 2.8), layout="constrained")
-        for number, (axes, (field, title)) in enumerate(zip(figure.subplots(1, 3), fields.items(), strict=True)):
-            axes.barh(list(values), [one[field] or 0 for one in values.values()], color="#4c8df6")
-            axes.invert_yaxis()
-            axes.set_xlabel(title)
-            if number:
-                axes.set_yticklabels([])
+        figure = Figure(figsize=(12, 2.4 * len(table)), layout="constrained")
+        for row, (of, values) in zip(
+            figure.subplots(len(table), len(fields), squeeze=False), table.items(), strict=True
+        ):
+            for number, (axes, (field, title)) in enumerate(zip(row, fields.items(), strict=True)):
+                axes.barh(list(values), [one[field] or 0 for one in values.values()], color="#4c8df6")
+                axes.invert_yaxis()
+                axes.set_xlabel(title)
+                if number:
+                    axes.set_yticklabels([])
+                else:
+                    axes.set_title(of, loc="left", fontsize="medium")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
 
