@@ -23,6 +23,7 @@ from shoal.simulation.operations import TrainedGroup
 
 KEPT_STEPS = 8
 """Behind the asynchrony window: files that come later are of no use to any batch."""
+KEPT_REFUSALS = 1024
 
 
 class MemoryCoordinator:
@@ -32,7 +33,7 @@ class MemoryCoordinator:
         self.leasing = Leasing(self.tables, config, clock, secret)
         self.files = Files(self.tables, self.leasing, config, clock, secret)
         self.presence = self.leasing.presence
-        self._refused: tuple[leases.Refused, api.LeaseAnswer] | None = None
+        self._refusals: dict[leases.Refused, api.LeaseAnswer] = {}
 
     # Workers
 
@@ -72,17 +73,17 @@ class MemoryCoordinator:
 
     def _refusal(self, refused: leases.Refused) -> api.LeaseAnswer:
         """The same object for the same answer: idle keys hear little else."""
-        if self._refused is None or self._refused[0] is not refused:
-            self._refused = (
-                refused,
-                api.LeaseAnswer.model_construct(
-                    lease=None,
-                    reason=refused.reason,
-                    retry_after_s=refused.retry_after_s,
-                    wanted_version=refused.wanted_version or 0,
-                ),
+        known = self._refusals.get(refused)
+        if known is None:
+            if len(self._refusals) >= KEPT_REFUSALS:
+                self._refusals.clear()
+            known = self._refusals[refused] = api.LeaseAnswer.model_construct(
+                lease=None,
+                reason=refused.reason,
+                retry_after_s=refused.retry_after_s,
+                wanted_version=refused.wanted_version or 0,
             )
-        return self._refused[1]
+        return known
 
     def _returned(self, worker: Key) -> None:
         for state, event in (("gone", "returned"), ("registered", "asked")):
