@@ -121,6 +121,9 @@ def test_a_path_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
     for where in (tmp_path / "file" / "below.toml", "a" * 5000):
         with pytest.raises(ConfigError, match="cannot be read"):
             load_scenario(where)
+    (tmp_path / "run.toml").write_text("[run]\ndir = 'run'\n")
+    with pytest.raises(ConfigError, match="There is no scenario"):
+        load_scenario(tmp_path / "run")
     with pytest.raises(ConfigError, match="is a directory"):
         load_scenario(tmp_path)
     with pytest.raises(ConfigError, match="Did you mean home-swarm"):

@@ -176,7 +176,7 @@ def load_scenario(where: str | Path) -> SwarmSpec:
 def _read(where: str | Path) -> dict[str, Any]:
     path = Path(where)
     try:
-        if not path.suffix and not path.exists():
+        if path.name == str(where) and not path.suffix and not path.exists():
             path = BUNDLED / f"{where}.toml"
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
