@@ -1,8 +1,9 @@
 """The embedded engine: any causal LM that Transformers builds, of any family, in this process, on CPU or one GPU.
 
-Weights exist once and are replaced in place. With LoRA the base stays, and versions of the adapter are resident side by side:
-changing between them moves a pointer. A stream batches continuously over a preallocated cache that later streams use
-again; `score` is a prefill in batches of bounded size. Neither holds the logits or states of everything at once.
+Weights exist once and are replaced in place. Where they are stored narrower than they are computed with, several versions stay side
+by side while memory allows, for a validator that changes between them. With LoRA the base stays, and versions of the adapter are
+resident side by side: changing between them moves a pointer. A stream batches continuously over a preallocated cache that later
+streams use again; `score` is a prefill in batches of bounded size. Neither holds the logits or states of everything at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from shoal.config import LoraConfig
-from shoal.policy.directory import check_vocabulary, has_weights, weight_files
+from shoal.policy.directory import check_vocabulary, has_weights, weight_files, weights_identity
 from shoal.policy.embedded.decode_batch import DecodeBatch
 from shoal.policy.embedded.family import RowCache, can_widen, make_runner
+from shoal.policy.embedded.resident import ResidentWeights
 from shoal.policy.engine import (
     LORA_CLASS,
     Completion,
@@ -69,8 +71,10 @@ class TorchEngine:
         self._stream: DecodeBatch | None = None
         self._weights = 0
         check_vocabulary(self._eos_token_ids, self.vocab_size)
+        self._widens = stored != dtype
+        self._resident: ResidentWeights | None = None
         if self._loaded:
-            self._runner.prepare()
+            self._prepare()
 
     @property
     def vocab_size(self) -> int:
@@ -82,6 +86,8 @@ class TorchEngine:
         use_exact_products(self._runner.device)
         if self._adapters is not None:
             self._adapters.use(directory)
+        elif self._resident is not None:
+            self._resident.use(weights_identity(directory), lambda: load_weights(self._runner.model, directory))
         else:
             load_weights(self._runner.model, directory)
         self._weights += 1
@@ -90,8 +96,13 @@ class TorchEngine:
         if self._loaded and self._adapters is None:
             self._runner.weights_changed()
         elif not self._loaded:
-            self._runner.prepare()
+            self._prepare()
             self._loaded = True
+
+    def _prepare(self) -> None:
+        self._runner.prepare()
+        if self._widens and self._adapters is None:
+            self._resident = ResidentWeights(self._runner.weight_tensors())
 
     def open(self, *, temperature: float, max_tokens: int, rows: int | None = None) -> DecodeBatch:
         check_ready(self._loaded, temperature)

@@ -52,6 +52,10 @@ class Runner(Protocol):
         """Called once, after the first weights were loaded."""
         ...
 
+    def weight_tensors(self) -> list[Tensor]:
+        """Every tensor that holds weights, views included."""
+        ...
+
     def weights_changed(self) -> None: ...
 
     def row_bytes(self, capacity: int) -> int:

@@ -63,6 +63,7 @@ class ModelRunner:
         self.max_tokens: int = getattr(self.config, "max_position_embeddings", None) or 1 << 30
         self.planes: list[PlaneShape] = []
         self._backbone: Backbone = TransformersBackbone(model)
+        self._linears: list[Linear] = []
         self._reordered: list[Linear] = []
         self._head: Any = self.model.get_output_embeddings()
         self._head_logits = HeadLogits.of(self.config)
@@ -131,7 +132,8 @@ class ModelRunner:
         if can_fuse(self.model):
             backbone = FusedBackbone(self.model, self._widener)
             self._backbone, self._head = backbone, Linear(self._head.weight, self._head.bias, widener=self._widener)
-            self._reordered = choose_reordered([*backbone.linears, self._head])
+            self._linears = [*backbone.linears, self._head]
+            self._reordered = choose_reordered(self._linears)
             self.weights_changed()
         else:
             self._take_over_attention()
@@ -143,6 +145,11 @@ class ModelRunner:
         error = (own_V - reference_V).abs().max() / reference_V.abs().max().clamp_min(1e-6)
         if not error <= _TOLERANCES[self.dtype]:
             raise self._refusal(f"disagrees with its own forward pass by {float(error):.1e}")
+
+    def weight_tensors(self) -> list[Tensor]:
+        """Every tensor that holds weights, with those that join several parameters."""
+        joined = [tensor for linear in self._linears for tensor in (linear.weight, linear.bias) if tensor is not None]
+        return [*self.model.state_dict(keep_vars=True).values(), *joined]
 
     def weights_changed(self) -> None:
         """To be called after the model's tensors were written in place."""

@@ -11,15 +11,13 @@ from typing import Any
 import torch
 
 from shoal.config import LoraConfig
-from shoal.policy.directory import weight_files
+from shoal.policy.directory import Identity, weights_identity
 from shoal.policy.lora.files import as_factors, factor_shapes, read_factors
 from shoal.policy.lora.layers import Factors, adapt, adapted_layers
 from shoal.policy.lora.targets import target_names
 
 MEMORY_SHARE = 0.25
 """Of the base, for all resident adapters together; two may always stay."""
-
-Identity = tuple[tuple[str, int, int, int], ...]
 
 
 class ResidentAdapters:
@@ -39,7 +37,7 @@ class ResidentAdapters:
 
     def use(self, directory: Path) -> None:
         """Compute with the adapter of that directory; on refusal the one in use stays."""
-        identity = _identity(directory)
+        identity = weights_identity(directory)
         if identity not in self._resident:
             self._resident[identity] = self._read(directory)
         self._resident.move_to_end(identity)
@@ -59,9 +57,3 @@ class ResidentAdapters:
 
 def _size_bytes(adapter: dict[str, Factors]) -> int:
     return sum(factors.down_RI.nbytes + factors.up_OR.nbytes for factors in adapter.values())
-
-
-def _identity(directory: Path) -> Identity:
-    """Content-addressed directories never change; any other is taken to have changed with its file."""
-    files = [(file, file.stat()) for file in weight_files(directory)]
-    return tuple((str(file.resolve()), stat.st_ino, stat.st_size, stat.st_mtime_ns) for file, stat in files)
