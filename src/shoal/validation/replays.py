@@ -28,6 +28,8 @@ CONFIRMING_SEEDS = ("1", "2")
 """Hash seeds of the two hosts that confirm a difference; episodes usually run with 0. A host stays: it runs nothing but the import
 of its environment, and to start two for each lie would let cheaters take a validator's time."""
 
+CONFIRMING_TRIES = 3
+
 
 @dataclass(frozen=True)
 class Replayed:
@@ -71,6 +73,8 @@ class _Outcome:
     """Everything that the environment said."""
     is_late: bool = False
     """This machine's clock decided, which is nobody's doing."""
+    is_limited: bool = False
+    """A limit of time or memory ended this replay."""
 
     @property
     def is_doubtful(self) -> bool:
@@ -102,7 +106,7 @@ def _replay(
         reward = Reward(0.0, 0.0, 0.0, f"not used: {difference.detail}", exact=False, limited=True, scored=False)
     came_to = tuple(episode.tokens), episode.finish_reason, episode.failure, episode.reward
     is_late = episode.failure in (HUNG, TOO_LATE.why)
-    return _Outcome(reward, difference, is_proof, episode.cost_s, came_to, is_late)
+    return _Outcome(reward, difference, is_proof, episode.cost_s, came_to, is_late, episode.limited)
 
 
 class MeteredSession(Session):
@@ -136,8 +140,7 @@ def _other_reward(rollout: Rollout, reward: Reward, episode: Episode) -> Differe
 
 def _confirm(row: int, rollout: Rollout, item: WorkItem, workload: Workload, first: _Outcome) -> None:
     """Raises the proof, or the fault of an environment that does not repeat itself."""
-    hosts = [shared_host(item.environment, hash_seed) for hash_seed in CONFIRMING_SEEDS]
-    found = [_replay(rollout, item, workload, workload.scoring_budget(REPLAY_SLACK), host) for host in hosts]
+    found = [_replay_again(rollout, item, workload, hash_seed) for hash_seed in CONFIRMING_SEEDS]
     if all(outcome.is_proof and outcome.came_to == first.came_to for outcome in found):
         reason = Reason.REWARD if "claims reward" in found[0].sentence(row) else Reason.REPLAY
         raise RejectedError(reason, found[0].sentence(row))
@@ -145,6 +148,16 @@ def _confirm(row: int, rollout: Rollout, item: WorkItem, workload: Workload, fir
         Reason.ENVIRONMENT,
         f"{item.environment} came to other results in other processes: {first.sentence(row)}. Run `shoal env check`.",
     )
+
+
+def _replay_again(rollout: Rollout, item: WorkItem, workload: Workload, hash_seed: str) -> _Outcome:
+    """What a limit cut off says nothing about the environment: a machine that was asleep has no proof, and no fault either."""
+    for _ in range(CONFIRMING_TRIES):
+        host, budget = shared_host(item.environment, hash_seed), workload.scoring_budget(REPLAY_SLACK)
+        outcome = _replay(rollout, item, workload, budget, host)
+        if not outcome.is_limited:
+            break
+    return outcome
 
 
 @cache
