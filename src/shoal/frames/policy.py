@@ -53,11 +53,15 @@ class FrameConfig(PretrainedConfig):  # type: ignore[misc]
         known = {field.name for field in fields(FrameShape)}
         if not isinstance(self.shape, dict) or set(self.shape) != known:
             raise FrameShapeError("config.json has no shape of a frame model.")
+        if not isinstance(self.shape["stages"], list | tuple):
+            raise FrameShapeError("config.json has no list of stages.")
         return FrameShape(**{**self.shape, "stages": tuple(self.shape["stages"])})
 
     @property
     def renderer(self) -> Renderer:
         shape = self.frame_shape
+        if not all(isinstance(entry, str) for entry in self.entries):
+            raise FrameShapeError("config.json names actions that are not keys.")
         if len(self.entries) != shape.actions or GO not in self.entries:
             raise FrameShapeError(f"config.json names {len(self.entries)} actions; the model has {shape.actions}.")
         return Renderer(tuple(self.entries), shape.rows, shape.columns)
