@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from shoal.frames.actions import ActionTable
 from shoal.frames.model import FrameHead, FrameShape, FrameShapeError, Integrator, State, initialise
-from shoal.frames.screens import GO, GOAL, SCREEN_CODE_POINTS, Renderer
+from shoal.frames.screens import GO, GOAL, REVERSED, SCREEN_CODE_POINTS, Renderer
 
 MODEL_TYPE = "shoal_frames"
 FRAME_CHUNK = 512
@@ -167,10 +167,13 @@ class FramePolicy(PreTrainedModel):  # type: ignore[misc]
 
 
 def fresh_policy(shape: FrameShape, table: ActionTable, seed: int) -> FramePolicy:
-    """A policy that has learnt nothing yet."""
+    """A policy that has learnt nothing yet, but that a cell in reverse has the character of the same cell without."""
     torch.manual_seed(seed)
     policy = FramePolicy(FrameConfig.of(shape, table))
     initialise(policy)
+    cells = policy.model.frame_head.cells.code_points.weight
+    with torch.no_grad():
+        cells[REVERSED:] = cells[:REVERSED] + torch.randn(cells.shape[1])
     return policy
 
 
