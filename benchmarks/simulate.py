@@ -280,6 +280,8 @@ def minutes(result: dict[str, Any]) -> dict[str, float]:
 
 
 def worth(result: dict[str, Any]) -> dict[str, Any]:
+    if not result["is_finished"]:
+        return {"stopped": result["stopped"]}
     return {
         "step_min": round(result["step_s"] / 60, 2),
         "mean_age": round(result["mean_age"], 2),
@@ -309,7 +311,7 @@ def draw_worth(table: dict[str, dict[str, Any]], path: Path) -> None:
             figure.subplots(len(table), len(fields), squeeze=False), table.items(), strict=True
         ):
             for number, (axes, (field, title)) in enumerate(zip(row, fields.items(), strict=True)):
-                axes.barh(list(values), [one[field] or 0 for one in values.values()], color="#4c8df6")
+                axes.barh(list(values), [one.get(field) or 0 for one in values.values()], color="#4c8df6")
                 axes.invert_yaxis()
                 axes.set_xlabel(title)
                 if number:
