@@ -136,7 +136,7 @@ def measure_vllm(episodes: int) -> dict[str, Any]:
     from shoal.policy.vllm.engine import VllmEngine
 
     with tempfile.TemporaryDirectory() as root:
-        arena = make_episode_arena(Path(root))
+        arena = make_episode_arena(Path(root), heads=1, numerics_class="vllm/float32/cpu")
         policy = arena.run.policies[0]
         ends = arena.run.workload.codec.eos_token_ids
         engine = VllmEngine(policy.parent / "model", eos_token_ids=ends, max_batch=8)

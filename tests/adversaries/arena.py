@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from shoal.config import ShoalConfig
+from shoal.config import ShoalConfig, build_config
 from shoal.files import WEIGHTS_FILE, write_atomic
 from shoal.policy import TorchEngine, build_model, bundled_directory
 from shoal.policy.directory import base_of, is_adapter, resolve_model, weight_files
@@ -237,6 +237,17 @@ class Arena:
         limits = self.calibration.limits(numerics_class)
         assert limits is not None
         return limits
+
+
+def small_config() -> ShoalConfig:
+    """Slots that a test can afford."""
+    return build_config(
+        {
+            "tasks": {"count": 200, "heldout": 8},
+            "rollouts": {"group_size": 4, "tasks_per_slot": 3, "max_prompt_tokens": 64, "max_new_tokens": 48},
+            "reward": {"target_lengths": [21, 30], "length_alpha": 0.003},
+        }
+    )
 
 
 def make_arena(root: Path, config: ShoalConfig) -> Arena:

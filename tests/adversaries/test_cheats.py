@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from adversaries.arena import Arena, joint, make_arena
+from adversaries.arena import Arena, joint, make_arena, small_config
 from adversaries.cheats import CHEATS, SLOW_CHEATS
-from shoal.config import build_config
 from shoal.protocol.verdicts import Reason
 from shoal.validation import check_claims
 
@@ -15,14 +14,7 @@ SLOTS = range(6)
 @pytest.fixture(scope="session")
 def arena(tmp_path_factory: pytest.TempPathFactory) -> Arena:
     torch.set_num_threads(1)
-    config = build_config(
-        {
-            "tasks": {"count": 200, "heldout": 8},
-            "rollouts": {"group_size": 4, "tasks_per_slot": 3, "max_prompt_tokens": 64, "max_new_tokens": 48},
-            "reward": {"target_lengths": [21, 30], "length_alpha": 0.003},
-        }
-    )
-    return make_arena(tmp_path_factory.mktemp("arena"), config)
+    return make_arena(tmp_path_factory.mktemp("arena"), small_config())
 
 
 def test_honest_work_passes_every_check(arena: Arena) -> None:
