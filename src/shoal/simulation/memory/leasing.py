@@ -96,7 +96,8 @@ class Leasing:
         self.expire()
         observed, config = self.observe(), self.config
         common, is_reliable = self._common_view(observed), self.is_reliable(key, observed)
-        polling, late = self.presence.polling(has_delivered=key.delivered_at > 0), None
+        polling = self.presence.polling(has_delivered=key.delivered_at > 0)
+        late: leases.OpenSlot | None = None
         if is_reliable and self._has_late_slots():
             late = self._late_slot(key, observed, held_versions, polling)
         if late is None and not deliveries.backoff_s(key.record, self.clock()):
