@@ -1,6 +1,7 @@
 """The typed bodies of the coordinator's HTTP API, by subject; the OpenAPI page is made from them."""
 
 from shoal.protocol.api.claims import (
+    MOST_CLAIMS,
     AuditMetrics,
     Claim,
     ClaimAnswer,
@@ -8,6 +9,7 @@ from shoal.protocol.api.claims import (
     GroupVerdict,
     VerdictAnswer,
     VerdictBody,
+    WantedVersion,
 )
 from shoal.protocol.api.fields import (
     SAMPLE_DIGEST_CHARS,
@@ -79,6 +81,7 @@ from shoal.protocol.api.workers import (
 )
 
 __all__ = [
+    "MOST_CLAIMS",
     "SAMPLE_DIGEST_CHARS",
     "AlertView",
     "Answer",
@@ -138,6 +141,7 @@ __all__ = [
     "VersionAnswer",
     "VersionBody",
     "VersionView",
+    "WantedVersion",
     "WorkerState",
     "WorkerView",
 ]

@@ -4,14 +4,24 @@ from typing import Annotated
 
 from pydantic import Field
 
+from shoal.files import Digest
 from shoal.protocol.api.fields import Answer, Body, ClientId, Count, SampleDigest, ShortText
 from shoal.protocol.api.leases import Lease
 from shoal.protocol.verdicts import Reason
+
+MOST_CLAIMS = 16
+"""Files of one claim."""
 
 
 class ClaimBody(Body):
     request_id: ClientId
     wait_s: Annotated[float, Field(ge=0, le=30)] = 20
+    most: Annotated[int, Field(ge=1, le=MOST_CLAIMS)] = 1
+    """Files of one policy version that the validator checks together."""
+    ready: Annotated[list[Digest], Field(max_length=64)] | None = None
+    """Manifests of the versions that the validator can load now: it gets files of these only. Without the list, of any."""
+    fetching: Annotated[list[Digest], Field(max_length=64)] = []
+    """Manifests of versions that it is getting."""
 
 
 class Claim(Answer):
@@ -30,8 +40,17 @@ class Claim(Answer):
     """Under which the worker was registered when the file arrived; empty if it was not noted."""
 
 
+class WantedVersion(Answer):
+    version: int
+    manifest_digest: str
+
+
 class ClaimAnswer(Answer):
     claim: Claim | None = None
+    beside: list[Claim] = []
+    """More files of the same version, claimed with it."""
+    missing: list[WantedVersion] = []
+    """Versions of waiting files that the validator has not and is not getting, the file that waits longest first."""
     run_state: str
 
 
