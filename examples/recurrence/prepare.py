@@ -8,9 +8,11 @@ to train on and demonstrations come from disjoint sets of files. What frames can
 
 import argparse
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from shoal.curation import Demonstration, write_demonstration
+from shoal.files import write_atomic
 from shoal.frames import build_table, library_files, standard_library
 from shoal.frames.files import write_policy
 from shoal.frames.policy import fresh_policy, policy_shape
@@ -36,14 +38,18 @@ def main() -> None:
     table = build_table(texts, ACTIONS)
     write_policy(fresh_policy(policy_shape(ACTIONS + 2), table, options.seed), table, options.out / "fresh")
     tasks = repair_tasks(asked, WINDOW, options.tasks, most=MOST_PLACES, seed=options.seed)
-    (options.out / "tasks.jsonl").write_text("".join(task.model_dump_json() + "\n" for task in tasks))
-    with (options.out / "demonstrations.jsonl").open("w") as file:
-        for task in repair_tasks(shown, WINDOW, options.demonstrations, most=MOST_PLACES, seed=options.seed + 1):
-            file.write(write_demonstration(Demonstration(task, demonstration_keys(task, WINDOW))) + "\n")
+    _write(options.out / "tasks.jsonl", (task.model_dump_json() for task in tasks))
+    lessons = repair_tasks(shown, WINDOW, options.demonstrations, most=MOST_PLACES, seed=options.seed + 1)
+    rows = (write_demonstration(Demonstration(task, demonstration_keys(task, WINDOW))) for task in lessons)
+    _write(options.out / "demonstrations.jsonl", rows)
     counts = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
     print(
         f"{options.tasks} tasks, {options.demonstrations} demonstrations in {options.out}; skipped: {counts or 'none'}"
     )
+
+
+def _write(path: Path, rows: Iterable[str]) -> None:
+    write_atomic(path, "".join(f"{row}\n" for row in rows).encode())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A frame policy in a real swarm: warm start by imitation, then reinforcement learning with a cheater among the workers.
 
-    python examples/recurrence/run.py [--smoke] [--workers 2] [--fresh]
+    python examples/recurrence/run.py [--smoke] [--workers 2] [--fresh] [--warm-start]
 
 Makes a policy that knows nothing, tasks and demonstrations; lets it learn the demonstrations; measures the limits of verdicts;
 and runs the swarm of run.toml: coordinator, trainer, two relays, validator, evaluator, honest workers, and one worker that keeps
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config import ShoalConfig, load_config
+from shoal.files import write_atomic
 from shoal.host.demo import INTERRUPTED, Promise, run_demo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +32,7 @@ SMOKE = (
     *("--validation.calibration", "build/recurrence-smoke/calibration.json", "--tasks.heldout", "64"),
     *("--training.groups_per_step", "8", "--evaluation.every", "1"),
 )
-EPOCHS, SMOKE_EPOCHS = 8, 1
+EPOCHS, SMOKE_EPOCHS = 16, 1
 
 
 def main() -> None:
@@ -39,17 +40,21 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="three small steps instead of the whole run")
     parser.add_argument("--workers", type=int, default=2, help="honest ones")
     parser.add_argument("--fresh", action="store_true", help="start the swarm over; the warm start is kept")
+    parser.add_argument("--warm-start", action="store_true", help="end before the swarm")
     options = parser.parse_args()
     settings = SMOKE if options.smoke else ()
     config = load_config(RUN_FILE, settings)
+    warm_start_s = warm_start(config, SMOKE_EPOCHS if options.smoke else EPOCHS, settings)
+    if options.warm_start:
+        return
     started = time.monotonic()
-    warm_start(config, SMOKE_EPOCHS if options.smoke else EPOCHS, settings)
-    warm_s = time.monotonic() - started
     promise = Promise(CHEATS, START_AT_MOST, None)
     code = run_demo(config, honest_workers=options.workers, fresh=options.fresh, promise=promise)
     if code == INTERRUPTED:
         raise SystemExit(code)
-    found = metrics(config) | {"warm_start_s": round(warm_s), "seconds": round(time.monotonic() - started)}
+    swarm_s = time.monotonic() - started
+    times = {"warm_start_s": warm_start_s, "swarm_s": swarm_s, "seconds": warm_start_s + swarm_s}
+    found = metrics(config) | {name: round(seconds) for name, seconds in times.items()}
     broken = not options.smoke and not rises(found)
     if broken:
         print(f"failed: held-out success rose by less than {RISE}.", file=sys.stderr)
@@ -57,25 +62,28 @@ def main() -> None:
     raise SystemExit(code or int(broken))
 
 
-def warm_start(config: ShoalConfig, epochs: int, settings: tuple[str, ...]) -> None:
-    """Files that exist are kept."""
-    warm, limits = ROOT / config.model.path, Path(config.validation.calibration)
+def warm_start(config: ShoalConfig, epochs: int, settings: tuple[str, ...]) -> float:
+    """Seconds that its parts took, now or when they were made; what exists is kept."""
+    warm, limits = ROOT / config.model.path, ROOT / config.validation.calibration
     build = warm.parent
-    if not (build / "demonstrations.jsonl").exists():
-        _run("examples/recurrence/prepare.py", str(build))
-    if not warm.exists():
-        _run("-m", "shoal", "sft", str(build / "demonstrations.jsonl"), str(warm), "--model", str(build / "fresh"),
-             "--no-filters", "--no-thinking", "--epochs", str(epochs), "--learning-rate", "3e-3", "--threads", "1",
-             "--micro-batch-tokens", "32768")  # fmt: skip
-    if not (ROOT / limits).exists():
-        _run("-m", "shoal", "calibrate", str(limits), str(RUN_FILE), "--prompts", "96", *settings)
+    seconds = _run(build / "demonstrations.jsonl", "examples/recurrence/prepare.py", str(build))
+    seconds += _run(warm, "-m", "shoal", "sft", str(build / "demonstrations.jsonl"), str(warm),
+                    "--model", str(build / "fresh"), "--no-filters", "--no-thinking", "--epochs", str(epochs),
+                    "--learning-rate", "3e-3", "--threads", "1", "--micro-batch-tokens", "32768")  # fmt: skip
+    return seconds + _run(limits, "-m", "shoal", "calibrate", str(limits), str(RUN_FILE), "--prompts", "96", *settings)
 
 
-def _run(*arguments: str) -> None:
-    print(f"$ {shlex.join(['python', *arguments])}", flush=True)
-    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, check=False)
-    if done.returncode:
-        raise SystemExit(done.returncode)
+def _run(made: Path, *arguments: str) -> float:
+    """Runs a command unless what it makes is there; its seconds, if nobody stopped it on the way, are kept beside it."""
+    note = made.with_name(f"{made.name}.seconds")
+    if not made.exists():
+        print(f"$ {shlex.join(['python', *arguments])}", flush=True)
+        started = time.monotonic()
+        done = subprocess.run([sys.executable, *arguments], cwd=ROOT, check=False)
+        if done.returncode:
+            raise SystemExit(done.returncode)
+        write_atomic(note, f"{time.monotonic() - started:.1f}".encode())
+    return float(note.read_text()) if note.exists() else 0.0
 
 
 def metrics(config: ShoalConfig) -> dict[str, Any]:

@@ -106,7 +106,17 @@ def test_peak_memory_does_not_grow_with_the_window() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [({"rows": 6}, "halved"), ({"heads": 3}, "heads"), ({"hidden": 0}, "below 1"), ({"columns": -4}, "below 1")],
+    [
+        ({"rows": 6}, "halved"),
+        ({"heads": 3}, "heads"),
+        ({"hidden": 0}, "below 1"),
+        ({"columns": -4}, "below 1"),
+        ({"rows": 8.0}, "whole numbers"),
+        ({"columns": "24"}, "whole numbers"),
+        ({"layers": True}, "whole numbers"),
+        ({"stages": (32, None)}, "whole numbers"),
+        ({"reduction": "first"}, "last or mean"),
+    ],
 )
 def test_a_shape_that_no_model_can_have_is_refused(changes: dict[str, object], named: str) -> None:
     with pytest.raises(FrameShapeError, match=named):
@@ -121,3 +131,32 @@ def test_frames_that_do_not_fit_are_refused() -> None:
         model(torch.zeros(0, 1, 4, 8, dtype=torch.uint8))
     with pytest.raises(FrameShapeError, match="code point 200"):
         model(torch.full((2, 1, 4, 8), 200, dtype=torch.uint8))
+    with pytest.raises(FrameShapeError, match="code point -1"):
+        model(torch.full((2, 1, 4, 8), -1))
+    with pytest.raises(FrameShapeError, match="whole numbers"):
+        model(torch.full((2, 1, 4, 8), float("nan")))
+    with pytest.raises(FrameShapeError, match="do not fit"):
+        model(torch.zeros(2, dtype=torch.uint8))
+
+
+def test_colours_beyond_a_byte_are_refused() -> None:
+    shape = FrameShape.small(**{**vars(TINY), "colours": True, "code_points": 256})
+    frames = torch.zeros(1, 1, *shape.frame, dtype=torch.int64)
+    frames[..., 3] = 256
+    with pytest.raises(FrameShapeError, match="colour 256"):
+        FrameModel(shape)(frames)
+
+
+@pytest.mark.parametrize(
+    ("targets", "named"),
+    [
+        (torch.zeros(4, 2, dtype=torch.long), "do not fit"),
+        (torch.zeros(3, 1, dtype=torch.long), "do not fit"),
+        (torch.full((3, 2), 12), "action 12"),
+        (torch.full((3, 2), -100), "action -100"),
+    ],
+)
+def test_actions_that_do_not_fit_their_frames_are_refused(targets: torch.Tensor, named: str) -> None:
+    """A window with more actions than frames would be trained on the wrong mean."""
+    with pytest.raises(FrameShapeError, match=named):
+        backward_window(FrameModel(TINY), window(3, 2)[0], targets)

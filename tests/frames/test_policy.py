@@ -197,11 +197,14 @@ def test_tokens_beyond_the_vocabulary_are_refused(engine: TorchEngine, codec: Te
 
 def test_a_config_that_does_not_fit_its_actions_is_refused(directory: Path, tmp_path: Path, codec: TextCodec) -> None:
     tree = json.loads((directory / "config.json").read_text())
-    for name, wrong in (("entries", ["a"]), ("shape", {"rows": 4}), ("shape", tree["shape"] | {"rows": 5})):
-        folder = tmp_path / f"{name}-{len(str(wrong))}"
+    shape, entries = tree["shape"], tree["entries"]
+    cases = [("entries", ["a"]), ("entries", [7, *entries[1:]]), ("shape", {"rows": 4}), ("shape", shape | {"rows": 5})]
+    cases += [("shape", shape | {"rows": "4"}), ("shape", shape | {"stages": 3}), ("shape", shape | {"stages": [1.5]})]
+    for number, (name, wrong) in enumerate(cases):
+        folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(tree | {name: wrong}))
-        with pytest.raises(ShoalError, match=r"actions|shape|halved"):
+        with pytest.raises(ShoalError, match=r"actions|shape|halved|whole numbers|stages"):
             TorchEngine(folder, eos_token_ids=codec.eos_token_ids)
 
 

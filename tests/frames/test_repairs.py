@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shoal.errors import ShoalError
@@ -10,7 +11,7 @@ from shoal.frames import CorpusError
 from shoal.frames.repairs import Window, as_task, demonstration_keys, repair_tasks, usable_lines
 from shoal.frames.screens import GO, GOAL, Renderer
 from shoal.tasks import THINK_CLOSE, row_to_task, score
-from shoal.tasks.editor import DOWN, RIGHT
+from shoal.tasks.editor import DELETE, DOWN, RIGHT
 
 LINES = ["def main():", "self.x = 1", "import os", "return None", "yield 3", "a = b  # c"]
 WINDOW = Window(rows=2, columns=16)
@@ -69,13 +70,13 @@ def test_buffers_that_no_frame_shows_are_refused_with_the_task(wrong: dict[str, 
         row_to_task(row, 1, "here")
 
 
-def test_a_screen_shows_both_buffers_and_the_cursor_in_reverse() -> None:
+def test_a_screen_shows_both_buffers_and_cursor_and_differences_in_reverse() -> None:
     entries = (*map(chr, range(128)), GOAL, GO)
     renderer = Renderer(entries, rows=4, columns=8)
     prompt = [*map(ord, "ab\ncd"), 128, *map(ord, "ab\ncx"), 129]
-    first, frames = renderer.read([*prompt, ord(RIGHT), ord(DOWN)])
+    first, frames = renderer.read([*prompt, *map(ord, (RIGHT, DOWN, DELETE, "x"))])
     assert first == len(prompt) - 1
     shown = [["".join(chr(cell & 127) for cell in row).rstrip() for row in frame] for frame in frames]
-    assert shown == [["ab", "cd", "ab", "cx"]] * 3
-    reversed_cells = [tuple(int(at[0]) for at in (frame > 127).nonzero()) for frame in frames]
-    assert reversed_cells == [(0, 0), (0, 1), (1, 1)]
+    assert shown == [["ab", "cd", "ab", "cx"]] * 3 + [["ab", "c", "ab", "cx"], ["ab", "cx", "ab", "cx"]]
+    in_reverse = [[tuple(map(int, at)) for at in np.argwhere(frame > 127)] for frame in frames]
+    assert in_reverse == [[(0, 0), (3, 1)], [(0, 1), (3, 1)], [(1, 1), (3, 1)], [(1, 1), (3, 1)], [(1, 2)]]

@@ -1,6 +1,7 @@
 """Sessions and their data: keys lead to the goal, actions are the keys again, the same seed gives the same bytes."""
 
 import itertools
+import os
 import random
 import subprocess
 from collections import Counter
@@ -119,6 +120,28 @@ def test_files_that_frames_cannot_show_are_skipped_with_a_count(tmp_path: Path) 
     assert skipped == {"characters beyond ASCII": 1, "not UTF-8": 1, "binary": 1, "too large": 1}
 
 
+def test_paths_that_cannot_be_read_are_skipped_with_a_count(tmp_path: Path) -> None:
+    tree(tmp_path)
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "dangling.py").symlink_to(tmp_path / "nothing")
+    skipped: Counter[str] = Counter()
+    names = [name for split in ("train", "heldout") for name, _ in library_files(tmp_path, split, skipped)]
+    assert len(names) == 40
+    assert skipped == {"unreadable": 1}
+
+
+def test_files_with_nothing_to_damage_are_refused_instead_of_searched_for_ever() -> None:
+    with pytest.raises(CorpusError, match="changed nothing"):
+        next(damaged([("blank.py", [""] * 20)], seed=0))
+
+
+@pytest.mark.parametrize(("least", "most"), [(65, 64), (0, 64)])
+def test_limits_that_no_session_meets_are_refused_instead_of_searched_for_ever(least: int, most: int) -> None:
+    endless = itertools.repeat(Change("x", ["a"], ["b"]))
+    with pytest.raises(CorpusError, match=f"at least {least} and at most {most}"):
+        build_dataset(endless, TABLE, 4, 12, actions=10, least=least, most=most, seed=0)
+
+
 def test_a_directory_without_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="no Python files"):
         library_files(tmp_path, "train", Counter())
@@ -151,6 +174,41 @@ def test_commits_become_changes_oldest_first_and_binary_files_are_skipped(tmp_pa
     assert skipped["binary"] == 2
 
 
+def test_links_submodules_and_odd_names_in_a_history_stop_nothing(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    odd = os.fsdecode(b"caf\xe9 \n.py")
+    for number in range(2):
+        (tmp_path / "link.py").unlink(missing_ok=True)
+        (tmp_path / "link.py").symlink_to(f"target-{number}")
+        (tmp_path / "HEAD").write_text(f"{number}\n")
+        git(tmp_path, "update-index", "--add", "--cacheinfo", f"160000,{str(number + 1) * 40},module.py")
+        git(tmp_path, "add", "link.py", "HEAD")
+        (tmp_path / odd).write_text(f"odd {number}\n")
+        git(tmp_path, "add", odd)
+        git(tmp_path, "commit", "-q", "-m", "change")
+    skipped: Counter[str] = Counter()
+    changes = [change for split in ("train", "heldout") for change in committed(tmp_path, split, skipped)]
+    assert sorted(change.after[0] for change in changes) == ["1", "odd 1"]
+    assert skipped["not a file"] == 2 * 2, "both splits read the history"
+
+
+def test_a_machine_without_git_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CorpusError, match="git rev-list could not be run"):
+        next(committed(tmp_path, "train", Counter()))
+
+
+def test_a_shallow_clone_of_one_commit_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    git(source, "init", "-q")
+    for number in range(3):
+        commit(source, "a.py", b"x\n" * number)
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{source}", "copy")
+    with pytest.raises(CorpusError, match="has 1 commits"):
+        next(committed(tmp_path / "copy", "train", Counter()))
+
+
 @pytest.mark.parametrize("commits", [0, 1])
 def test_a_repository_without_history_is_refused(tmp_path: Path, commits: int) -> None:
     git(tmp_path, "init", "-q")
@@ -177,6 +235,11 @@ def test_windows_stay_inside_one_session() -> None:
     assert data.sessions == 2
     with pytest.raises(CorpusError, match="No session has 100"):
         next(data.windows(100, 1, seed=0))
+    for length, batch in ((0, 1), (1, 0)):
+        with pytest.raises(CorpusError, match="hold nothing"):
+            next(data.windows(length, batch, seed=0))
+        with pytest.raises(CorpusError, match="hold nothing"):
+            data.streams(length, batch)
 
 
 def test_streams_begin_where_their_sessions_begin() -> None:

@@ -27,7 +27,11 @@ LONGEST_FILE_BYTES = 400_000
 EXCERPT_LINES = 160
 """A session edits an excerpt: moving through a long file would be most of its actions."""
 LEAST_LINES = 12
+MOST_UNCHANGED = 1_000
+"""Attempts in a row: files of blank lines, say, have nothing to damage."""
 GIT_TIMEOUT_S = 120.0
+FILE_MODES = ("100644", "100755")
+"""The others are links and submodules."""
 
 
 class CorpusError(ShoalError):
@@ -76,14 +80,23 @@ def library_files(root: Path, split: Split, skipped: Counter[str]) -> list[tuple
     found = []
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).as_posix()
-        if "site-packages" in name or is_heldout(name) != (split == "heldout"):
+        if "site-packages" in name or path.is_dir() or is_heldout(name) != (split == "heldout"):
             continue
-        lines = read_text(path.read_bytes(), skipped)
+        lines = _read_file(path, skipped)
         if lines is not None and len(lines) >= LEAST_LINES:
             found.append((name, lines))
     if not found:
         raise CorpusError(f"{root} has no Python files for the {split} split.", hint=_skipped_line(skipped))
     return found
+
+
+def _read_file(path: Path, skipped: Counter[str]) -> Lines | None:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        skipped["unreadable"] += 1
+        return None
+    return read_text(data, skipped)
 
 
 def _skipped_line(skipped: Counter[str]) -> str:
@@ -93,15 +106,21 @@ def _skipped_line(skipped: Counter[str]) -> str:
 def damaged(files: list[tuple[str, Lines]], seed: int) -> Iterator[Change]:
     """Endless changes that repair seeded damage to excerpts of the files."""
     rng = random.Random(seed)
+    unchanged = 0
     while True:
+        if unchanged > MOST_UNCHANGED:
+            raise CorpusError(f"{unchanged} damages in a row changed nothing in {len(files)} files.")
         name, lines = files[rng.randrange(len(files))]
         start = rng.randrange(max(1, len(lines) - EXCERPT_LINES))
         after = lines[start : start + EXCERPT_LINES]
         before = list(after)
         for damage in rng.choices(DAMAGES, k=rng.randint(4, 9)):
             before = damage(before, rng)
-        if before != after:
-            yield Change(f"{name}:{start + 1}", before, after)
+        if before == after:
+            unchanged += 1
+            continue
+        unchanged = 0
+        yield Change(f"{name}:{start + 1}", before, after)
 
 
 def _delete_body(lines: Lines, rng: random.Random) -> Lines:
@@ -154,17 +173,28 @@ DAMAGES = (_delete_body, _rename, _drop_lines(r"\s*(import|from) "), _drop_lines
 
 def committed(repository: Path, split: Split, skipped: Counter[str]) -> Iterator[Change]:
     """Every changed file of every commit, first parent, oldest first; excerpts around the first difference."""
-    commits = _git(repository, "rev-list", "--first-parent", "--reverse", "HEAD").decode().split()
+    commits = _git(repository, "rev-list", "--first-parent", "--reverse", "HEAD", "--").decode().split()
     if len(commits) < 2:
         raise CorpusError(f"{repository} has {len(commits)} commits; sessions need a history of at least two.")
     for parent, commit in itertools.pairwise(commits):
-        listed = _git(repository, "diff", "--name-only", "-z", "--diff-filter=M", parent, commit)
-        for name in filter(None, listed.decode("utf-8", "replace").split("\0")):
+        for name, old, new in _modified(repository, parent, commit, skipped):
             if is_heldout(name) != (split == "heldout"):
                 continue
-            sides = [read_text(_git(repository, "show", f"{at}:{name}"), skipped) for at in (parent, commit)]
-            if sides[0] is not None and sides[1] is not None and sides[0] != sides[1]:
-                yield _excerpt(f"{commit[:12]}:{name}", sides[0], sides[1])
+            before, after = (read_text(_git(repository, "cat-file", "blob", blob), skipped) for blob in (old, new))
+            if before is not None and after is not None and before != after:
+                yield _excerpt(f"{commit[:12]}:{name}", before, after)
+
+
+def _modified(repository: Path, parent: str, commit: str, skipped: Counter[str]) -> Iterator[tuple[str, str, str]]:
+    """Name and both blobs of every file that the commit modifies; links and submodules are skipped and counted."""
+    raw = ("diff-tree", "-r", "-z", "--no-abbrev", "--diff-filter=M", parent, commit)
+    parts = _git(repository, *raw).decode("utf-8", "backslashreplace").split("\0")
+    for row, name in zip(parts[:-1:2], parts[1::2], strict=True):
+        old_mode, new_mode, old, new, _ = row.removeprefix(":").split(" ")
+        if old_mode in FILE_MODES and new_mode in FILE_MODES:
+            yield name, old, new
+        else:
+            skipped["not a file"] += 1
 
 
 def _excerpt(name: str, before: Lines, after: Lines) -> Change:
@@ -177,7 +207,10 @@ def _excerpt(name: str, before: Lines, after: Lines) -> Change:
 
 
 def _git(repository: Path, *words: str) -> bytes:
-    done = subprocess.run(["git", "-C", str(repository), *words], capture_output=True, timeout=GIT_TIMEOUT_S)
+    try:
+        done = subprocess.run(["git", "-C", str(repository), *words], capture_output=True, timeout=GIT_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CorpusError(f"git {words[0]} could not be run in {repository}: {error}.") from None
     if done.returncode:
         reported = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise CorpusError(f"git {words[0]} failed in {repository}: {reported[-1] if reported else done.returncode}.")

@@ -33,6 +33,8 @@ class Dataset:
 
     def windows(self, length: int, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Endless (frames [L, B, R, C], actions [L, B]); sessions that are shorter than the window are left out."""
+        if length < 1 or batch < 1:
+            raise CorpusError(f"{batch} windows of {length} actions hold nothing.")
         lengths = np.diff(self.starts_S)
         longer = np.flatnonzero(lengths >= length)
         if not len(longer):
@@ -48,6 +50,8 @@ class Dataset:
 
     def streams(self, length: int, most: int) -> tuple[Tensor, Tensor]:
         """The first `length` actions of up to `most` sessions that have as many."""
+        if length < 1 or most < 1:
+            raise CorpusError(f"{most} streams of {length} actions hold nothing.")
         lengths = np.diff(self.starts_S)
         chosen = self.starts_S[:-1][lengths >= length][:most]
         if not len(chosen):
@@ -68,6 +72,8 @@ def build_dataset(
     seed: int,
 ) -> Dataset:
     """Sessions of `least` to `most` actions each until there are about `actions` in all."""
+    if not 1 <= least <= most:
+        raise CorpusError(f"No session has at least {least} and at most {most} actions.")
     kept: list[Recording] = []
     total = 0
     for number, change in enumerate(changes):

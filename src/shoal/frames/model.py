@@ -10,7 +10,7 @@ L time steps, B streams, N frames, C channels, T tokens of a frame, H hidden uni
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,8 @@ class FrameShape:
             self.hidden,
             self.actions,
         )
+        if not all(type(size) is int for size in (*sizes, self.layers)) or self.reduction not in get_args(Reduction):
+            raise FrameShapeError(f"Sizes of a frame model are whole numbers, its reduction is last or mean: {self}.")
         if min(sizes) < 1 or self.layers < 0:
             raise FrameShapeError(f"A frame model cannot have a size below 1: {self}.")
         shrink = POOL ** len(self.stages)
@@ -235,9 +237,25 @@ def check_frames(frames_LB: Tensor, shape: FrameShape) -> None:
         raise FrameShapeError(
             f"Frames of shape {tuple(frames_LB.shape)} do not fit [L, B, {', '.join(map(str, shape.frame))}]."
         )
-    codes = frames_LB[..., 0] if shape.colours else frames_LB
-    if int(codes.max()) >= shape.code_points or int(codes.min()) < 0:
-        raise FrameShapeError(f"Frames have code point {int(codes.max())}; the model knows {shape.code_points}.")
+    if frames_LB.is_floating_point() or frames_LB.is_complex():
+        raise FrameShapeError(f"Frames are whole numbers, not {frames_LB.dtype}.")
+    _check_range(frames_LB[..., 0] if shape.colours else frames_LB, shape.code_points, "code point")
+    if shape.colours:
+        _check_range(frames_LB[..., 1:], 256, "colour")
+
+
+def check_targets(targets_LB: Tensor, frames_LB: Tensor, shape: FrameShape) -> None:
+    if targets_LB.shape != frames_LB.shape[:2]:
+        raise FrameShapeError(
+            f"Actions of shape {tuple(targets_LB.shape)} do not fit frames of {tuple(frames_LB.shape)}."
+        )
+    _check_range(targets_LB, shape.actions, "action")
+
+
+def _check_range(values: Tensor, end: int, what: str) -> None:
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= end:
+        raise FrameShapeError(f"There is {what} {low if low < 0 else high}; the model knows {end}.")
 
 
 def initialise(model: nn.Module) -> None:

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from shoal.frames.actions import ActionTable
 from shoal.frames.model import FrameHead, FrameShape, FrameShapeError, Integrator, State, initialise
-from shoal.frames.screens import GO, GOAL, SCREEN_CODE_POINTS, Renderer
+from shoal.frames.screens import GO, GOAL, REVERSED, SCREEN_CODE_POINTS, Renderer
 
 MODEL_TYPE = "shoal_frames"
 FRAME_CHUNK = 512
@@ -53,11 +53,15 @@ class FrameConfig(PretrainedConfig):  # type: ignore[misc]
         known = {field.name for field in fields(FrameShape)}
         if not isinstance(self.shape, dict) or set(self.shape) != known:
             raise FrameShapeError("config.json has no shape of a frame model.")
+        if not isinstance(self.shape["stages"], list | tuple):
+            raise FrameShapeError("config.json has no list of stages.")
         return FrameShape(**{**self.shape, "stages": tuple(self.shape["stages"])})
 
     @property
     def renderer(self) -> Renderer:
         shape = self.frame_shape
+        if not all(isinstance(entry, str) for entry in self.entries):
+            raise FrameShapeError("config.json names actions that are not keys.")
         if len(self.entries) != shape.actions or GO not in self.entries:
             raise FrameShapeError(f"config.json names {len(self.entries)} actions; the model has {shape.actions}.")
         return Renderer(tuple(self.entries), shape.rows, shape.columns)
@@ -163,10 +167,13 @@ class FramePolicy(PreTrainedModel):  # type: ignore[misc]
 
 
 def fresh_policy(shape: FrameShape, table: ActionTable, seed: int) -> FramePolicy:
-    """A policy that has learnt nothing yet."""
+    """A policy that has learnt nothing yet, but that a cell in reverse has the character of the same cell without."""
     torch.manual_seed(seed)
     policy = FramePolicy(FrameConfig.of(shape, table))
     initialise(policy)
+    cells = policy.model.frame_head.cells.code_points.weight
+    with torch.no_grad():
+        cells[REVERSED:] = cells[:REVERSED] + torch.randn(cells.shape[1])
     return policy
 
 

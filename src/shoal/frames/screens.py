@@ -1,9 +1,9 @@
 """What a policy of frames sees: the buffer in the upper half of a screen, the one that it should become in the lower half.
 
 A screen is a pure function of prompt tokens and actions: the prompt says both buffers, every token after it presses the keys of
-its entry. The two halves scroll together. The cell under the cursor is shown in reverse (code point + 128), so that its
-character stays readable. Any sequence of tokens has a screen: what cannot be shown in a prompt is left out, and a token that is
-not a key of the editor changes nothing.
+its entry. The two halves scroll together. The cell under the cursor, and in the lower half every cell that differs from the one
+above, is shown in reverse (code point + 128), so that its character stays readable. Any sequence of tokens has a screen: what
+cannot be shown in a prompt is left out, and a token that is not a key of the editor changes nothing.
 """
 
 from collections.abc import Sequence
@@ -33,9 +33,10 @@ class Screen:
 
     def frame(self) -> Frame:
         editor = self.editor
-        upper = _window(editor.lines, editor)
+        upper, lower = _window(editor.lines, editor), _window(self.goal, editor)
+        lower[lower != upper] += REVERSED
         upper[editor.line - editor.top, editor.column - editor.left] += REVERSED
-        return np.concatenate([upper, _window(self.goal, editor)])
+        return np.concatenate([upper, lower])
 
 
 def _window(lines: list[str], editor: Editor) -> Frame:

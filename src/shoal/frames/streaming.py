@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from shoal.frames.model import FrameModel, State, check_frames
+from shoal.frames.model import FrameModel, State, check_frames, check_targets
 
 CHUNK = 16
 """Time steps that are recomputed together: small against any window, large enough that the LSTM's loop stays in one call."""
@@ -22,6 +22,7 @@ CHUNK = 16
 def backward_window(model: FrameModel, frames_LB: Tensor, targets_LB: Tensor, *, chunk: int = CHUNK) -> float:
     """Adds the gradient of the mean cross-entropy over the window to the parameters; returns the loss."""
     check_frames(frames_LB, model.shape)
+    check_targets(targets_LB, frames_LB, model.shape)
     x_LBC = _embed(model, frames_LB, chunk)
     loss = window_loss(model, x_LBC, targets_LB, chunk=chunk)
     torch.autograd.backward(loss)

@@ -6,8 +6,6 @@ from shoal.config import TasksConfig
 from shoal.errors import ConfigError
 from shoal.tasks import load_tasks, score
 
-pytest.importorskip("reasoning_gym")
-
 
 def test_the_same_name_and_seed_give_the_same_tasks() -> None:
     first, second = (load_tasks(TasksConfig(source="reasoning-gym:gcd", count=20, heldout=5)) for _ in range(2))
