@@ -263,9 +263,14 @@ def measure(arena: Arena, results: Results, options: argparse.Namespace) -> dict
             )
             arena.forget()
             say(f"{len(honest)} honest after {time.process_time() - started:.0f} CPU seconds")
-    coarse = options.honest_bfloat16
+    fine, coarse = honest[: len(honest) - options.honest_bfloat16], honest[len(honest) - options.honest_bfloat16 :]
+    by_class = {arena.validator.numerics_class: fine, COARSE_CLASS: coarse}
     return report(arena, honest, outcomes) | {
-        "honest_by_class": {arena.validator.numerics_class: len(honest) - coarse, COARSE_CLASS: coarse},
+        "honest_by_class": {name: len(found) for name, found in by_class.items()},
+        "honest_rejected_by_class": {
+            name: Counter(str(reason) for outcome in found for reason in outcome.reasons)
+            for name, found in by_class.items()
+        },
         "cpu_seconds": round(time.process_time() - started, 1),
     }
 

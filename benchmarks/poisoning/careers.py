@@ -38,6 +38,8 @@ class Career:
     ) -> None:
         self.random, self.strategy, self.kind, self.honest = random.Random(f"career {seed}"), strategy, kind, honest
         self.config = demo()
+        run = self.config.run.model_copy(update={"steps": LONGEST_CAREER + 1})
+        self.config = self.config.model_copy(update={"run": run})
         if unaudited_share is not None:
             trust = self.config.trust.model_copy(update={"unaudited_share": unaudited_share})
             self.config = self.config.model_copy(update={"trust": trust})

@@ -29,7 +29,7 @@ def schedule(career: dict[str, Any]) -> list[int]:
 
 
 def training(seed: int, poison: dict[str, Any] | None, counts: Sequence[int] = ()) -> dict[str, Any]:
-    """Held-out reward of a short training, with so many poisoned groups in its batches or without."""
+    """Held-out reward of a short training, with poisoned groups in its batches, as many as `counts` says, or without."""
     with tempfile.TemporaryDirectory() as scratch:
         run, evaluations = LocalRun(demo(), seed, Path(scratch)), []
         draw = random.Random(seed)

@@ -36,11 +36,11 @@ def detection() -> str:
         "honest, float32 and bfloat16",
         str(results["honest_submissions"]),
         f"{results['honest_rejected']} rejected",
-        *[""] * 3,
+        *[""] * 4,
     ]
     cheats = results["cheats"] | results["slow_cheats"]
     rows = [_detection_row(name, cheat, slow=name in results["slow_cheats"]) for name, cheat in cheats.items()]
-    titles = ["worker", "trials", "missed", "found by", "until the ban", "95 % within"]
+    titles = ["worker", "trials", "missed", "found by", "groups found", "until the ban", "95 % within"]
     return table(titles, [honest, *rows])
 
 
@@ -49,7 +49,8 @@ def _detection_row(name: str, cheat: dict[str, Any], *, slow: bool) -> list[str]
     until = f"{ban:g}" if ban else f"unused after {cheat['submissions_until_unused_at_floor']:g}"
     worst = str(cheat["submissions_until_ban_at_floor_worst95"] or "")
     kind = f"{name} (slow)" if slow else name
-    return [kind, str(cheat["trials"]), str(cheat["missed"]), f"`{cheat['stage']}`", until, worst]
+    alone = "" if cheat["groups_found"] is None else f"{cheat['groups_found']:.0%}"
+    return [kind, str(cheat["trials"]), str(cheat["missed"]), f"`{cheat['stage']}`", alone, until, worst]
 
 
 def audit_costs() -> str:
