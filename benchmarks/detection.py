@@ -3,9 +3,11 @@
     python benchmarks/detection.py [--trials 300 --honest 1600 --honest-bfloat16 400]
 
 A trial counts only if its file differs from what an honest worker sends for the same slot. `missed` submissions passed every
-check of an audit. `submissions_until_ban_at_floor` plays a proven key, audited at the floor rate, that starts to cheat: claims are
-checked on every submission, the rest by draw, and the coordinator's own rules (trust, sequential test) decide; `_worst95` is the
-95 % quantile. Results are kept per batch of slots in --work: a run that was cut off goes on where it stopped. Defaults are a smoke.
+check of an audit of all their groups; `groups_found` is the share of groups that an audit of one group alone rejects.
+`submissions_until_ban_at_floor` plays a proven key, audited at the floor rate, that starts to cheat: claims are checked on every
+submission, each group by a draw of its own, and the coordinator's own rules (trust, sequential test) decide; `_worst95` is the
+95 % quantile. Further groups are audited in a run when a key has too many without an audit; that is left out here. Results are
+kept per batch of slots in --work: a run that was cut off goes on where it stopped. Defaults are a smoke.
 With --adapters versions are adapters of a frozen base, and the cheats are those of tests/adversaries/adapters.py.
 With --episodes N the cheats of tests/adversaries/episodes.py meet replay and audit instead, N submissions each, and honest workers
 play --honest episodes in batches of several sizes. With --vllm N, in vLLM's environment, an honest worker plays N episodes there.
@@ -30,7 +32,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from adversaries.adapters import ADAPTER_CHEATS, ADAPTER_SLOW_CHEATS, make_adapter_arena  # noqa: E402
-from adversaries.arena import COARSE_CLASS, Arena, AuditOutcome, make_arena, make_model_arena, with_model  # noqa: E402
+from adversaries.arena import (  # noqa: E402
+    COARSE_CLASS,
+    Arena,
+    AuditOutcome,
+    GroupAudit,
+    joint,
+    make_arena,
+    make_model_arena,
+    with_model,
+)
 from adversaries.cheats import CHEATS, SLOW_CHEATS  # noqa: E402
 from adversaries.episodes import EPISODE_CHEATS, EpisodeArena, caught, make_episode_arena  # noqa: E402
 from shoal.config import TrustConfig, load_config  # noqa: E402
@@ -41,6 +52,7 @@ from shoal.policy import TorchEngine  # noqa: E402
 from shoal.proofs import TOP_K, proof_bytes  # noqa: E402
 from shoal.protocol.api import AuditMetrics  # noqa: E402
 from shoal.protocol.verdicts import Reason, Severity, most_severe  # noqa: E402
+from shoal.validation.calibration.limits import Limits  # noqa: E402
 from support.submissions import Submission  # noqa: E402
 
 BATCH_SLOTS = 25
@@ -124,7 +136,7 @@ def measure_vllm(episodes: int) -> dict[str, Any]:
     from shoal.policy.vllm.engine import VllmEngine
 
     with tempfile.TemporaryDirectory() as root:
-        arena = make_episode_arena(Path(root))
+        arena = make_episode_arena(Path(root), heads=1, numerics_class="vllm/float32/cpu")
         policy = arena.run.policies[0]
         ends = arena.run.workload.codec.eos_token_ids
         engine = VllmEngine(policy.parent / "model", eos_token_ids=ends, max_batch=8)
@@ -200,6 +212,7 @@ def as_json(outcome: AuditOutcome) -> dict[str, Any]:
         "metrics": metrics and metrics.model_dump(),
         "metrics_if_coarse": coarse and coarse.model_dump(),
         "reasons_if_coarse": list(outcome.reasons_if_coarse),
+        "groups": [{"reasons": list(one.reasons), "metrics": one.metrics.model_dump()} for one in outcome.groups],
     }
 
 
@@ -216,6 +229,10 @@ def from_json(entry: dict[str, Any]) -> AuditOutcome:
         metrics("metrics"),
         metrics("metrics_if_coarse"),
         reasons("reasons_if_coarse"),
+        tuple(
+            GroupAudit(tuple(map(Reason, one["reasons"])), AuditMetrics.model_validate(one["metrics"]))
+            for one in entry["groups"]
+        ),
     )
 
 
@@ -282,10 +299,12 @@ def verify_all(arena: Arena, submissions: Sequence[Submission]) -> list[AuditOut
 
 def report(arena: Arena, honest: Sequence[AuditOutcome], outcomes: dict[str, list[AuditOutcome]]) -> dict[str, Any]:
     rejected = sum(bool(outcome.reasons) for outcome in honest)
-    summaries = {name: summary(trials) for name, trials in outcomes.items()}
+    limits = arena.limits(arena.validator.numerics_class)
+    summaries = {name: summary(trials, limits) for name, trials in outcomes.items()}
     for name, numbers in summaries.items():
         say(f"{name}: {numbers}")
     classes = arena.calibration.classes
+    groups = [group for outcome in honest for group in outcome.groups]
     return {
         "benchmark": "detection",
         "model": arena.calibration.model,
@@ -293,6 +312,8 @@ def report(arena: Arena, honest: Sequence[AuditOutcome], outcomes: dict[str, lis
         "honest_tokens": sum(outcome.tokens for outcome in honest),
         "honest_rejected": rejected,
         "honest_false_reject_upper95": round(binomial_upper(rejected, len(honest)), 6),
+        "honest_groups": len(groups),
+        "honest_groups_rejected": sum(bool(group.reasons) for group in groups),
         "honest_largest_drift": round(largest_drift(honest), 3),
         "honest_margin_max": max(outcome.metrics.margin_max for outcome in honest if outcome.metrics),
         "cheats": {name: summaries[name] for name in CHEATS | ADAPTER_CHEATS if name in summaries},
@@ -304,15 +325,14 @@ def report(arena: Arena, honest: Sequence[AuditOutcome], outcomes: dict[str, lis
     }
 
 
-def summary(outcomes: Sequence[AuditOutcome]) -> dict[str, Any]:
+def summary(outcomes: Sequence[AuditOutcome], limits: Limits) -> dict[str, Any]:
     if not outcomes:
         return {"trials": 0}
 
     caught = [outcome for outcome in outcomes if outcome.reasons]
     stages = Counter(str(reason) for outcome in caught for reason in outcome.reasons)
-    tokens = statistics.mean(outcome.tokens for outcome in outcomes)
-    careers = [career(outcomes, random.Random(number)) for number in range(CAREERS)]
-    audits = mean_or_none([end.audits for end in careers])
+    careers = [career(outcomes, limits, random.Random(number)) for number in range(CAREERS)]
+    groups = [group for outcome in outcomes for group in outcome.groups]
     as_coarse = [outcome for outcome in outcomes if outcome.metrics_if_coarse]
     return {
         "trials": len(outcomes),
@@ -321,7 +341,8 @@ def summary(outcomes: Sequence[AuditOutcome]) -> dict[str, Any]:
         "proofs": sum(most_severe(list(outcome.reasons)) is Severity.PROOF for outcome in outcomes),
         "stage": stages.most_common(1)[0][0] if stages else None,
         "needs_audit": any(outcome.metrics for outcome in outcomes),
-        "tokens_needed": round(tokens * audits) if audits else None,
+        "groups_found": round(statistics.fmean(bool(group.reasons) for group in groups), 4) if groups else None,
+        "tokens_needed": mean_or_none([end.tokens for end in careers]),
         "submissions_until_ban_at_floor": mean_or_none([end.banned for end in careers]),
         "submissions_until_ban_at_floor_median": median_or_none([end.banned for end in careers]),
         "submissions_until_ban_at_floor_worst95": worst_or_none([end.banned for end in careers]),
@@ -338,26 +359,29 @@ class Career:
 
     unused: int | None
     banned: int | None
-    audits: int | None
+    tokens: int | None
+    """Audited until the ban."""
 
 
-def career(outcomes: Sequence[AuditOutcome], draw: random.Random) -> Career:
-    """Cheats sampled from the trials, verified as the coordinator would: claims always, audits by draw."""
+def career(outcomes: Sequence[AuditOutcome], limits: Limits, draw: random.Random) -> Career:
+    """Cheats sampled from the trials, verified as the coordinator would: claims always, each group by a draw of its own."""
     record = trust.TrustRecord("active", clean_audits=round(TRUST.probation_audits / FLOOR))
-    total, unused, audits = 0.0, None, 0
+    total, unused, tokens = 0.0, None, 0
     for number in range(1, LONGEST_CAREER + 1):
         outcome = draw.choice(outcomes)
-        audited = outcome.metrics is not None and draw.random() < max(FLOOR, trust.audit_rate(record, TRUST))
-        if not audited and outcome.metrics is not None:
+        rate = max(FLOOR, trust.audit_rate(record, TRUST))
+        drawn = [group for group in outcome.groups if draw.random() < rate]
+        if outcome.metrics is not None and not drawn:
             continue
-        audits += 1
-        severity = most_severe(list(outcome.reasons))
-        before, total = total, drift.after(total, outcome.metrics.drift_llr if outcome.metrics else 0.0)
+        found = joint(drawn, limits) if drawn else None
+        tokens += found.metrics.tokens if found else outcome.tokens
+        severity = most_severe(list(found.reasons if found else outcome.reasons))
+        before, total = total, drift.after(total, found.metrics.drift_llr if found else 0.0)
         if severity is Severity.PROOF or drift.level(total) == "cheating":
-            return Career(unused or number, number, audits)
+            return Career(unused or number, number, tokens)
         anomalies = (severity is Severity.ANOMALY) + drift.became_suspicious(before, total)
         for event in ["anomaly"] * anomalies or ["clean_audit"]:
-            record = trust.after(record, event, TRUST)  # type: ignore[arg-type]
+            record = trust.after(record, event, TRUST, len(drawn) / max(1, len(outcome.groups)))  # type: ignore[arg-type]
         if unused is None and not trust.is_usable(record, TRUST):
             unused = number
         if unused is not None and number > unused + 100:

@@ -4,10 +4,13 @@
 
 The demo's recipe (bundled policy, 8 groups per slot, batches of 32) gives real policy versions. `honest`: the trainer's statistic
 of honest groups at ages 0 to 2 and three temperatures. `kinds`: poisoned groups of five kinds, each with the trainer's statistic
-and the verdict of a real audit. `careers`: the coordinator's own code with 8 honest keys and 1 or 3 hostile ones, all at the floor;
-hostile keys forge all groups of a file, only as many useful ones as may stay without an audit, or a single one, and the worst of
-the three counts. `heldout`: real trainings with the groups that the worst career consumed, and without. Every piece is a file in
-`--runs`, so an interrupted benchmark goes on where it was; the report says what is still missing.
+and the verdict of a real audit. `careers`: the coordinator's own code with 8 honest keys and 1 or 3 hostile ones, all at the floor.
+Hostile keys forge all groups of a file (`all`), only as many useful ones as may stay without an audit (`share`), a single one
+(`one`), or all useful ones of just those files that have no more than may stay without an audit, where nothing but the draw audits
+(`patient`); the worst counts. `median_consumed` is per key, `_together` of all hostile keys. `narrow`: three keys where less of one
+key may stay without an audit. `heldout`: real trainings without poison, with eight groups, and with as many groups as the median of
+the worst careers consumed together, in a row. Every piece is a file in `--runs`, so an interrupted benchmark goes on where it was;
+the report says what is missing.
 """
 
 import argparse
@@ -30,10 +33,12 @@ from benchmarks.poisoning.careers import STRATEGIES, careers  # noqa: E402
 from benchmarks.poisoning.forgeries import KINDS, kinds  # noqa: E402
 from benchmarks.poisoning.policies import AGES, VERSIONS, Policies, honest  # noqa: E402
 from benchmarks.poisoning.recipe import demo  # noqa: E402
-from benchmarks.poisoning.trainings import POISONED_STEPS, TRAINED_STEPS, training  # noqa: E402
+from benchmarks.poisoning.trainings import ONE_KEY, TRAINED_STEPS, schedule, training  # noqa: E402
 from shoal.files import write_atomic  # noqa: E402
 
 TEMPERATURES = (0.6, 1.0, 1.3)
+NARROW_SHARE = 0.04
+"""One group of 32."""
 
 
 class Pieces:
@@ -83,23 +88,51 @@ def interval(differences: Sequence[float]) -> list[float]:
 
 
 def summary_of_careers(found: dict[str, Any]) -> dict[str, Any]:
-    totals = {name: [sum(one["consumed"]) for one in made] for name, made in found.items()}
-    medians = {name: statistics.median(values) for name, values in totals.items()}
-    shares = {name: quantile([share for one in made for share in one["shares"]], 0.95) for name, made in found.items()}
+    each = {name: summary_of_career(made) for name, made in found.items()}
+
+    def worst(field: str) -> float:
+        return max(one[field] for one in each.values())
+
     return {
-        "median_consumed": max(medians.values()),
-        "worst_career": max(medians, key=lambda name: (medians[name], statistics.fmean(totals[name]))),
-        "consumed_p95": max(quantile(values, 0.95) for values in totals.values()),
-        "consumed_max": max(max(values) for values in totals.values()),
-        "share_of_batch_p95": round(max(shares.values()), 3),
+        "median_consumed": worst("median_of_key"),
+        "median_consumed_together": worst("median"),
+        "worst_career": max(each, key=lambda name: (each[name]["median"], each[name]["mean"])),
+        "consumed_p95": worst("p95_of_key"),
+        "consumed_max": worst("max_of_key"),
+        "share_of_batch_p95": worst("share_p95"),
+        "share_of_key_p95": worst("share_of_key_p95"),
         "all_banned": all(one["all_banned"] for made in found.values() for one in made),
         "audited_share": round(statistics.fmean(one["audited"] for made in found.values() for one in made), 3),
-        "careers": {
-            name: {"median": medians[name], "mean": round(statistics.fmean(totals[name]), 2), "max": max(totals[name]),
-                   "share_p95": round(shares[name], 3)}
-            for name in found
-        },
-    }  # fmt: skip
+        "careers": each,
+    }
+
+
+def summary_of_career(made: Sequence[dict[str, Any]]) -> dict[str, float]:
+    together, by_key = [sum(one["consumed"]) for one in made], [count for one in made for count in one["consumed"]]
+    return {
+        "median_of_key": statistics.median(by_key),
+        "p95_of_key": quantile(by_key, 0.95),
+        "max_of_key": max(by_key),
+        "median": statistics.median(together),
+        "mean": round(statistics.fmean(together), 2),
+        "max": max(together),
+        "share_p95": round(quantile([share for one in made for share in one["shares"]], 0.95), 3),
+        "share_of_key_p95": round(quantile([share for one in made for share in one["key_shares"]], 0.95), 3),
+        "audited_share": round(statistics.fmean(one["audited"] for one in made), 3),
+    }
+
+
+def median_career(made: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return sorted(made, key=lambda one: sum(one["consumed"]))[len(made) // 2]
+
+
+def summary_of_gaps(gaps: Sequence[float]) -> dict[str, Any]:
+    return {
+        "gap": round(statistics.fmean(gaps), 4),
+        "interval": interval(gaps),
+        "gaps": [round(gap, 4) for gap in gaps],
+        "seeds": len(gaps),
+    }
 
 
 class Measurement:
@@ -132,7 +165,9 @@ class Measurement:
             **(summary_of_careers(of_careers) if of_careers else {}),
         }
         if of_careers:
-            result |= self._trainings(found[result["worst_career"].split(",")[0]])
+            worst = result["worst_career"]
+            result |= self._narrow(found[worst.split(",")[0]], typical)
+            result |= self._trainings(found[worst.split(",")[0]], schedule(median_career(of_careers[worst])))
         machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
         return {
             "complete": not self.pieces.missing,
@@ -172,26 +207,37 @@ class Measurement:
         }
         return {name: one for name, one in made.items() if one is not None}
 
-    def _trainings(self, worst: dict[str, Any]) -> dict[str, Any]:
-        pairs, at_once = [], []
+    def _narrow(self, kind: dict[str, Any], typical: Sequence[float]) -> dict[str, Any]:
+        """What another limit on unaudited groups of one key gives and costs."""
+        made = {
+            strategy: self.pieces.get(
+                f"narrow-{strategy}",
+                lambda s=strategy: careers(kind, typical, 3, s, self.options.careers, NARROW_SHARE),  # type: ignore[misc]
+            )
+            for strategy in STRATEGIES
+        }
+        known = {strategy: summary_of_career(one) for strategy, one in made.items() if one is not None}
+        return {"narrow": {"unaudited_share": NARROW_SHARE, "careers": known}}
+
+    def _trainings(self, worst: dict[str, Any], together: Sequence[int]) -> dict[str, Any]:
+        gaps: dict[str, list[float]] = {"one_key": [], "at_once": [], "together": []}
         for seed in range(self.options.seeds):
             clean = self.pieces.get(f"training-{seed}-clean", lambda s=seed: training(s, None))  # type: ignore[misc]
-            bad = self.pieces.get(f"training-{seed}-poisoned", lambda s=seed: training(s, worst))  # type: ignore[misc]
-            if clean is not None and bad is not None:
-                at_once.append(clean["heldout"][0] - bad["heldout"][0])
-                pairs.append(statistics.fmean(clean["heldout"][1:]) - statistics.fmean(bad["heldout"][1:]))
-        if len(pairs) < 2:
-            return {}
-        return {
-            "heldout_gap": round(statistics.fmean(pairs), 4),
-            "heldout_gap_interval": interval(pairs),
-            "heldout_gaps": [round(pair, 4) for pair in pairs],
-            "heldout_gap_at_once": round(statistics.fmean(at_once), 4),
-            "heldout_gap_at_once_interval": interval(at_once),
-            "heldout_seeds": len(pairs),
-            "heldout_steps": TRAINED_STEPS,
-            "heldout_poisoned_groups": sum(POISONED_STEPS.values()),
-        }
+            for name, counts in (("one_key", ONE_KEY), ("together", tuple(together))):
+                piece = f"training-{seed}-poisoned" if name == "one_key" else f"training-{seed}-{sum(counts)}-poisoned"
+                bad = self.pieces.get(piece, lambda s=seed, c=counts: training(s, worst, c))  # type: ignore[misc]
+                if clean is None or bad is None:
+                    continue
+                gaps[name].append(statistics.fmean(clean["heldout"][1:]) - statistics.fmean(bad["heldout"][1:]))
+                if name == "one_key":
+                    gaps["at_once"].append(clean["heldout"][0] - bad["heldout"][0])
+        known = {name: summary_of_gaps(found) for name, found in gaps.items() if len(found) > 1}
+        poisoned = {"one_key": list(ONE_KEY), "together": list(together)}
+        return {"heldout": known, "heldout_steps": TRAINED_STEPS, "heldout_poisoned_groups": poisoned} | (
+            {"heldout_gap": known["one_key"]["gap"], "heldout_gap_interval": known["one_key"]["interval"]}
+            if "one_key" in known
+            else {}
+        )
 
 
 def main() -> None:

@@ -94,6 +94,7 @@ def worker_child(url: str, root: Path, token_s: float) -> None:
     """In the child: a worker whose engine takes a given time for a token, in a given number of rows."""
     from shoal.roles import worker as role
     from shoal.worker import Worker
+    from shoal.worker.registration import Registration
 
     class Paced:
         def __init__(self, stream: Any) -> None:
@@ -114,7 +115,7 @@ def worker_child(url: str, root: Path, token_s: float) -> None:
         work(worker, Paced(stream))  # type: ignore[arg-type]  # has everything of a stream
 
     Worker._work = paced  # type: ignore[method-assign, assignment]
-    Worker._measure = lambda worker: (ROWS, ROWS / token_s)  # type: ignore[method-assign, assignment]
+    Registration._measure = lambda registration: (ROWS, ROWS / token_s)  # type: ignore[method-assign, assignment]
     role.work(url, print, root=root, key_file=None, run_key=None, name=root.name, threads=1)
 
 

@@ -8,7 +8,8 @@ measures one, and simulated. `prediction_error_max` is the largest relative erro
 not count.
 
 `explain`: INTELLECT-2's published numbers against the scenario `intellect-2`, for SHORT and LONG targets, with 3 free parameters.
-Then the same swarm with each of deltas, continuous engines, leases in time and backups, and with all of them.
+Then both with each of deltas, continuous engines, leases in time and backups, with all of them, and SHORT with slow nodes and with
+too many nodes.
 
 `scale`: `seconds_10k` is the processor time of the scenario `ten-thousand-laptops`, 100 steps, in one process. Then swarms of 100,
 1,000 and 10,000 workers whose batches grow with them: with enough of everything, and with one thing fixed at a time.
@@ -23,7 +24,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,7 @@ def scaled(name: str, size: int, steps: int) -> SwarmSpec:
     tree["run"] |= {"steps": steps, "name": f"{name}, {size} workers"}
     tree["settings"]["training"]["groups_per_step"] = max(4, size * 2048 // 10_000)
     tree["settings"]["coordinator"]["gone_after_s"] = 30
+    tree["settings"]["trust"]["probation_audits"] = 1  # so that a few steps reach the audits of a run that goes on
     if "no relay" in name:
         tree["relays"] = []
     return changed(build_scenario(tree), **(ENOUGH | fixed))
@@ -139,6 +141,7 @@ def scale(steps: int, short: int, pieces: Pieces, plots: Path | None) -> dict[st
             name: {str(size): round(one["step_s"], 1) for size, one in of.items()} for name, of in curves.items()
         },
         "limits": limits(curves["enough of everything"][SIZES[-1]]),
+        "limits_audited_share": round(curves["enough of everything"][SIZES[-1]]["audited_share"], 3),
     }
 
 
@@ -152,10 +155,10 @@ SHOWN = (
 def limits(free: dict[str, Any]) -> dict[str, int]:
     """Workers at which one of each is busy all the time, if work and traffic grow with the workers."""
     size, step_s = SIZES[-1], free["step_s"]
+    fetched_gbit_s = size * free["mbytes_per_step"]["worker_down"] * 8e-3 / step_s
     loads = {
         "one coordinator process (1,719 requests/s)": free["requests_per_s"] / 1719,
-        "an origin of 1 Gbit/s without relays": free["mbytes_per_step"]["relays_up"] * 8 / step_s / 1000,
-        "one relay of 1 Gbit/s": free["mbytes_per_step"]["relays_up"] * 8 / step_s / 1000,
+        "an origin or relay of 1 Gbit/s": fetched_gbit_s,
         "one validator": free["validators_busy"] * ENOUGH["validators"]["count"],
     }
     return {name: round(size / load) for name, load in loads.items() if load > 0}
@@ -197,39 +200,78 @@ LONG: dict[str, dict[str, Any]] = {
     "settings": {"rollouts": {"max_new_tokens": 16_000}},
     "work": {"median_tokens": 5300.0},
     "trainer": {"step_s": 1260.0},
-    "workers": {"count": 26},
+    "workers": {"count": 28},
 }
 """Targets of 2,000 to 10,000 tokens; nodes came and went, so their number is free again."""
 WORTH: dict[str, dict[str, Any]] = {
     "as it was run": {},
     "with deltas": {"weights": {"delta_bytes": 6.2e10 / 304, "keyframe_every": 8}},
-    "with continuous engines": {"workers": {"continuous": True}},
+    "with continuous engines": {
+        "workers": {"continuous": True},
+        "settings": {"rollouts": {"tasks_per_slot": 1}},
+        "validators": {"file_s": 5 / 16},
+    },
     "with leases in time": {"settings": {"coordinator": {"just_in_time": True}}},
     "with backup leases": {"coordinator": {"backups": True}},
 }
+"""Continuous engines let a slot be one group without idle rows, so they come with small slots and small files."""
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "2 slow nodes": {},
+    "2 slow nodes, backup leases": {"coordinator": {"backups": True}},
+    "twice the nodes, deltas": {"workers": {"count": 28}, "weights": WORTH["with deltas"]["weights"]},
+    "twice the nodes, deltas, leases in time": {
+        "workers": {"count": 28},
+        "weights": WORTH["with deltas"]["weights"],
+        "settings": {"coordinator": {"just_in_time": True}},
+    },
+}
+"""SHORT where backups and leases in time could matter: two nodes have a third of the speed, or nodes wait for the trainer."""
 
 
 def explain(steps: int, pieces: Pieces, plots: Path | None) -> dict[str, Any]:
-    spec = changed(load_scenario("intellect-2"), run={"steps": steps})
-    everything: dict[str, Any] = {name: values for change in WORTH.values() for name, values in change.items()}
-    runs = {name: spec_of(spec, change) for name, change in WORTH.items()}
-    runs |= {"with all four": spec_of(spec, everything), "LONG": spec_of(spec, LONG)}
-    found = dict(zip(runs, pieces.get_all(list(runs.values())), strict=True))
+    found = dict(zip(specs := explained(steps), pieces.get_all(list(specs.values())), strict=True))
+    table = {of: {name: worth(one) for (which, name), one in found.items() if which == of} for of, _ in specs}
     if plots is not None:
-        draw_worth({name: one for name, one in found.items() if name != "LONG"}, plots / "simulate_intellect2.svg")
-    short, long = minutes(found["as it was run"]), minutes(found["LONG"])
+        draw_worth({of: table[of] for of in ("SHORT", "LONG")}, plots / "simulate_intellect2.svg")
+    both = [minutes(found[of, "as it was run"]) for of in ("SHORT", "LONG")]
     return {
         "intellect2": {
-            name: {"published": [a, b], "simulated": [short[name], long[name]], "from": why}
+            name: {"published": [a, b], "simulated": [one[name] for one in both], "from": why}
             for name, (a, b, why) in PUBLISHED.items()
         },
         "free_parameters": 3,
-        "worth": {name: worth(one) for name, one in found.items() if name != "LONG"},
+        "worth": table,
     }
 
 
-def spec_of(spec: SwarmSpec, change: dict[str, Any]) -> SwarmSpec:
-    return changed(spec, **change)
+def explained(steps: int) -> dict[tuple[str, str], SwarmSpec]:
+    short = changed(load_scenario("intellect-2"), run={"steps": steps})
+    long, slow = changed(short, **LONG), with_slow_nodes(short)
+    changes = WORTH | {"with all four": merged(WORTH.values())}
+    return {
+        **{("SHORT", name): changed(short, **change) for name, change in changes.items()},
+        **{("LONG", name): changed(long, **change) for name, change in changes.items()},
+        **{("others", name): changed(slow if "slow" in name else short, **change) for name, change in OTHERS.items()},
+    }
+
+
+def merged(changes: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """All changes at once."""
+    found: dict[str, Any] = {}
+    for name, values in (part for change in changes for part in change.items()):
+        both = isinstance(found.get(name), dict) and isinstance(values, dict)
+        found[name] = merged([found[name], values]) if both else values
+    return found
+
+
+def with_slow_nodes(spec: SwarmSpec) -> SwarmSpec:
+    tree = spec.model_dump(mode="json")
+    (nodes,) = tree["workers"]
+    slow = nodes | {"name": "slow node", "count": 2, "tokens_per_s": nodes["tokens_per_s"] / 3}
+    tree["workers"] = [nodes | {"count": nodes["count"] - 2}, slow]
+    return build_scenario(tree)
 
 
 def minutes(result: dict[str, Any]) -> dict[str, float]:
@@ -238,6 +280,8 @@ def minutes(result: dict[str, Any]) -> dict[str, float]:
 
 
 def worth(result: dict[str, Any]) -> dict[str, Any]:
+    if not result["is_finished"]:
+        return {"stopped": result["stopped"]}
     return {
         "step_min": round(result["step_s"] / 60, 2),
         "mean_age": round(result["mean_age"], 2),
@@ -250,20 +294,30 @@ def worth(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def draw_worth(found: dict[str, Any], path: Path) -> None:
+def draw_worth(table: dict[str, dict[str, Any]], path: Path) -> None:
+    """A row for SHORT and one for LONG: step, batch, age, and the nodes that the trainer needs."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    fields = {"batch_min": "minutes to a verified batch", "mean_age": "mean age", "nodes_needed": "nodes needed"}
-    values = {name: worth(one) for name, one in found.items()}
+    fields = {
+        "step_min": "minutes per step",
+        "batch_min": "minutes to a verified batch",
+        "mean_age": "mean age of groups",
+        "nodes_needed": "nodes needed",
+    }
     with matplotlib.rc_context({"svg.hashsalt": "worth", "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(10, 2.8), layout="constrained")
-        for number, (axes, (field, title)) in enumerate(zip(figure.subplots(1, 3), fields.items(), strict=True)):
-            axes.barh(list(values), [one[field] or 0 for one in values.values()], color="#4c8df6")
-            axes.invert_yaxis()
-            axes.set_xlabel(title)
-            if number:
-                axes.set_yticklabels([])
+        figure = Figure(figsize=(12, 2.4 * len(table)), layout="constrained")
+        for row, (of, values) in zip(
+            figure.subplots(len(table), len(fields), squeeze=False), table.items(), strict=True
+        ):
+            for number, (axes, (field, title)) in enumerate(zip(row, fields.items(), strict=True)):
+                axes.barh(list(values), [one.get(field) or 0 for one in values.values()], color="#4c8df6")
+                axes.invert_yaxis()
+                axes.set_xlabel(title)
+                if number:
+                    axes.set_yticklabels([])
+                else:
+                    axes.set_title(of, loc="left", fontsize="medium")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
 

@@ -1,6 +1,10 @@
-"""Property tests run the same way every time, and never depend on the speed of the machine. A disk that can be filled."""
+"""Property tests run the same way every time, and never depend on the speed of the machine. A disk that can be filled.
 
-from collections.abc import Iterator
+In CI no test of the fast suite may be skipped: it fails and says what is missing.
+"""
+
+import os
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,14 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("shoal")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and os.environ.get("CI") and item.get_closest_marker("slow") is None:
+        report.outcome, report.longrepr = "failed", f"skipped, which CI does not allow: {report.longreprtext}"
+    return report
 
 
 @pytest.fixture

@@ -84,6 +84,16 @@ def test_every_package_has_its_place() -> None:
     assert found == set(PACKAGES), "give a new package its place in PACKAGES and in docs/architecture.md"
 
 
+MOST_MODULES, MOST_AT_TOP = 17, 10
+
+
+def test_a_folder_has_few_enough_modules_to_be_seen_at_once() -> None:
+    folders = {path.parent for path in modules()} - {ROOT}
+    counts = {folder: sum(path.name != "__init__.py" for path in folder.glob("*.py")) for folder in folders}
+    assert not {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > MOST_MODULES}
+    assert len(list(ROOT.glob("*.py"))) <= MOST_AT_TOP
+
+
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_package_imports_only_from_packages_below_it(path: Path) -> None:
     package = package_of(path)

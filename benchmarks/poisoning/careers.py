@@ -2,10 +2,12 @@
 
 import random
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.poisoning.recipe import demo
+from shoal.coordinator.rules.batches import unaudited_limit
 from shoal.coordinator.rules.trust import groups_to_audit
 from shoal.coordinator.store.rows import select
 from shoal.coordinator.store.tables import GroupRow, WorkerRow
@@ -15,17 +17,31 @@ from shoal.protocol.verdicts import Reason
 from shoal.simulation import EventClock, LocalCoordinator
 
 HONEST_KEYS = 8
-STRATEGIES = ("all", "share", "one")
-LONGEST_CAREER = 40
+STRATEGIES = ("all", "share", "one", "patient")
+USEFUL = 0.55
+"""Share of honest groups that have a signal."""
+LONGEST_CAREER = 200
 """Steps."""
 
 
 class Career:
     """Keys at the floor, of which some turn hostile, until the last of those is banned."""
 
-    def __init__(self, seed: int, hostile: int, strategy: str, kind: dict[str, Any], honest: Sequence[float]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        hostile: int,
+        strategy: str,
+        kind: dict[str, Any],
+        honest: Sequence[float],
+        unaudited_share: float | None = None,
+    ) -> None:
         self.random, self.strategy, self.kind, self.honest = random.Random(f"career {seed}"), strategy, kind, honest
         self.config = demo()
+        if unaudited_share is not None:
+            trust = self.config.trust.model_copy(update={"unaudited_share": unaudited_share})
+            self.config = self.config.model_copy(update={"trust": trust})
+        self.limit = unaudited_limit(self.config.training, self.config.trust)
         self.clock = EventClock()
         secret = bytes.fromhex(digest_bytes(f"career {seed} {hostile} {strategy}".encode()))
         self.coordinator = LocalCoordinator(self.config, self.clock, secret)
@@ -42,16 +58,17 @@ class Career:
         self.requests = 0
 
     def run(self) -> dict[str, Any]:
-        consumed, shares, step = dict.fromkeys(self.hostile, 0), [], 0
+        consumed, batches, step = dict.fromkeys(self.hostile, 0), [], 0
         while step < LONGEST_CAREER and set(self.hostile) - self.banned():
             while self.coordinator.step() == step:
                 self._work()
             batch = self.coordinator.record(step, lambda group: self.values[group])
             self._validate()  # groups that were held back
             bad = [group for group in batch.groups if self.poisoned[group.group_id]]
-            for group in bad:
-                consumed[self.owners[group.submission_id]] += 1
-            shares.append(len(bad) / max(1, len(batch.groups)))
+            of_keys = Counter(self.owners[group.submission_id] for group in bad)
+            for key, count in of_keys.items():
+                consumed[key] += count
+            batches.append((len(bad), max(of_keys.values(), default=0), max(1, len(batch.groups))))
             step += 1
             self.clock.now += 10.0
             self.coordinator.publish(step)
@@ -60,7 +77,9 @@ class Career:
         self.coordinator.close()
         return {
             "consumed": list(consumed.values()),
-            "shares": shares,
+            "poisoned": [bad for bad, _, _ in batches],
+            "shares": [bad / groups for bad, _, groups in batches],
+            "key_shares": [most / groups for _, most, groups in batches],
             "steps": step,
             "all_banned": ended,
             "audited": audited,
@@ -94,16 +113,27 @@ class Career:
         self.clock.now += 1.0
 
     def _groups(self, hostile: bool) -> list[dict[str, Any]]:
-        forged = {"all": 8, "share": 8, "one": 1}[self.strategy] if hostile else 0
-        useful = {"all": 8, "share": 3, "one": 1}[self.strategy] if hostile else 0
-        made = [self._group(number < forged, number < useful) for number in range(8)]
+        signals = [self.random.random() < USEFUL for _ in range(8)]
+        forged, useful = self._forged(signals) if hostile else ([False] * 8, signals)
+        made = [self._group(*one) for one in zip(forged, useful, strict=True)]
         self.random.shuffle(made)
         return [group | {"number": number} for number, group in enumerate(made)]
 
+    def _forged(self, signals: list[bool]) -> tuple[list[bool], list[bool]]:
+        """Which groups are forged, and which have a signal then."""
+        match self.strategy:
+            case "all":
+                return [True] * 8, [True] * 8
+            case "share":
+                return [True] * 8, [number < self.limit for number in range(8)]
+            case "one":
+                return [number == 0 for number in range(8)], [True, *signals[1:]]
+            case _:  # only where nothing beyond the draw is audited, so that nothing else needs forging
+                return signals if sum(signals) <= self.limit else [False] * 8, signals
+
     def _group(self, forged: bool, useful: bool) -> dict[str, Any]:
         if not forged:
-            signal = self.random.random() < 0.55
-            return {"poisoned": False, "proven": False, "useful": signal, "statistic": self.random.choice(self.honest)}
+            return {"poisoned": False, "proven": False, "useful": useful, "statistic": self.random.choice(self.honest)}
         index = self.random.randrange(len(self.kind["statistics"]))
         statistic, proven = self.kind["statistics"][index], self.kind["proven"][index]
         return {"poisoned": True, "proven": proven, "useful": useful, "statistic": statistic}
@@ -137,6 +167,11 @@ def _verdict(group: dict[str, Any]) -> api.GroupVerdict:
 
 
 def careers(
-    kind: dict[str, Any], values: Sequence[float], hostile: int, strategy: str, count: int
+    kind: dict[str, Any],
+    values: Sequence[float],
+    hostile: int,
+    strategy: str,
+    count: int,
+    unaudited_share: float | None = None,
 ) -> list[dict[str, Any]]:
-    return [Career(seed, hostile, strategy, kind, values).run() for seed in range(count)]
+    return [Career(seed, hostile, strategy, kind, values, unaudited_share).run() for seed in range(count)]

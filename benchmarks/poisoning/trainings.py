@@ -10,25 +10,35 @@ from benchmarks.poisoning.policies import LocalRun
 from benchmarks.poisoning.recipe import demo
 from shoal.training.packing.samples import Group, Sample
 
-POISONED_STEPS = {6: 3, 7: 3, 8: 2}
-"""Groups of poison in the batches of a poisoned training, after the warm-up: the most that a median career may consume."""
+FIRST_POISONED = 6
+"""After the warm-up."""
+ONE_KEY = (3, 3, 2)
+"""Poisoned groups per batch: eight, as many at once as one key may have in a batch without an audit."""
+MOST_POISONED_STEPS = 6
 TRAINED_STEPS = 20
 EVALUATED = (9, 16, 18, 20)
-"""The first right after the poison, the others when the run has gone on."""
+"""The first right after the poison of one key, the others when the run has gone on."""
 HELDOUT = 512
 
 
-def training(seed: int, poison: dict[str, Any] | None) -> dict[str, Any]:
-    """Held-out reward of a short training, with poisoned groups in some batches or without."""
+def schedule(career: dict[str, Any]) -> list[int]:
+    """Poisoned groups per batch: those of a career, all in a row and as many at once as in its worst batch, or more."""
+    total, most = sum(career["poisoned"]), max(career["poisoned"])
+    most = max(most, -(-total // MOST_POISONED_STEPS))
+    return [min(most, total - start) for start in range(0, total, most)] if total else []
+
+
+def training(seed: int, poison: dict[str, Any] | None, counts: Sequence[int] = ()) -> dict[str, Any]:
+    """Held-out reward of a short training, with so many poisoned groups in its batches or without."""
     with tempfile.TemporaryDirectory() as scratch:
         run, evaluations = LocalRun(demo(), seed, Path(scratch)), []
         draw = random.Random(seed)
         for step in range(TRAINED_STEPS):
             groups = run.useful_groups(max(0, step - 2))
-            count = POISONED_STEPS.get(step, 0) if poison else 0
-            if poison and count:
-                chosen = draw.sample(poison["samples"], count)
-                groups = groups[: len(groups) - count] + [
+            place = step - FIRST_POISONED
+            if poison is not None and 0 <= place < len(counts):
+                chosen = draw.sample(poison["samples"], counts[place])
+                groups = groups[: len(groups) - len(chosen)] + [
                     _as_group(step, number, rows) for number, rows in enumerate(chosen)
                 ]
             run.trainer.train_step(groups)
@@ -36,7 +46,7 @@ def training(seed: int, poison: dict[str, Any] | None) -> dict[str, Any]:
             if step + 1 in EVALUATED:
                 evaluations.append(run.heldout_reward(HELDOUT))
         run.trainer.close()
-    return {"seed": seed, "poisoned": poison is not None, "heldout": evaluations}
+    return {"seed": seed, "poisoned": list(counts) if poison else [], "heldout": evaluations}
 
 
 def _as_group(step: int, number: int, rows: Sequence[Any]) -> Group:

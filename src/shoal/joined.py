@@ -19,7 +19,8 @@ from shoal.errors import ShoalError, UnavailableError
 from shoal.files import TEMPORARY_PREFIX, WEIGHTS_FILE, digest_bytes, write_atomic
 from shoal.metrics import EventLog, Report, silent
 from shoal.policy.engine import Engine
-from shoal.policy.engines import Numerics, make_engine
+from shoal.policy.engines import Numerics, devices_here, make_engine
+from shoal.policy.weights import stored_dtype
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import FileReference, RunDescriptor
@@ -96,6 +97,11 @@ class JoinedRun:
             max_tokens=longest,
             lora=terms.lora if terms is not None else None,
         )
+
+    def make_scorer(self, kind: str = "torch") -> Engine:
+        """An engine that scores in float32 with its weights as they are published, or as a frozen base is stored."""
+        stored = "bfloat16" if self.descriptor.adapter is None else stored_dtype(self.model_files)
+        return self.make_engine(kind, Numerics(devices_here()[0], stored=stored))
 
 
 def follow_relays(run: JoinedRun, client: CoordinatorClient, stopping: threading.Event | None = None) -> None:

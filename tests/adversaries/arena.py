@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from shoal.config import ShoalConfig
+from shoal.config import ShoalConfig, build_config
 from shoal.files import WEIGHTS_FILE, write_atomic
 from shoal.policy import TorchEngine, build_model, bundled_directory
 from shoal.policy.directory import base_of, is_adapter, resolve_model, weight_files
@@ -28,6 +28,7 @@ from shoal.tasks import TextCodec, load_tasks
 from shoal.tasks.workload import WorkItem, Workload
 from shoal.validation import Calibration, Checked, RejectedError, audit, check_claims, load_calibration
 from shoal.validation.calibration.forgeries import noisy
+from shoal.validation.calibration.limits import Limits
 from shoal.validation.calibration.measure import calibrate
 from shoal.validation.calibration.work import Setting, Work
 from shoal.worker.submission import as_rollout
@@ -44,14 +45,41 @@ OFF_THE_GRID = 2e-3
 
 
 @dataclass(frozen=True)
+class GroupAudit:
+    """What the audit of one group alone finds."""
+
+    reasons: tuple[Reason, ...]
+    metrics: AuditMetrics
+
+
+@dataclass(frozen=True)
 class AuditOutcome:
     reasons: tuple[Reason, ...]
+    """Of an audit of all groups."""
     tokens: int
     metrics: AuditMetrics | None = None
     """None if the claims alone gave the cheat away: no audit was needed."""
     metrics_if_coarse: AuditMetrics | None = None
     reasons_if_coarse: tuple[Reason, ...] = ()
     """Had the worker declared bfloat16, where the run admits that."""
+    groups: tuple[GroupAudit, ...] = ()
+
+
+def joint(groups: Sequence[GroupAudit], limits: Limits) -> GroupAudit:
+    """What one audit of these groups together finds: extremes and sums over them, and flips in the tokens of all."""
+    tokens, flips = sum(one.metrics.tokens for one in groups), sum(one.metrics.rounding_flips for one in groups)
+    margin_sum = sum(one.metrics.margin_sum for one in groups)
+    found = {reason for one in groups for reason in one.reasons} - {Reason.SAMPLING_DRIFT}
+    if Reason.SAMPLING not in found and flips > limits.flips_allowed(tokens):
+        found.add(Reason.SAMPLING_DRIFT)
+    metrics = AuditMetrics(
+        tokens=tokens,
+        margin_max=max(one.metrics.margin_max for one in groups),
+        margin_sum=margin_sum,
+        rounding_flips=flips,
+        drift_llr=limits.drift_llr(tokens, margin_sum),
+    )
+    return GroupAudit(tuple(sorted(found)), metrics)
 
 
 class RememberingEngine:
@@ -184,23 +212,42 @@ class Arena:
         return replace(submission, rollouts=rows)
 
     def verify(self, submission: Submission) -> AuditOutcome:
-        """Every check of a full audit, as the validator runs them."""
+        """Every check of a full audit, as the validator runs them, and of each group alone."""
         tokens = sum(len(row.output_tokens) for row in submission.rollouts)
         try:
             checked = check_claims(submission.data, submission.claim(), self.workload, self.validator.vocab_size)
         except RejectedError as rejected:
             return AuditOutcome((rejected.finding.reason,), tokens)
-        reasons, metrics = self._audit(checked, submission.header.numerics_class)
+        everything, declared = list(checked.rows_by_group()), submission.header.numerics_class
+        reasons, metrics = self.audit(checked, declared, everything)
+        groups = tuple(GroupAudit(*self.audit(checked, declared, [group])) for group in everything)
+        outcome = AuditOutcome(reasons, tokens, metrics, groups=groups)
         if COARSE_CLASS not in self.calibration.classes:
-            return AuditOutcome(reasons, tokens, metrics)
-        coarse_reasons, coarse_metrics = self._audit(checked, COARSE_CLASS)
-        return AuditOutcome(reasons, tokens, metrics, coarse_metrics, coarse_reasons)
+            return outcome
+        coarse_reasons, coarse_metrics = self.audit(checked, COARSE_CLASS, everything)
+        return replace(outcome, metrics_if_coarse=coarse_metrics, reasons_if_coarse=coarse_reasons)
 
-    def _audit(self, checked: Checked, numerics_class: str) -> tuple[tuple[Reason, ...], AuditMetrics]:
+    def audit(
+        self, checked: Checked, numerics_class: str, groups: Sequence[int]
+    ) -> tuple[tuple[Reason, ...], AuditMetrics]:
+        findings, metrics = audit(checked, self.validator, self.limits(numerics_class), self.temperature, groups)
+        return tuple(finding.reason for finding in findings), metrics
+
+    def limits(self, numerics_class: str) -> Limits:
         limits = self.calibration.limits(numerics_class)
         assert limits is not None
-        findings, metrics = audit(checked, self.validator, limits, self.temperature, checked.rows_by_group())
-        return tuple(finding.reason for finding in findings), metrics
+        return limits
+
+
+def small_config() -> ShoalConfig:
+    """Slots that a test can afford."""
+    return build_config(
+        {
+            "tasks": {"count": 200, "heldout": 8},
+            "rollouts": {"group_size": 4, "tasks_per_slot": 3, "max_prompt_tokens": 64, "max_new_tokens": 48},
+            "reward": {"target_lengths": [21, 30], "length_alpha": 0.003},
+        }
+    )
 
 
 def make_arena(root: Path, config: ShoalConfig) -> Arena:

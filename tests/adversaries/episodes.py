@@ -86,8 +86,8 @@ class EpisodeArena:
         return tuple(finding.reason for finding in findings)
 
 
-def make_episode_arena(root: Path) -> EpisodeArena:
-    return EpisodeArena(make_tiny_run(root, environment=ENVIRONMENT))
+def make_episode_arena(root: Path, **options: Any) -> EpisodeArena:
+    return EpisodeArena(make_tiny_run(root, environment=ENVIRONMENT, **options))
 
 
 def parts(row: Rollout) -> Segments:

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from adversaries.adapters import ADAPTER_CHEATS, ADAPTER_SLOW_CHEATS, make_adapter_arena
-from adversaries.arena import Arena
-from shoal.config import build_config
+from adversaries.arena import Arena, small_config
 from shoal.protocol.verdicts import Reason
 
 SLOTS = range(6)
@@ -14,14 +13,7 @@ SLOTS = range(6)
 @pytest.fixture(scope="session")
 def arena(tmp_path_factory: pytest.TempPathFactory) -> Arena:
     torch.set_num_threads(1)
-    config = build_config(
-        {
-            "tasks": {"count": 200, "heldout": 8},
-            "rollouts": {"group_size": 4, "tasks_per_slot": 3, "max_prompt_tokens": 64, "max_new_tokens": 48},
-            "reward": {"target_lengths": [21, 30], "length_alpha": 0.003},
-        }
-    )
-    return make_adapter_arena(tmp_path_factory.mktemp("adapters"), config)
+    return make_adapter_arena(tmp_path_factory.mktemp("adapters"), small_config())
 
 
 def test_honest_work_passes_every_check(arena: Arena) -> None:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from adversaries.arena import Arena, make_arena
+from adversaries.arena import Arena, joint, make_arena, small_config
 from adversaries.cheats import CHEATS, SLOW_CHEATS
-from shoal.config import build_config
 from shoal.protocol.verdicts import Reason
+from shoal.validation import check_claims
 
 SLOTS = range(6)
 
@@ -14,14 +14,7 @@ SLOTS = range(6)
 @pytest.fixture(scope="session")
 def arena(tmp_path_factory: pytest.TempPathFactory) -> Arena:
     torch.set_num_threads(1)
-    config = build_config(
-        {
-            "tasks": {"count": 200, "heldout": 8},
-            "rollouts": {"group_size": 4, "tasks_per_slot": 3, "max_prompt_tokens": 64, "max_new_tokens": 48},
-            "reward": {"target_lengths": [21, 30], "length_alpha": 0.003},
-        }
-    )
-    return make_arena(tmp_path_factory.mktemp("arena"), config)
+    return make_arena(tmp_path_factory.mktemp("arena"), small_config())
 
 
 def test_honest_work_passes_every_check(arena: Arena) -> None:
@@ -54,3 +47,16 @@ def test_only_the_draw_reveals_a_worker_that_proves_with_the_true_policy(arena: 
 def test_a_slow_cheat_leaves_evidence_or_is_caught(arena: Arena, name: str) -> None:
     verified = [arena.verify(forged) for forged in SLOW_CHEATS[name](arena, list(SLOTS))]
     assert all(trial.metrics is not None for trial in verified)
+
+
+@pytest.mark.parametrize("name", ["int8", "one_token", "stale_by_1", "channel_means"])
+def test_audits_of_single_groups_add_up_to_what_a_validator_finds_in_several(arena: Arena, name: str) -> None:
+    for forged in (CHEATS | SLOW_CHEATS)[name](arena, [0, 1]):
+        checked = check_claims(forged.data, forged.claim(), arena.workload, arena.validator.vocab_size)
+        numerics_class, alone = forged.header.numerics_class, arena.verify(forged).groups
+        for drawn in ([0], [0, 2], [0, 1, 2]):
+            reasons, metrics = arena.audit(checked, numerics_class, drawn)
+            found = joint([alone[group] for group in drawn], arena.limits(numerics_class))
+            assert set(found.reasons) == set(reasons)
+            assert (found.metrics.tokens, found.metrics.rounding_flips) == (metrics.tokens, metrics.rounding_flips)
+            assert found.metrics.drift_llr == pytest.approx(metrics.drift_llr)

@@ -61,16 +61,22 @@ def test_shard_leaves_the_origin_once(
     assert len(shards) == len(set(shards))
 
 
-def test_restarted_relay_fetches_nothing_twice(
-    origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
-) -> None:
+def served_once(origin: Origin, mirror: Mirror, make_relay: MakeRelay, make_client: MakeClient) -> str:
+    """A relay served the first version to one client and was stopped; returns the digest of the manifest."""
     digest = publish(origin)
-    mirror = make_mirror()
     relay = make_relay(mirror.url)
     client = make_client(relay.url)
     client.head(newer_than=0, wait_s=20)
     client.fetch_version(0, digest)
     relay.stop()
+    return digest
+
+
+def test_restarted_relay_fetches_nothing_twice(
+    origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    mirror = make_mirror()
+    digest = served_once(origin, mirror, make_relay, make_client)
     mirror.requests.clear()
     again = make_relay(mirror.url)
     other = make_client(again.url, name="other")
@@ -309,13 +315,7 @@ def test_a_restarted_relay_serves_at_once_what_is_right_and_fetches_what_is_not(
 def test_a_relay_whose_parents_are_gone_serves_what_it_has_after_a_restart(
     origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
 ) -> None:
-    digest = publish(origin)
-    mirror = make_mirror()
-    relay = make_relay(mirror.url)
-    client = make_client(relay.url)
-    client.head(newer_than=0, wait_s=20)
-    client.fetch_version(0, digest)
-    relay.stop()
+    digest = served_once(origin, make_mirror(), make_relay, make_client)
     again = make_relay("http://127.0.0.1:1")
     other = make_client(again.url, name="other")
     other.head(newer_than=0, wait_s=20)

@@ -15,6 +15,7 @@ from shoal.broadcast import Origin, WeightClient
 
 from .test_client import expected_weights, publish, weights_of
 
+NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/bin")
 NGINX_SITE = """
 daemon off;
 pid {work}/nginx.pid;
@@ -56,7 +57,7 @@ def test_python_http_server(origin: Origin, make_client: Callable[..., WeightCli
         assert fetch_from(f"http://127.0.0.1:{port[1]}", make_client, digest) == expected_weights()
 
 
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is missing: run `make system`")
+@pytest.mark.skipif(NGINX is None, reason="nginx is missing: run `make system`")
 def test_nginx(origin: Origin, make_client: Callable[..., WeightClient], tmp_path: Path) -> None:
     digest = publish(origin)
     # nginx may run its worker under another account, which must be able to reach the files.
@@ -66,7 +67,7 @@ def test_nginx(origin: Origin, make_client: Callable[..., WeightClient], tmp_pat
     port = free_port()
     config = tmp_path / "nginx.conf"
     config.write_text(NGINX_SITE.format(work=tmp_path, port=port, root=origin.root))
-    with running(["nginx", "-c", str(config)]):
+    with running([str(NGINX), "-c", str(config)]):
         assert fetch_from(f"http://127.0.0.1:{port}", make_client, digest) == expected_weights()
 
 

@@ -117,7 +117,6 @@ def test_mistakes_are_one_sentence(shoal: Shoal, model: Path, tasks: Path) -> No
 
 @pytest.mark.parametrize("command", [("eval", "bundled", "--tasks"), ("curate",)])
 def test_ray_is_used_when_its_address_is_given(shoal: Shoal, tasks: Path, command: tuple[str, ...]) -> None:
-    pytest.importorskip("ray", reason="pip install 'shoal[ray]'")
     out = () if command[0] == "eval" else ("out",)
     assert "There is no Ray cluster at 127.0.0.1:1" in shoal(*command, tasks, *out, "--ray", "127.0.0.1:1", *QUICK)
 

@@ -138,3 +138,12 @@ def test_a_worker_that_ends_meanwhile_has_finished(tmp_path: Path) -> None:
         held.__exit__(None, None, None)
 
     assert control.ask("finish", sleep=end) is None
+
+
+def test_a_worker_that_ends_between_two_looks_has_finished_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lives while the wish is written and at the first look after it, and at no later one."""
+    looks = iter([True, True])
+    monkeypatch.setattr(Control, "is_running", lambda _: next(looks, False))
+    control = Control(tmp_path)
+    assert control.ask("finish", sleep=lambda _: None) is None
+    assert next(looks, None) is None

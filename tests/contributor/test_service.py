@@ -1,6 +1,7 @@
 """The unit of a worker: verified by systemd itself, quoted against expansion, handled through systemctl with one sentence each."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -188,6 +189,32 @@ def test_paths_are_absolute_because_a_service_starts_elsewhere(
     assert (tmp_path / "k" / "my.key").exists(), "the service itself could not write it"
     assert f"Environment=HF_HOME={tmp_path}/w/.cache/huggingface" in unit
     assert not systemctl.exists()
+
+
+def test_paths_in_variables_are_absolute_too(systemctl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`PYTHONPATH=. shoal service install … --verifier mine:check` is what the guide's reader types."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f".{os.pathsep}/opt/more")
+    monkeypatch.setenv("SSL_CERT_FILE", "ca.pem")
+    assert shoal("service", "install", URL, "--dir", "w", "--verifier", "mine:check", "--no-start") == 0
+    unit = (tmp_path / "config" / "systemd" / "user" / "shoal-worker.service").read_text().splitlines()
+    assert f"Environment=PYTHONPATH={tmp_path}:/opt/more" in unit
+    assert f"Environment=SSL_CERT_FILE={tmp_path}/ca.pem" in unit
+    assert not systemctl.exists(), "--no-start counts behind the worker's words as well"
+
+
+@pytest.mark.usefixtures("systemctl")
+def test_a_service_that_is_not_there_is_neither_shown_nor_silent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bin" / "journalctl").write_text("#!/bin/sh\necho '-- No entries --'\n")
+    (tmp_path / "bin" / "journalctl").chmod(0o755)
+    for words in (("status",), ("logs",), ("logs", "--follow")):
+        assert shoal("service", *words, "--name", "wroker") == 78
+        assert "shoal-wroker.service. Known: none." in capsys.readouterr().err
+    assert shoal("service", "install", URL, "--dir", str(tmp_path / "w"), "--no-start") == 0
+    assert shoal("service", "logs", "--follow") == 0
+    assert shoal("service", "status") == 0
 
 
 def test_a_mistake_in_the_workers_words_is_seen_before_anything_is_written(systemctl: Path, tmp_path: Path) -> None:

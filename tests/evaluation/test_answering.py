@@ -85,7 +85,6 @@ def test_tasks_that_share_an_id_are_refused(tmp_path: Path, spec: EngineSpec) ->
 
 
 def test_a_cluster_that_is_not_there_is_named(spec: EngineSpec) -> None:
-    pytest.importorskip("ray", reason="pip install 'shoal[ray]'")
     executor = make_executor(spec, count=1, ray_address="127.0.0.1:1")
     with pytest.raises(UnavailableError, match=r"no Ray cluster at 127\.0\.0\.1:1"):
         list(executor([(0, TASKS[:1])]))

@@ -22,7 +22,6 @@ OPTIONS = ("--include-dashboard=false", "--disable-usage-stats", "--object-store
 
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    pytest.importorskip("ray", reason="pip install 'shoal[ray]'")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

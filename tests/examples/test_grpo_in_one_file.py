@@ -8,10 +8,10 @@ from types import ModuleType
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from shoal.config import TasksConfig, TrainingConfig
 from shoal.training import ADVANTAGES, LOSSES, Group, Sample, TokenBatch, Trainer
+from support.tiny_models import save_llama
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_in_one_file.py"
 VOCABULARY = 32
@@ -32,19 +32,7 @@ def example() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        vocab_size=VOCABULARY,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-    )
-    directory = tmp_path_factory.mktemp("model")
-    LlamaForCausalLM(config).save_pretrained(directory)
-    return directory
+    return save_llama(tmp_path_factory.mktemp("model"), VOCABULARY)
 
 
 def random_groups(seed: int) -> list[Group]:

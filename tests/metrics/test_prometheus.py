@@ -1,6 +1,7 @@
 import math
 import urllib.request
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shoal.metrics import METRICS, EventLog, Exporter, serve_metrics
@@ -31,6 +32,21 @@ def test_events_feed_counters_gauges_and_histograms() -> None:
     assert (found["shoal_reward_mean"], found["shoal_leases_total"], found["shoal_step"]) == (0.25, 3, 7)
     assert found["shoal_workers[active]"] == 2
     assert "shoal_disk_free_bytes" not in found
+
+
+def test_a_histogram_counts_up_to_each_bound_and_by_its_label() -> None:
+    exporter = Exporter(EventLog(), "coordinator")
+    (metric,) = [one for one in METRICS if one.event == "request"]
+    low, high = metric.buckets[0], metric.buckets[-1]
+    for seconds in (low, low / 2, high, 2 * high):
+        exporter.observe("request", route="/v1/heartbeat", seconds=seconds)
+    exporter.observe("request", route="/v1/leases", seconds=low)
+    found = samples(exporter.text().decode())
+    counted = [found[f"{metric.name}_bucket[{bound}][/v1/heartbeat]"] for bound in (low, high, "+Inf")]
+    assert counted == [2, 3, 4]
+    assert found[f"{metric.name}_count[/v1/heartbeat]"] == 4
+    assert found[f"{metric.name}_sum[/v1/heartbeat]"] == pytest.approx(1.5 * low + 3 * high)
+    assert found[f"{metric.name}_count[/v1/leases]"] == 1
 
 
 def test_a_gauge_forgets_what_was_not_measured_again() -> None:

@@ -58,7 +58,7 @@ def test_logits_are_scored_in_chunks_like_at_once(tmp_path: Path, monkeypatch: p
     engine = TorchEngine(save_model("llama", tmp_path), eos_token_ids=[EOS])
     requests = [ScoreRequest((5, 6), (7, 8, 9, 10)[: 2 + seed % 3], seed) for seed in range(9)]
     whole = engine.score(requests, temperature=1.0)
-    monkeypatch.setattr(scoring, "_LOGITS_CHUNK", 2 * engine.vocab_size)
+    monkeypatch.setattr(scoring, "LOGITS_CHUNK", 2 * engine.vocab_size)
     for chunked, once in zip(engine.score(requests, temperature=1.0), whole, strict=True):
         torch.testing.assert_close(chunked.margins, once.margins, atol=1e-5, rtol=0)
         torch.testing.assert_close(chunked.logprobs, once.logprobs, atol=1e-5, rtol=0)

@@ -1,36 +1,21 @@
 """Both ways with the real toploc 0.1.6, built from source: random states, wide ones, partial chunks, real activations."""
 
-import importlib.util
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.commitments import ToplocProcess
 from shoal.proofs import TOP_K, build_proofs, compare_chunks, split_chunks
 
 pytestmark = pytest.mark.slow
 
-BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "commitments.py"
-
-
-def benchmark_module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("commitments_benchmark", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
 
 @pytest.fixture(scope="module")
 def toploc() -> Iterator[Any]:
-    with benchmark_module().ToplocProcess() as process:
+    with ToplocProcess() as process:
         yield process
 
 

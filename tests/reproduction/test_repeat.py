@@ -1,5 +1,6 @@
 """A run of real processes, repeated from what it left: bit for bit, from an export, and located where one byte was changed."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,7 +151,7 @@ def test_one_byte_of_any_copy_beside_the_ledger_is_located_although_training_nee
     flip(shard)
     flip(manifest)
     (weights,) = (run / "trainer" / "checkpoints" / "step-00000002").glob("*.distcp")
-    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    os.truncate(weights, weights.stat().st_size - 1)  # behind all that is compared with the ledger
     flip(run / "trainer" / "machine.json", at=0)
     done, page, said = reproduced(run, steps=[0], sample=0, threads=1)
     assert not done

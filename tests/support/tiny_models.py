@@ -80,3 +80,19 @@ def save_model(name: str, directory: Path, *, seed: int = 0) -> Path:
     vocabulary = {f"t{token}": token for token in range(VOCAB_SIZE)}
     Tokenizer(WordLevel(vocabulary, unk_token="t0")).save(str(directory / "tokenizer.json"))
     return directory
+
+
+def save_llama(directory: Path, vocabulary: int, **changes: Any) -> Path:
+    """A Llama of two layers whose random weights have opinions, always the same."""
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.3,
+    }
+    AutoModelForCausalLM.from_config(LlamaConfig(**shape | changes)).save_pretrained(directory)
+    return directory

@@ -32,15 +32,18 @@ MAX_NEW_TOKENS = 40
 """More than one chunk of 32 states."""
 
 
-def save_policy(directory: Path, *, seed: int, weights_only: bool = False) -> Path:
-    """Random weights with opinions, in bf16 as on the wire; other seeds are other versions of the same policy."""
+def save_policy(directory: Path, *, seed: int, weights_only: bool = False, heads: int = 2) -> Path:
+    """Random weights with opinions, in bf16 as on the wire; other seeds are other versions of the same policy.
+
+    vLLM has kernels for heads of 32 and more: one head.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=320,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=1,
-        num_attention_heads=2,
+        num_attention_heads=heads,
         max_position_embeddings=256,
         eos_token_id=1,
         pad_token_id=0,
@@ -142,15 +145,19 @@ TALKATIVE_ENDS = (1, *range(30, 70))
 """End tokens of a policy whose turns are short: a random one hardly ever samples the only one."""
 
 
-def make_tiny_run(root: Path, *, environment: str = "", **limits: int) -> TinyRun:
+def make_tiny_run(
+    root: Path, *, environment: str = "", heads: int = 2, numerics_class: str = NUMERICS_CLASS, **limits: int
+) -> TinyRun:
     """With an environment: episodes of several short turns."""
-    model = save_policy(root / "model", seed=0)
+    model = save_policy(root / "model", seed=0, heads=heads)
     references: tuple[EnvironmentReference, ...] = ()
     if environment:
         (model / "generation_config.json").write_text(json.dumps({"eos_token_id": list(TALKATIVE_ENDS)}))
         found = refer(environment)
         references = (found.model_copy(update={"limits": found.limits.model_copy(update=limits)}),)
-    policies = {version: save_policy(root / f"v{version}", seed=version, weights_only=True) for version in (0, 1)}
+    policies = {
+        version: save_policy(root / f"v{version}", seed=version, weights_only=True, heads=heads) for version in (0, 1)
+    }
     (model / "model.safetensors").unlink()
     tasks = TasksConfig(count=12, heldout=6, environment=environment)
     sets = load_tasks(tasks)
@@ -167,7 +174,7 @@ def make_tiny_run(root: Path, *, environment: str = "", **limits: int) -> TinyRu
             temperature=1.0,
         ),
         reward=RewardConfig(target_lengths=(16, 32), length_alpha=0.003),
-        numerics_classes=(NUMERICS_CLASS,),
+        numerics_classes=(numerics_class,),
     )
     return TinyRun(root, policies, Workload(run, TextCodec.from_directory(model), sets))
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from shoal.training import Group
+from support.tiny_models import save_llama
 
 from .batches import VOCABULARY, make_groups
 
@@ -19,20 +19,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        vocab_size=VOCABULARY,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-    )
-    directory = tmp_path_factory.mktemp("model")
-    LlamaForCausalLM(config).save_pretrained(directory)
-    return directory
+    return save_llama(tmp_path_factory.mktemp("model"), VOCABULARY, num_key_value_heads=1)
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from shoal.config import TrainingConfig
 from shoal.policy import build_empty_model
 from shoal.policy.weights import unique_tensors
 from shoal.training import Group, Trainer
 from shoal.training.export import ExportError, RunFacts, export_policy, latest_checkpoint, model_card
+from support.tiny_models import save_llama
 
 from .batches import VOCABULARY, make_groups
 
@@ -95,20 +96,8 @@ def test_vllm_serves_the_export(tmp_path: Path) -> None:
     """A policy with a head size that vLLM has kernels for: same greedy tokens as Transformers."""
     import vllm
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        vocab_size=VOCABULARY,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 1}
+    save_llama(tmp_path / "base", VOCABULARY, **shape, bos_token_id=None, eos_token_id=None)
     trainer = Trainer(
         TrainingConfig(kl_beta=0.0, device="cpu"), tmp_path / "base", work_dir=tmp_path / "run", temperature=1.0, seed=0
     )

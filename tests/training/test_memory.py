@@ -16,8 +16,7 @@ from shoal.training.model.distributed import World
 from shoal.training.model.model import load_policy
 from shoal.training.packing.bins import build_packed
 from shoal.training.packing.packing import group_by_prompt
-
-from .allocations import PeakBytes
+from support.allocations import PeakBytes
 
 SHAPES = Path(__file__).parents[2] / "configs" / "shapes"
 

@@ -12,7 +12,7 @@ from shoal.policy.reward_model import RewardModel, build_classifier
 from shoal.protocol.rollouts import Rollout
 from shoal.protocol.segments import sampled_values, split_segments
 from shoal.protocol.verdicts import Reason, Severity, severity
-from shoal.tasks.environments.host import shared_host
+from shoal.tasks.environments.host import HUNG, Called, EnvironmentHost, Session, shared_host
 from shoal.tasks.rewards import ScoringBudget
 from shoal.tasks.workload import Workload
 from shoal.validation import Checked, RejectedError, audit, check_claims, load_calibration
@@ -187,7 +187,33 @@ def test_a_difference_of_a_tolerant_environment_is_no_proof(tmp_path: Path) -> N
     assert severity(reason) is Severity.ANOMALY
 
 
-@pytest.mark.parametrize("name", ["Raises", "Large", "NotANumber", "Leaves"])
+@pytest.mark.parametrize(("cut_off", "reason"), [(2, Reason.REPLAY), (3, Reason.ENVIRONMENT)])
+def test_a_confirming_replay_that_the_clock_cut_off_is_repeated(
+    run: TinyRun, honest: Submission, monkeypatch: pytest.MonkeyPatch, cut_off: int, reason: Reason
+) -> None:
+    """A validator that was asleep for a minute neither loses a proof nor blames the environment at once."""
+    row = next(number for number, one in enumerate(honest.rollouts) if len(one.segment_lengths) > 1)
+    asleep, step = iter(range(cut_off)), Session.step
+
+    def slept(session: Session, action: str) -> Called:
+        if session in confirming and next(asleep, None) is not None:
+            return Called(failed=HUNG, limited=True)
+        return step(session, action)
+
+    confirming: list[Session] = []
+    opened = EnvironmentHost.open
+
+    def opening(host: EnvironmentHost, step_s: int) -> Session:
+        session = opened(host, step_s)
+        confirming.extend([session] if host._hash_seed != "0" else [])
+        return session
+
+    monkeypatch.setattr(Session, "step", slept)
+    monkeypatch.setattr(EnvironmentHost, "open", opening)
+    assert reason_of(run, honest.changed(row, forged_observation))[0] is reason
+
+
+@pytest.mark.parametrize("name", ["Raises", "Large", "NotANumber", "Leaves", "HalfSurrogate", "SaysTooDeep"])
 def test_a_failing_environment_ends_the_episode_at_the_worker_and_in_the_replay(tmp_path: Path, name: str) -> None:
     run = make_tiny_run(tmp_path, environment=f"{MODULE}:{name}")
     sent = submit(run)

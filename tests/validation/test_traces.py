@@ -103,17 +103,20 @@ def validator_of(tiny_run: TinyRun, coordinator: FakeCoordinator) -> Validator:
     )
 
 
-def audited(validator: Validator, coordinator: FakeCoordinator, submission: Submission) -> api.VerdictBody:
+def audited(
+    validator: Validator, coordinator: FakeCoordinator, submission: Submission
+) -> tuple[api.VerdictBody, AuditTrace | None]:
     claim = submission.claim(audit_groups=(0, 1))
     coordinator.files[claim.submission_id] = submission.data
-    return validator.check(claim)
+    (check,) = validator.check_all([claim])
+    assert check.verdict is not None
+    return check.verdict, check.trace
 
 
 def test_an_audit_of_an_honest_file_traces_every_token(tiny_run: TinyRun, honest: Submission) -> None:
     coordinator = FakeCoordinator()
     validator = validator_of(tiny_run, coordinator)
-    verdict = audited(validator, coordinator, honest)
-    trace = validator._trace
+    verdict, trace = audited(validator, coordinator, honest)
     assert trace is not None
     assert trace.submission_id == verdict.submission_id
     assert [len(row.margins) for row in trace.rows] == [len(one.output_tokens) for one in honest.rollouts]
@@ -131,8 +134,9 @@ def test_a_trace_that_cannot_be_made_changes_no_verdict(
     coordinator = FakeCoordinator()
     validator = validator_of(tiny_run, coordinator)
     monkeypatch.setattr("shoal.validation.validator.trace_of", broken)
-    assert audited(validator, coordinator, honest).accepted
-    assert validator._trace is None
+    verdict, trace = audited(validator, coordinator, honest)
+    assert verdict.accepted
+    assert trace is None
 
 
 def test_a_trace_that_cannot_be_sent_is_counted_and_forgotten(
@@ -143,8 +147,8 @@ def test_a_trace_that_cannot_be_sent_is_counted_and_forgotten(
 
     coordinator = FakeCoordinator()
     validator = validator_of(tiny_run, coordinator)
-    audited(validator, coordinator, honest)
+    _, trace = audited(validator, coordinator, honest)
     monkeypatch.setattr(validator.client, "send_trace", away)
-    validator._send_trace()
-    validator._send_trace()
+    validator._send_trace(trace)
+    validator._send_trace(None)
     assert validator.metrics.counters["trace_lost"] == 1

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from shoal.policy.engine import ScoreRequest
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason, Severity, most_severe
 from shoal.tasks.workload import Reward
@@ -14,7 +15,7 @@ from shoal.worker.slots import Version
 from support.fake_coordinator import FakeCoordinator, Refuse
 from support.samples import keypair
 from support.submissions import SLOT, Submission, submit
-from support.tiny_run import DiskWeights, Reports, TinyRun
+from support.tiny_run import DiskWeights, Reports, TinyRun, version_digest
 
 VALIDATOR = keypair("validator")
 
@@ -52,6 +53,13 @@ def make(tiny_run: TinyRun, coordinator: FakeCoordinator) -> Make:
 def upload(coordinator: FakeCoordinator, submission: Submission, groups: Sequence[int] = (0, 1)) -> api.Claim:
     claim = submission.claim(audit_groups=groups)
     coordinator.files[claim.submission_id] = submission.data
+    return claim
+
+
+def upload_as(coordinator: FakeCoordinator, submission: Submission, submission_id: str) -> api.Claim:
+    """One of several files that are there at once."""
+    claim = submission.claim(audit_groups=(0, 1)).model_copy(update={"submission_id": submission_id})
+    coordinator.files[submission_id] = submission.data
     return claim
 
 
@@ -107,7 +115,7 @@ def test_versions_are_loaded_once_and_swapped_when_the_lease_names_another(
     other = submit(tiny_run, slot=5, version=1)
     for submission in (honest, honest, other, honest):
         assert validator.check(upload(coordinator, submission)).accepted
-    assert weights.fetched == [0, 1, 0]
+    assert weights.fetched == [0, 1], "a version that is here is not fetched again"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +190,96 @@ def test_after_a_failed_load_the_next_submission_loads_again(
     assert validator.check(upload(coordinator, submit(tiny_run, version=1))).accepted
     weights.versions = {0: tiny_run.policies[0]}
     assert validator.check(upload(coordinator, honest)).accepted
-    assert weights.fetched == [0, 1, 0]
+
+
+def test_files_that_are_claimed_together_get_the_verdicts_that_each_gets_alone(
+    make: Make, coordinator: FakeCoordinator, honest: Submission, tiny_run: TinyRun
+) -> None:
+    edited = honest.with_row(0, output_tokens=[*honest.rollouts[0].output_tokens[:-1], 50])
+    false_claim = honest.with_row(0, reward=7.0)
+    other = submit(tiny_run, slot=5)
+    sent = [honest, edited, false_claim, other]
+    alone = [make().check(upload(coordinator, submission)) for submission in sent]
+    claims = [upload_as(coordinator, submission, f"submission-{number}") for number, submission in enumerate(sent)]
+    together = [check.verdict for check in make().check_all(claims)]
+    for one, other_verdict in zip(alone, together, strict=True):
+        assert other_verdict is not None
+        assert other_verdict.accepted == one.accepted
+        assert other_verdict.reasons == one.reasons
+        assert other_verdict.audited_groups == one.audited_groups
+        assert other_verdict.metrics.tokens == one.metrics.tokens
+    assert [verdict.accepted for verdict in alone] == [True, False, False, True]
+
+
+def test_files_that_are_claimed_together_share_a_pass(
+    make: Make, coordinator: FakeCoordinator, honest: Submission, tiny_run: TinyRun
+) -> None:
+    validator, calls = make(), []
+    score = validator.engine.score
+
+    def counted(requests: Sequence[object], **options: object) -> object:
+        calls.append(len(requests))
+        return score(requests, **options)  # type: ignore[arg-type]
+
+    validator.engine.score = counted  # type: ignore[method-assign, assignment]
+    sent = [honest, submit(tiny_run, slot=5)]
+    checks = validator.check_all(
+        [upload_as(coordinator, submission, f"submission-{number}") for number, submission in enumerate(sent)]
+    )
+    assert [check.verdict.accepted for check in checks if check.verdict] == [True, True]
+    assert calls == [sum(len(submission.rollouts) for submission in sent)]
+
+
+def test_a_file_that_breaks_a_common_audit_costs_the_others_nothing(
+    make: Make, coordinator: FakeCoordinator, honest: Submission, tiny_run: TinyRun
+) -> None:
+    validator = make()
+    score, poison = validator.engine.score, submit(tiny_run, slot=5)
+    poisoned = {tuple(row.output_tokens) for row in poison.rollouts} - {
+        tuple(row.output_tokens) for row in honest.rollouts
+    }
+
+    def failing(requests: Sequence[ScoreRequest], **options: float) -> object:
+        if any(request.output_tokens in poisoned for request in requests):
+            raise MemoryError("too long")
+        return score(requests, **options)
+
+    validator.engine.score = failing  # type: ignore[method-assign, assignment]
+    claims = [upload_as(coordinator, one, f"submission-{number}") for number, one in enumerate((honest, poison))]
+    fine, broken = (check.verdict for check in validator.check_all(claims))
+    assert fine is not None
+    assert fine.accepted
+    assert broken is not None
+    assert broken.reasons == [Reason.VALIDATOR_CRASH]
+
+
+def test_it_asks_only_for_files_of_versions_that_it_has_and_gets_the_others(
+    make: Make, coordinator: FakeCoordinator, honest: Submission, tiny_run: TinyRun
+) -> None:
+    wanted = api.WantedVersion(version=1, manifest_digest=version_digest(1))
+    coordinator.claims = [
+        api.ClaimAnswer(missing=[wanted], run_state="running"),
+        *[api.ClaimAnswer(run_state="running")] * 2,
+        api.ClaimAnswer(claim=upload(coordinator, submit(tiny_run, version=1)), run_state="running"),
+        api.ClaimAnswer(run_state="finished"),
+    ]
+    validator = make()
+    validator.run()
+    asked = [api.ClaimBody.model_validate_json(body) for path, body in coordinator.tries if path == "/v1/claims"]
+    assert (asked[0].ready, asked[0].fetching) == ([], [])
+    assert version_digest(1) in (asked[-1].ready or [])
+    assert [verdict.accepted for verdict in coordinator.verdicts] == [True]
+
+
+def test_small_files_are_asked_for_in_numbers_and_slow_ones_alone(make: Make) -> None:
+    validator = make()
+    assert validator.most_together() == 1, "nothing is known yet"
+    validator.took(0.01)
+    validator.took(0.01)
+    assert 1 < validator.most_together() <= api.MOST_CLAIMS
+    for _ in range(8):
+        validator.took(60.0)
+    assert validator.most_together() == 1
 
 
 def test_it_checks_until_the_run_is_finished_and_says_who_was_rejected(

@@ -34,7 +34,7 @@ class Desk:
         self.watch = LimitWatch(
             self.limits, self.control, lambda _: self.seen, self.contributor.reports, clock=self._clock
         )
-        self.contributor.worker._limits = self.watch
+        self.contributor.worker.wishes.watch = self.watch
 
     def _clock(self) -> float:
         self.now += self.pace_s

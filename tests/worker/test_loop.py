@@ -676,7 +676,7 @@ def refuse_the_first(contributor: Contributor, times: int, *, after: int = 0) ->
 
 @pytest.fixture
 def measures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.worker.loop.MEASURE_AGAIN_S", 0.0)
+    monkeypatch.setattr("shoal.worker.registration.MEASURE_AGAIN_S", 0.0)
 
 
 @pytest.mark.usefixtures("measures_at_once")

@@ -1,6 +1,7 @@
 """`shoal service …` and `shoal key …`: a worker that starts by itself, and a key that outlives its machine. Thin."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,9 @@ PassphraseFile = Annotated[
     Path | None, typer.Option(help="File whose first line is the passphrase; without it you are asked.")
 ]
 HOME, KEY = Path("~/.shoal"), Path("~/.shoal/worker.key")
-KEPT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE", "HF_HOME", "HF_HUB_OFFLINE", "PYTHONPATH")
+KEPT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE")
+KEPT_PATHS = ("SSL_CERT_FILE", "HF_HOME", "PYTHONPATH")
+"""Variables that name paths, PYTHONPATH several: they may be relative, and a service starts elsewhere."""
 
 
 @service_app.command("install", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -37,7 +40,8 @@ def install(
     """Write the unit file of a worker and start it, now and whenever you log in."""
     from shoal.contributor.service import Manager
 
-    manager, service = Manager.of_user(), _service(name, work)
+    no_start = no_start or "--no-start" in work  # `shoal work` has no such option, so it is meant wherever it stands
+    manager, service = Manager.of_user(), _service(name, [word for word in work if word != "--no-start"])
     _check_free(service)
     manager.install(service, start=not no_start)
     typer.echo(f"wrote {manager.path(service.unit)}")
@@ -52,7 +56,7 @@ def install(
 @service_app.command("status")
 def status(name: Name = "worker") -> None:
     """What systemd says about the service."""
-    raise SystemExit(_show("systemctl", "--user", "--no-pager", "status", _unit(name)))
+    raise SystemExit(_show(_unit(name), "systemctl", "--user", "--no-pager", "status"))
 
 
 @service_app.command("logs")
@@ -62,8 +66,8 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes.")] = False,
 ) -> None:
     """What the worker said."""
-    words = ["journalctl", "--user", "--no-pager", f"--lines={lines}", f"--user-unit={_unit(name)}"]
-    raise SystemExit(_show(*words, *(["--follow"] if follow else [])))
+    words = ["journalctl", "--user", "--no-pager", f"--lines={lines}", *(["--follow"] if follow else []), "--user-unit"]
+    raise SystemExit(_show(_unit(name), *words))
 
 
 @service_app.command("remove")
@@ -134,9 +138,17 @@ def _service(name: str, words: list[str]) -> "Service":
         directory=directory,
         cpus=given["cpus"],
         memory_bytes=memory_bytes(given["memory"]),
-        variables=[(variable, os.environ[variable]) for variable in KEPT_VARIABLES if variable in os.environ],
+        variables=_kept_variables(),
         is_confined=can_confine(),
     )
+
+
+def _kept_variables() -> list[tuple[str, str]]:
+    values = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    for name in KEPT_PATHS:
+        if found := os.environ.get(name):
+            values[name] = os.pathsep.join(str(Path(one).absolute()) for one in found.split(os.pathsep))
+    return list(values.items())
 
 
 def _check_free(service: "Service") -> None:
@@ -172,13 +184,14 @@ def _unit(name: str) -> str:
     return f"shoal-{check_name(name)}.service"
 
 
-def _show(*words: str) -> int:
-    from shoal.contributor.service import ServiceError
+def _show(unit: str, program: str, *words: str) -> int:
+    """Runs systemd's own program on a service that is installed: of another it would say little, or nothing."""
+    from shoal.contributor.service import Manager, ServiceError
 
-    try:
-        return subprocess.run(words, check=False).returncode
-    except FileNotFoundError:
-        raise ServiceError(f"{words[0]} is not installed here.", hint="Services need systemd.") from None
+    if shutil.which(program) is None:
+        raise ServiceError(f"{program} is not installed here.", hint="Services need systemd.")
+    Manager.of_user().find(unit)
+    return subprocess.run([program, *words, unit], check=False).returncode
 
 
 def _passphrase(file: Path | None, *, confirm: bool) -> str:

@@ -119,13 +119,18 @@ def view(
 def plan_memory(
     context: typer.Context,
     where: Where = None,
-    ranks: Annotated[int, typer.Option(help="Trainer processes that share the model.")] = 1,
+    role: Annotated[Literal["trainer", "worker", "validator"], typer.Option(help="Whose memory.")] = "trainer",
+    ranks: Annotated[int, typer.Option(min=1, help="Trainer processes that share the model.")] = 1,
+    rows: Annotated[int, typer.Option(min=1, help="Sequences that a worker generates at once.")] = 16,
 ) -> None:
-    """What the trainer of a run will hold in memory, before anything is loaded."""
-    from shoal.owner.records import show_memory_plan
+    """What the trainer, a worker or a validator of a run will hold in memory, before anything is loaded."""
+    from shoal.owner.records import show_engine_plan, show_memory_plan
 
-    shapes = Path(where).parent / "shapes" if where is not None else None
-    show_memory_plan(run_config(context, where), ranks, report, shapes=shapes)
+    shapes, config = Path(where).parent / "shapes" if where is not None else None, run_config(context, where)
+    if role == "trainer":
+        show_memory_plan(config, ranks, report, shapes=shapes)
+    else:
+        show_engine_plan(config, role, report, rows=rows, shapes=shapes)
 
 
 def reproduce(

@@ -85,8 +85,15 @@ class Control:
 
     def status(self) -> WorkerStatus:
         """Of the worker that lives; NoWorkerError if there is none."""
-        if not self.is_running():
+        status = self._status_if_running()
+        if status is None:
             raise NoWorkerError(f"No worker runs in {self.root}.", hint="Name its directory with --dir.")
+        return status
+
+    def _status_if_running(self) -> WorkerStatus | None:
+        """Asks for the lock once, so that a worker that ends between two looks is one that has ended."""
+        if not self.is_running():
+            return None
         found = _read_own(self._status)
         try:
             return WorkerStatus(**{field.name: found[field.name] for field in fields(WorkerStatus)})
@@ -118,8 +125,7 @@ class Control:
         self.status()
         self.set_wish(wish)
         until = clock() + deadline_s
-        while self.is_running():
-            status = self.status()
+        while (status := self._status_if_running()) is not None:
             if status.heard == wish:
                 return status
             if clock() >= until:

@@ -171,6 +171,13 @@ class Manager:
     def path(self, unit: str) -> Path:
         return self.folder / unit
 
+    def find(self, unit: str) -> Path:
+        """The file of a service that is installed."""
+        path = self.path(unit)
+        if not path.exists():
+            raise ServiceError(f"There is no service {path}.", hint=f"Known: {', '.join(self.units()) or 'none'}.")
+        return path
+
     def install(self, service: Service, *, start: bool) -> None:
         """Never over a service of other contents: that is removed first, by its owner."""
         text, path = unit_text(service), self.path(service.unit)
@@ -188,9 +195,7 @@ class Manager:
             self.call("enable", "--now", service.unit)
 
     def remove(self, unit: str) -> None:
-        path = self.path(unit)
-        if not path.exists():
-            raise ServiceError(f"There is no service {path}.", hint=f"Known: {', '.join(self.units()) or 'none'}.")
+        path = self.find(unit)
         if not has_systemctl():  # then nothing ever started it
             path.unlink()
             return

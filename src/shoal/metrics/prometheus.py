@@ -3,13 +3,16 @@
 Which metrics there are is decided by the table alone. What an event lacks, or what is not a finite number, is left out.
 """
 
+import bisect
+import itertools
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
@@ -76,14 +79,15 @@ class _Fed:
     def __init__(self, metric: Metric, registry: CollectorRegistry) -> None:
         self.metric = metric
         name, labels = metric.name, [_label(name) for name in metric.labels]
-        self._series: Counter | Gauge | Histogram
+        self._series: Counter | Gauge | _Histogram
         if metric.kind == "histogram":
-            self._series = Histogram(name, metric.help, labels, buckets=metric.buckets, registry=registry)
+            self._series = _Histogram(metric, labels)
+            registry.register(self._series)
         else:
             self._series = (Counter if metric.kind == "counter" else Gauge)(
                 name, metric.help, labels, registry=registry
             )
-        self._children: dict[tuple[str, ...], Counter | Gauge | Histogram] = {}
+        self._children: dict[tuple[str, ...], Counter | Gauge] = {}
         self._held: deque[Record] = deque(maxlen=MOST_HELD)
 
     def take(self, record: Record) -> None:
@@ -104,19 +108,20 @@ class _Fed:
                 self._series.set(math.nan)  # an old value would say that it was measured now
             return
         for values in self._label_values(record):
-            series = self._child(values)
-            if isinstance(series, Histogram):
-                series.observe(value)
-            elif isinstance(series, Gauge):
+            if isinstance(self._series, _Histogram):
+                self._series.observe(values, value)
+                continue
+            series = self._child(self._series, values)
+            if isinstance(series, Gauge):
                 series.set(value)
             else:
                 series.inc(max(0.0, value))
 
-    def _child(self, values: tuple[str, ...]) -> Counter | Gauge | Histogram:
+    def _child(self, series: Counter | Gauge, values: tuple[str, ...]) -> Counter | Gauge:
         if not values:
-            return self._series
+            return series
         if values not in self._children:
-            self._children[values] = self._series.labels(*values)
+            self._children[values] = series.labels(*values)
         return self._children[values]
 
     def _label_values(self, record: Record) -> Iterator[tuple[str, ...]]:
@@ -134,6 +139,44 @@ def _label(name: str) -> str:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+class _Histogram(Collector):
+    """Counts of values by upper bound. The client's own histogram looks at one bound after the other, for every request."""
+
+    def __init__(self, metric: Metric, labels: list[str]) -> None:
+        self._metric, self._labels = metric, labels
+        self._bounds = [*metric.buckets, math.inf]
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
+        if not labels:
+            self._begin(())
+
+    def observe(self, values: tuple[str, ...], value: float) -> None:
+        with self._lock:
+            if values not in self._counts:
+                self._begin(values)
+            self._counts[values][bisect.bisect_left(self._bounds, value)] += 1
+            self._sums[values] += value
+
+    def collect(self) -> Iterator[Family]:
+        family = HistogramMetricFamily(self._metric.name, self._metric.help, labels=self._labels)
+        with self._lock:
+            for values, counts in self._counts.items():
+                reached = [
+                    (_bound(bound), float(n))
+                    for bound, n in zip(self._bounds, itertools.accumulate(counts), strict=True)
+                ]
+                family.add_metric(values, reached, self._sums[values])
+        yield family
+
+    def _begin(self, values: tuple[str, ...]) -> None:
+        self._counts[values], self._sums[values] = [0] * len(self._bounds), 0.0
+
+
+def _bound(bound: float) -> str:
+    return "+Inf" if math.isinf(bound) else repr(float(bound))
 
 
 class _AtScrape(Collector):

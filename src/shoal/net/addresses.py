@@ -55,8 +55,12 @@ class Proxies:
 
     def __init__(self, trusted: Iterable[str]) -> None:
         self._networks: list[Network] = [ip_network(one, strict=False) for one in trusted]
+        self._is_proxy = functools.lru_cache(maxsize=4096)(self._look_up)
 
     def __contains__(self, host: str) -> bool:
+        return len(host) <= LONGEST_ADDRESS and self._is_proxy(host)
+
+    def _look_up(self, host: str) -> bool:
         address = parse_address(host)
         return address is not None and any(address in network for network in self._networks)
 

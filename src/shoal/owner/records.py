@@ -179,6 +179,34 @@ def show_memory_plan(config: ShoalConfig, ranks: int, report: Report, *, shapes:
     report(plan.as_text())
 
 
+def show_engine_plan(config: ShoalConfig, role: str, report: Report, *, rows: int, shapes: Path | None = None) -> None:
+    """What the engine of a worker that generates `rows` sequences at once, or of a validator, will hold."""
+    from shoal.policy.plans import KEYS_AND_VALUES, EngineShape, memory_table, scorer_memory, worker_memory
+    from shoal.training.memory import model_config, model_shape
+    from shoal.validation import load_calibration
+
+    rollouts, path = config.rollouts, config.model.path
+    shape = EngineShape.of(model_config(path, shapes)[0])
+    whole = model_shape(path, shapes, config.model.adapter)
+    stored_bytes = whole.stored_bytes if whole.adapter else 2
+    report(f"{path}: {shape.parameters / 1e9:.2f}B parameters, one {role}")
+    if role == "validator":
+        report(memory_table(scorer_memory(shape, stored_bytes=stored_bytes, adapter=whole.adapter)))
+        return
+    classes = config.validation.numerics_classes or load_calibration(config.validation.calibration).finest()
+    for dtype in dict.fromkeys(name.split("/")[1] for name in classes):
+        parts = worker_memory(
+            shape,
+            rows=rows,
+            prompt=rollouts.max_prompt_tokens,
+            longest=rollouts.longest_row,
+            dtype_bytes=4 if dtype == "float32" else 2,
+            adapter=whole.adapter,
+        )
+        row_bytes = parts[KEYS_AND_VALUES] // rows
+        report(f"in {dtype}:\n{memory_table(parts)}\neach row more: {row_bytes / 2**30:.2f} GiB")
+
+
 def _recorded(directory: RunDirectory) -> tuple[HistoryView, str]:
     """History and ledger head from the coordinator's store, whether it runs or not."""
     from shoal.coordinator.server import build_run

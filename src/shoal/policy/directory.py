@@ -119,6 +119,16 @@ def weight_files(directory: Path) -> list[Path]:
     return files
 
 
+Identity = tuple[tuple[str, int, int, int], ...]
+"""Of the weight files of a directory."""
+
+
+def weights_identity(directory: Path) -> Identity:
+    """Content-addressed directories never change; any other is taken to have changed with its file."""
+    files = [(file, file.stat()) for file in weight_files(directory)]
+    return tuple((str(file.resolve()), stat.st_ino, stat.st_size, stat.st_mtime_ns) for file, stat in files)
+
+
 def has_weights(directory: Path) -> bool:
     return any(directory.glob("*.safetensors"))
 

@@ -1,7 +1,8 @@
 """Which engine a role computes with, on which device and in which dtype.
 
 A worker takes the first numerics class of the run that its machine can compute, in the order in which the owner admits them;
-without one it is refused before anything is downloaded. Validators and evaluators compute in float32 on the best device there is.
+without one it is refused before anything is downloaded. Validators and evaluators compute in float32 on the best device there is;
+a validator keeps its weights as they are published.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ class NumericsError(ConfigError):
 class Numerics:
     device: str
     dtype: str = "float32"
+    stored: str = ""
+    """In which the embedded engine keeps its weights, if that is not `dtype`: they are widened layer by layer."""
 
 
 def _torch_engine(
@@ -41,7 +44,12 @@ def _torch_engine(
 ) -> Engine:
     # Its cache grows with what is asked, so it needs no bound.
     return TorchEngine(
-        model_files, eos_token_ids=eos_token_ids, dtype=numerics.dtype, device=numerics.device, lora=lora
+        model_files,
+        eos_token_ids=eos_token_ids,
+        dtype=numerics.dtype,
+        device=numerics.device,
+        lora=lora,
+        stored=numerics.stored,
     )
 
 

@@ -64,6 +64,25 @@ def build_shell(directory: Path, dtype: str = "float32") -> nn.Module:
     return shell
 
 
+def build_narrow_model(directory: Path, dtype: str, device: str = "cpu") -> nn.Module:
+    """A model that computes in float32 with matrices in a narrower type, all parameters not yet set: `load_weights` must follow.
+
+    Everything else, buffers included, is as in a float32 model.
+    """
+    check_memory(read_config(directory), directory, dtype, device)
+    model = build_shell(directory)
+    placed: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, shell in list(module.named_parameters(recurse=False)):
+            if id(shell) not in placed:
+                own = _dtype(dtype) if shell.dim() >= 2 else torch.float32
+                placed[id(shell)] = nn.Parameter(
+                    torch.empty(shell.shape, dtype=own, device=device), requires_grad=False
+                )
+            setattr(module, name, placed[id(shell)])
+    return _ready(model, device)
+
+
 @contextmanager
 def _parameters_without_memory() -> Iterator[None]:
     """Modules made inside hold one parameter at a time. Buffers stay: rotary frequencies are in no file."""

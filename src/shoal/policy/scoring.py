@@ -25,7 +25,7 @@ from shoal.protocol.segments import sampled_places, sampled_values
 # What one more pass through a small model costs beside its tokens, in tokens: less padding than this is not worth a pass.
 _PASS_TOKENS = 128
 # Logits of one chunk, in values: large enough for big matrix products, small enough to forget.
-_LOGITS_CHUNK = 1 << 22
+LOGITS_CHUNK = 1 << 22
 
 
 def score_requests(
@@ -90,7 +90,7 @@ def _sampled_states(runner: Runner, prompts: PrefilledPrompts, requests: Sequenc
 
 
 def _margins(runner: Runner, states_ND: Tensor, claims_4R: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    size = max(1, _LOGITS_CHUNK // runner.vocab_size)
+    size = max(1, LOGITS_CHUNK // runner.vocab_size)
     margins_R = torch.empty(claims_4R.shape[1], dtype=torch.float32, device=claims_4R.device)
     logprobs_R = torch.empty_like(margins_R)
     for start in range(0, states_ND.shape[0], size):

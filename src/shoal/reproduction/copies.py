@@ -5,6 +5,7 @@ where the repetition does not use it.
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from shoal.files import digest_file
 from shoal.policy.weights import WireCopy, as_wire, unique_tensors
 from shoal.reproduction.evidence import Evidence
 from shoal.rundir import checkpoint_path, checkpoint_steps, checkpoints_of
+from shoal.training.disks import missing_parts, part_sizes
 from shoal.training.export import load_factors, load_model
 
 PUBLISHED = ("manifests", "shards")
@@ -40,8 +42,18 @@ def _checkpoints(evidence: Evidence, base: Path) -> Iterator[str]:
     for version in checkpoint_steps(checkpoints):
         recorded = evidence.history.weights.get(version)
         place, lora = checkpoint_path(checkpoints, version), evidence.config.model.adapter
-        if recorded is not None and (found := _digest(place, base, lora)) != recorded:
+        found = _digest(place, base, lora) if _has_all_bytes(place) else ""
+        if recorded is not None and found != recorded:
             yield f"the checkpoint of version {version} {_why(found)}"
+
+
+def _has_all_bytes(checkpoint: Path) -> bool:
+    """Reading the weights alone would not notice a file that was cut off behind them, in the optimiser's state."""
+    try:
+        sizes = part_sizes(checkpoint)
+    except (OSError, ValueError, EOFError, UnpicklingError, AttributeError):
+        return False
+    return not missing_parts(checkpoint, sizes, list(sizes))
 
 
 def _exported(evidence: Evidence, base: Path) -> Iterator[str]:

@@ -35,7 +35,7 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     )
     run = join_run(descriptor, place, keep_versions=descriptor.async_level + 3, clock=client.server_time, report=report)
     follow_relays(run, client)
-    engine = run.make_engine(engine_kind or config.validation.engine)
+    engine = run.make_scorer(engine_kind or config.validation.engine)
     metrics = EventLog(directory.events / f"{place.name}.jsonl")
     report(f"validating {descriptor.run_id} with {engine.numerics_class}")
     reward_models = make_scorer(config.validation.reward_models, descriptor, run.workload.tasks.train)

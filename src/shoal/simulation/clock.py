@@ -20,8 +20,9 @@ class EventClock:
     def run(self, is_over: Callable[[], bool], longest_s: float, most_events: float = float("inf")) -> int:
         """Lets events happen until it is over, nothing is planned, or so much has passed; returns the number of events."""
         end, events = self.now + longest_s, 0
-        while self._events and not is_over() and self._events[0][0] <= end and events < most_events:
-            self.now, _, event = heapq.heappop(self._events)
+        planned, pop = self._events, heapq.heappop
+        while planned and not is_over() and planned[0][0] <= end and events < most_events:
+            self.now, _, event = pop(planned)
             event()
             events += 1
         return events

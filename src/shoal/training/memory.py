@@ -77,12 +77,18 @@ class TrainerMemory:
 def model_shape(model: str, shapes: Path | None = None, lora: LoraConfig | None = None) -> ModelShape:
     """Shape of `bundled`, a directory or a Hugging Face id. `shapes`/NAME.json spares the download of org/NAME, whose weights are
     then taken to be stored in bf16."""
+    config, directory = model_config(model, shapes)
+    shape = shape_of(config, Path(model).name, lora)
+    return replace(shape, stored_bytes=ITEM_BYTES[stored_dtype(directory)]) if directory is not None else shape
+
+
+def model_config(model: str, shapes: Path | None = None) -> tuple[Any, Path | None]:
+    """The Transformers config of a model, and its directory unless its shape alone is known."""
     known = shapes / f"{Path(model).name}.json" if shapes is not None else None
     if known is not None and known.is_file():
-        return shape_of(_read_shape(known), Path(model).name, lora)
+        return _read_shape(known), None
     directory = resolve_model(model)
-    shape = shape_of(read_config(directory), Path(model).name, lora)
-    return replace(shape, stored_bytes=ITEM_BYTES[stored_dtype(directory)])
+    return read_config(directory), directory
 
 
 def shape_of(config: Any, name: str, lora: LoraConfig | None = None) -> ModelShape:

@@ -8,6 +8,7 @@ log-probabilities.
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -178,26 +179,52 @@ def _false_claim(number: int, rollouts: Sequence[Rollout], rewards: Mapping[int,
     return f"row {number} claims reward {rollouts[number].reward:g}, it is worth {reward.total:g} ({reward.why})"
 
 
-def audit(
-    checked: Checked,
-    engine: Engine,
-    limits: Limits,
-    temperature: float,
-    groups: Collection[int],
-    on_scored: Callable[[list[Rollout], list[Scored]], None] | None = None,
-) -> tuple[list[Finding], api.AuditMetrics]:
-    """Recomputes some groups with the policy that `engine` holds; every finding, and the metrics behind it."""
-    rows = [pair for pair in zip(checked.rollouts, checked.items, strict=True) if pair[1].group in groups]
+@dataclass(frozen=True)
+class Audit:
+    """Some groups of a submission, to be recomputed with the policy."""
+
+    checked: Checked
+    groups: Collection[int]
+    limits: Limits
+
+    @property
+    def rows(self) -> list[tuple[Rollout, WorkItem]]:
+        pairs = zip(self.checked.rollouts, self.checked.items, strict=True)
+        return [pair for pair in pairs if pair[1].group in self.groups]
+
+
+OnScored = Callable[[int, list[Rollout], list[Scored]], None]
+"""Takes the number of the audit, and its rows with their scores."""
+
+
+def audit_all(
+    audits: Sequence[Audit], engine: Engine, temperature: float, on_scored: OnScored | None = None
+) -> list[tuple[list[Finding], api.AuditMetrics]]:
+    """Recomputes groups of several submissions with the policy that `engine` holds, in common passes; of each submission every
+    finding, and the metrics behind it."""
+    rows = [audit.rows for audit in audits]
     requests = [
         ScoreRequest(item.prompt_tokens, tuple(rollout.output_tokens), item.seed, tuple(rollout.segment_lengths))
-        for rollout, item in rows
+        for own in rows
+        for rollout, item in own
     ]
-    logprobs = [rollout.output_logprobs for rollout, _ in rows]
-    proofs = [proof for rollout, _ in rows for proof in rollout.proofs]
-    scored = engine.score(requests, temperature=temperature)
-    if on_scored is not None:
-        on_scored([rollout for rollout, _ in rows], scored)
-    return compare(logprobs, proofs, scored, limits)
+    scored = iter(engine.score(requests, temperature=temperature))
+    outcomes = []
+    for number, (audit, own) in enumerate(zip(audits, rows, strict=True)):
+        rollouts, scores = [rollout for rollout, _ in own], list(islice(scored, len(own)))
+        if on_scored is not None:
+            on_scored(number, rollouts, scores)
+        proofs = [proof for rollout in rollouts for proof in rollout.proofs]
+        outcomes.append(compare([rollout.output_logprobs for rollout in rollouts], proofs, scores, audit.limits))
+    return outcomes
+
+
+def audit(
+    checked: Checked, engine: Engine, limits: Limits, temperature: float, groups: Collection[int]
+) -> tuple[list[Finding], api.AuditMetrics]:
+    """One submission alone."""
+    (outcome,) = audit_all([Audit(checked, groups, limits)], engine, temperature)
+    return outcome
 
 
 def compare(

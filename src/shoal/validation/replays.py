@@ -1,9 +1,9 @@
 """Replays the episodes of a submission: every environment is asked again, and must give what the rows say it gave.
 
-A difference in an exact environment is a proof only after two more replays, each in fresh processes with another hash seed, came
-to the same one; if they disagree, the environment is at fault, not the worker. A difference in a tolerant one, or one that a limit
-of time or memory decided, leaves the group out, and many of them are an anomaly. The cost of a submission is bounded: rows that
-it no longer pays for are not replayed and not used.
+A difference in an exact environment is a proof only after two more replays, each in a fresh process that another host with another
+hash seed forked, came to the same one; if they disagree, the environment is at fault, not the worker. A difference in a tolerant
+one, or one that a limit of time or memory decided, leaves the group out, and many of them are an anomaly. The cost of a submission
+is bounded: rows that it no longer pays for are not replayed and not used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,10 @@ from shoal.validation.findings import RejectedError
 REPLAY_SLACK = 3.0
 """A validator grants an environment this many times the worker's processor time."""
 CONFIRMING_SEEDS = ("1", "2")
-"""Hash seeds of the two processes that confirm a difference; episodes usually run with 0."""
+"""Hash seeds of the two hosts that confirm a difference; episodes usually run with 0. A host stays: it runs nothing but the import
+of its environment, and to start two for each lie would let cheaters take a validator's time."""
+
+CONFIRMING_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class _Outcome:
     """Everything that the environment said."""
     is_late: bool = False
     """This machine's clock decided, which is nobody's doing."""
+    is_limited: bool = False
+    """A limit of time or memory ended this replay."""
 
     @property
     def is_doubtful(self) -> bool:
@@ -101,7 +106,7 @@ def _replay(
         reward = Reward(0.0, 0.0, 0.0, f"not used: {difference.detail}", exact=False, limited=True, scored=False)
     came_to = tuple(episode.tokens), episode.finish_reason, episode.failure, episode.reward
     is_late = episode.failure in (HUNG, TOO_LATE.why)
-    return _Outcome(reward, difference, is_proof, episode.cost_s, came_to, is_late)
+    return _Outcome(reward, difference, is_proof, episode.cost_s, came_to, is_late, episode.limited)
 
 
 class MeteredSession(Session):
@@ -135,13 +140,7 @@ def _other_reward(rollout: Rollout, reward: Reward, episode: Episode) -> Differe
 
 def _confirm(row: int, rollout: Rollout, item: WorkItem, workload: Workload, first: _Outcome) -> None:
     """Raises the proof, or the fault of an environment that does not repeat itself."""
-    found = []
-    for hash_seed in CONFIRMING_SEEDS:
-        host = EnvironmentHost(item.environment, hash_seed=hash_seed)
-        try:
-            found.append(_replay(rollout, item, workload, workload.scoring_budget(REPLAY_SLACK), host))
-        finally:
-            host.close()
+    found = [_replay_again(rollout, item, workload, hash_seed) for hash_seed in CONFIRMING_SEEDS]
     if all(outcome.is_proof and outcome.came_to == first.came_to for outcome in found):
         reason = Reason.REWARD if "claims reward" in found[0].sentence(row) else Reason.REPLAY
         raise RejectedError(reason, found[0].sentence(row))
@@ -149,6 +148,16 @@ def _confirm(row: int, rollout: Rollout, item: WorkItem, workload: Workload, fir
         Reason.ENVIRONMENT,
         f"{item.environment} came to other results in other processes: {first.sentence(row)}. Run `shoal env check`.",
     )
+
+
+def _replay_again(rollout: Rollout, item: WorkItem, workload: Workload, hash_seed: str) -> _Outcome:
+    """What a limit cut off says nothing about the environment: a machine that was asleep has no proof, and no fault either."""
+    for _ in range(CONFIRMING_TRIES):
+        host, budget = shared_host(item.environment, hash_seed), workload.scoring_budget(REPLAY_SLACK)
+        outcome = _replay(rollout, item, workload, budget, host)
+        if not outcome.is_limited:
+            break
+    return outcome
 
 
 @cache

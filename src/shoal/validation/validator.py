@@ -1,7 +1,8 @@
-"""The validator role: claims a submission, checks it stage by stage, reports a verdict.
+"""The validator role: claims submissions of one version, checks each stage by stage, audits them together, reports verdicts.
 
-Stateless: any number of validators may run, each claims one submission at a time. A crash during a check is reported as a
-fault, so the worker is never penalised for it. Versions of the asynchrony window stay on disk; the engine swaps between them.
+Stateless: any number of validators may run. One claims as many small submissions as it checks in a moment, so that their audits
+share passes; one at a time if they are large. It claims only what it has the version of, and gets other versions meanwhile. A crash
+during a check is reported as a fault, so the worker is never penalised for it.
 """
 
 import logging
@@ -9,8 +10,8 @@ import secrets
 import struct
 import threading
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.coordinator.rules.trust import groups_to_audit
@@ -24,17 +25,37 @@ from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.page_views import AuditTrace
 from shoal.protocol.rollouts import Rollout
 from shoal.protocol.verdicts import Reason, is_useful, most_severe, severity
-from shoal.validation.calibration.limits import Calibration
-from shoal.validation.checks import Checked, audit, check_claims
+from shoal.validation.calibration.limits import Calibration, Limits
+from shoal.validation.checks import Audit, Checked, audit_all, check_claims
 from shoal.validation.findings import Finding, RejectedError
 from shoal.validation.reward_models import RewardModelScorer
 from shoal.validation.traces import trace_of
+from shoal.validation.versions import HeldVersions
 
 log = logging.getLogger(__name__)
 
 CLAIM_WAIT_S = 20.0
-FETCH_VERSION_S = 60.0
+FETCHING_WAIT_S = 2.0
+"""While a version is fetched: soon after it is there, its files are claimed."""
+TOGETHER_S = 2.0
+"""Submissions that are checked together take about this long; what takes longer is checked alone."""
 TRACE_S = 5.0
+
+
+@dataclass
+class Check:
+    """A submission on its way to a verdict."""
+
+    claim: api.Claim
+    verdict: api.VerdictBody | None = None
+    checked: Checked | None = None
+    groups: Sequence[int] = ()
+    """That are to be audited."""
+    trace: AuditTrace | None = None
+
+    @property
+    def replay_s(self) -> float:
+        return self.checked.replay_s if self.checked is not None else 0.0
 
 
 class Validator:
@@ -53,9 +74,9 @@ class Validator:
         self.reward_models = reward_models
         self.metrics = metrics or EventLog()
         self.report = report
+        self.versions = HeldVersions(run.weights, report)
         self._loaded = ""
-        self._trace: AuditTrace | None = None
-        self._replay_s = 0.0
+        self._seconds_each = TOGETHER_S
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -64,19 +85,43 @@ class Validator:
     def run(self) -> None:
         """Checks submissions until the run is finished and none is left; outlives a coordinator that is away."""
         while not self._stopping.is_set():
-            body = api.ClaimBody(request_id=secrets.token_hex(16), wait_s=CLAIM_WAIT_S)
+            fetching = self.versions.fetching()
+            body = api.ClaimBody(
+                request_id=secrets.token_hex(16),
+                wait_s=FETCHING_WAIT_S if fetching else CLAIM_WAIT_S,
+                most=self.most_together(),
+                ready=self.versions.ready(),
+                fetching=fetching,
+            )
             answer = self.client.claim(body)
+            self.versions.want(answer.missing)
             if answer.claim is not None:
-                self._handle(answer.claim)
-            elif answer.run_state == "finished":
+                self._handle([answer.claim, *answer.beside])
+            elif answer.run_state == "finished" and not answer.missing and not fetching:
                 return
 
-    def _handle(self, claim: api.Claim) -> None:
+    def most_together(self) -> int:
+        """How many submissions it claims at once."""
+        return min(api.MOST_CLAIMS, max(1, int(TOGETHER_S / self._seconds_each)))
+
+    def took(self, seconds_each: float) -> None:
+        """Takes note of what a submission cost."""
+        self._seconds_each = max(1e-3, (self._seconds_each + seconds_each) / 2)
+
+    def _handle(self, claims: Sequence[api.Claim]) -> None:
         started = time.monotonic()
-        verdict = self.check(claim).model_copy(update={"seconds": time.monotonic() - started})
+        checks = self.check_all(claims)
+        seconds = (time.monotonic() - started) / len(checks)
+        self.took(seconds)
+        for check in checks:
+            assert check.verdict is not None
+            self._report_verdict(check, check.verdict.model_copy(update={"seconds": seconds}))
+
+    def _report_verdict(self, check: Check, verdict: api.VerdictBody) -> None:
+        claim = check.claim
         self.client.verdict(verdict)
-        self._send_trace()
-        replayed = {"replay_s": round(self._replay_s, 4)} if self.joined.descriptor.environments else {}
+        self._send_trace(check.trace)
+        replayed = {"replay_s": round(check.replay_s, 4)} if self.joined.descriptor.environments else {}
         self.metrics.event(
             "verdict",
             worker=claim.worker_key,
@@ -93,50 +138,99 @@ class Validator:
             self.report(f"{claim.worker_key[:12]}… step {claim.lease.step} slot {claim.lease.slot}: {verdict.detail}")
 
     def check(self, claim: api.Claim) -> api.VerdictBody:
-        """The verdict on one submission. Only what is not our fault is held against the worker."""
-        try:
-            data = self.client.submission_file(claim.submission_id, claim.digest)
-        except (IntegrityError, RefusedError) as error:
-            return rejected(claim, [Finding(Reason.FILE_GONE, str(error))])
-        try:
-            checked = check_claims(data, claim, self.joined.workload, self.engine.vocab_size)
-            self._replay_s = checked.replay_s
-            checked = self.reward_models.amend(checked) if self.reward_models else checked
-            useful = {group.group for group in group_verdicts(checked) if group.useful}
-            groups = groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limit)
-            return (
-                self._audit(claim, checked, groups)
-                if groups
-                else accepted(claim, checked, self._flips_allowed(checked))
-            )
-        except RejectedError as error:
-            return rejected(claim, [error.finding])
-        except UnavailableError as error:
-            return rejected(claim, [Finding(Reason.VERSION_GONE, str(error))])
-        except Exception as error:  # a validator must survive any file; the submission is retried elsewhere
-            log.exception("the check of %s failed", claim.submission_id)
-            return rejected(claim, [Finding(Reason.VALIDATOR_CRASH, f"{type(error).__name__}: {error}")])
+        """The verdict on one submission."""
+        (check,) = self.check_all([claim])
+        assert check.verdict is not None
+        return check.verdict
 
-    def _audit(self, claim: api.Claim, checked: Checked, groups: list[int]) -> api.VerdictBody:
-        limits = self.calibration.limits(checked.header.numerics_class)
-        if limits is None:
-            return rejected(claim, [Finding(Reason.NUMERICS_UNKNOWN, checked.header.numerics_class)])
-        self._load(claim.lease)
+    def check_all(self, claims: Sequence[api.Claim]) -> list[Check]:
+        """Submissions of one version with their verdicts. Only what is not our fault is held against a worker."""
+        checks = [self._checked(claim) for claim in claims]
+        audited = [check for check in checks if check.verdict is None]
+        for check, verdict in zip(audited, self._audited(audited), strict=True):
+            check.verdict = verdict
+        return checks
+
+    def _checked(self, claim: api.Claim) -> Check:
+        """Everything but the audit; without a verdict if there is one to come."""
+        check = Check(claim)
+
+        def decide() -> api.VerdictBody | None:
+            data = self._file(claim)
+            check.checked = check_claims(data, claim, self.joined.workload, self.engine.vocab_size)
+            if self.reward_models:
+                check.checked = self.reward_models.amend(check.checked)
+            useful = {group.group for group in group_verdicts(check.checked) if group.useful}
+            check.groups = groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limit)
+            return None if check.groups else accepted(claim, check.checked, self._flips_allowed(check.checked))
+
+        check.verdict = _or_fault(claim, decide)
+        return check
+
+    def _file(self, claim: api.Claim) -> bytes:
+        try:
+            return self.client.submission_file(claim.submission_id, claim.digest)
+        except (IntegrityError, RefusedError) as error:
+            raise RejectedError(Reason.FILE_GONE, str(error)) from None
+
+    def _audited(self, checks: Sequence[Check]) -> Iterator[api.VerdictBody]:
+        """The verdicts of audits that share their passes. If one breaks them, each is audited alone: the others did nothing."""
+        found: list[api.VerdictBody] | None = None
+        if len(checks) > 1:
+            try:
+                found = self._audit(checks)
+            except Exception:
+                log.exception("an audit of %d files together failed", len(checks))
+        for number, check in enumerate(checks):
+            verdict = found[number] if found else _or_fault(check.claim, lambda check=check: self._audit([check])[0])  # type: ignore[misc]
+            assert verdict is not None
+            yield verdict
+
+    def _audit(self, checks: Sequence[Check]) -> list[api.VerdictBody]:
+        known = [check for check in checks if self._limits(check) is not None]
+        outcomes = iter(self._scored(known) if known else [])
+        verdicts = []
+        for check in checks:
+            assert check.checked is not None
+            if self._limits(check) is None:
+                finding = Finding(Reason.NUMERICS_UNKNOWN, check.checked.header.numerics_class)
+                verdicts.append(rejected(check.claim, [finding]))
+                continue
+            findings, metrics = next(outcomes)
+            verdict = (
+                rejected(check.claim, findings)
+                if findings
+                else accepted(check.claim, check.checked, self._flips_allowed(check.checked))
+            )
+            verdicts.append(verdict.model_copy(update={"audited_groups": list(check.groups), "metrics": metrics}))
+        return verdicts
+
+    def _scored(self, checks: Sequence[Check]) -> list[tuple[list[Finding], api.AuditMetrics]]:
+        self._load(checks[0].claim.lease)
         temperature = self.joined.descriptor.rollouts.temperature
 
-        def keep_trace(rollouts: list[Rollout], scored: list[Scored]) -> None:
+        def audits() -> Iterable[Audit]:
+            for check in checks:
+                limits = self._limits(check)
+                assert check.checked is not None
+                assert limits is not None
+                yield Audit(check.checked, check.groups, limits)
+
+        def keep_trace(number: int, rollouts: list[Rollout], scored: list[Scored]) -> None:
+            claim = checks[number].claim
             try:
-                self._trace = trace_of(claim.submission_id, rollouts, scored, self.engine, temperature)
+                checks[number].trace = trace_of(claim.submission_id, rollouts, scored, self.engine, temperature)
             except Exception:  # what the page shows must not decide about a verdict
                 log.exception("the audit of %s left no trace", claim.submission_id)
 
-        findings, metrics = audit(checked, self.engine, limits, temperature, groups, keep_trace)
-        verdict = rejected(claim, findings) if findings else accepted(claim, checked, self._flips_allowed(checked))
-        return verdict.model_copy(update={"audited_groups": groups, "metrics": metrics})
+        return audit_all(list(audits()), self.engine, temperature, keep_trace)
 
-    def _send_trace(self) -> None:
+    def _limits(self, check: Check) -> Limits | None:
+        assert check.checked is not None
+        return self.calibration.limits(check.checked.header.numerics_class)
+
+    def _send_trace(self, trace: AuditTrace | None) -> None:
         """For the owner's page; the verdict is recorded, and nothing waits for this."""
-        trace, self._trace = self._trace, None
         if trace is None:
             return
         try:
@@ -152,16 +246,21 @@ class Validator:
         if self._loaded == lease.manifest_digest:
             return
         self._loaded = ""
-        self.engine.load(self._version_path(lease))
+        self.engine.load(self.versions.path(lease.policy_version, lease.manifest_digest))
         self._loaded = lease.manifest_digest
 
-    def _version_path(self, lease: api.Lease) -> Path:
-        try:
-            return self.joined.weights.fetch_version(
-                lease.policy_version, lease.manifest_digest, deadline_s=FETCH_VERSION_S
-            )
-        except ShoalError as error:
-            raise UnavailableError(f"Version {lease.policy_version} cannot be had: {error}") from error
+
+def _or_fault(claim: api.Claim, decide: Callable[[], api.VerdictBody | None]) -> api.VerdictBody | None:
+    """What `decide` returns, or the verdict that its failure is."""
+    try:
+        return decide()
+    except RejectedError as error:
+        return rejected(claim, [error.finding])
+    except UnavailableError as error:
+        return rejected(claim, [Finding(Reason.VERSION_GONE, str(error))])
+    except Exception as error:  # a validator must survive any file; the submission is retried elsewhere
+        log.exception("the check of %s failed", claim.submission_id)
+        return rejected(claim, [Finding(Reason.VALIDATOR_CRASH, f"{type(error).__name__}: {error}")])
 
 
 def accepted(claim: api.Claim, checked: Checked, flips_allowed: int) -> api.VerdictBody:

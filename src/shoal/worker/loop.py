@@ -6,7 +6,6 @@ version: once a newer one is ready no lease of the old one is taken, the rows in
 coordinator that is away is waited for while samples go on. Ctrl-C submits what is finished, gives the rest back and leaves.
 """
 
-import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from shoal.contributor import LimitWatch, WorkerStatus
+from shoal.contributor import LimitWatch
 from shoal.errors import RefusedError
 from shoal.joined import JoinedRun, RelayReports
 from shoal.metrics import EventLog, Report, silent
@@ -32,18 +31,17 @@ from shoal.worker.deliveries import Deliveries, Outbox
 from shoal.worker.generation import Generation
 from shoal.worker.heartbeat import Heartbeat
 from shoal.worker.leases import LeaseTaker, News, Taken
-from shoal.worker.machine import Machine, machine_memory, measure_engine
+from shoal.worker.loaded import LoadedPolicy
+from shoal.worker.registration import Registration
 from shoal.worker.slots import Slot, Version
 from shoal.worker.submission import as_rollout, rollouts_of, submission_file
 from shoal.worker.totals import WorkerTotals
 from shoal.worker.weights import WeightFollower
+from shoal.worker.wishes import Wishes
 
 FIRST_WEIGHTS_S = 600.0
 LEAVE_DEADLINE_S = 2.0
 STOP_DEADLINE_S = 60.0
-TOO_SLOW = "too_slow"
-MEASUREMENTS = 3
-MEASURE_AGAIN_S = 20.0
 IDLE_S = 0.2
 """An idle worker looks this often for new weights."""
 
@@ -76,9 +74,17 @@ class Worker:
         heads = KeptHeads(evidence, run_id, coordinator) if evidence is not None else None
         reports = RelayReports(run.weights.reports)
         self.heartbeat = Heartbeat(client, run.relays, reports, self.totals, self.metrics, self.console, report, heads)
+        self.registration = Registration(run, client, engine, name, report)
+        self.loaded = LoadedPolicy(engine, self.weights, self.totals, self.metrics)
+        self.wishes = Wishes(limits, self.weights, self.console, self.totals, run_id)
         self._inbox: SimpleQueue[News] = SimpleQueue()
         self._leases = LeaseTaker(
-            client, self.weights, prepare=self.prepare, register=self._register, inbox=self._inbox, report=report
+            client,
+            self.weights,
+            prepare=self.prepare,
+            register=self.registration.register,
+            inbox=self._inbox,
+            report=report,
         )
         self._deliveries = Deliveries(
             client,
@@ -97,12 +103,9 @@ class Worker:
             episode=lambda slot, at: self._episode(slot, at),  # a subclass may have its own
             report=report,
         )
-        self._loaded: Version | None = None
-        self._machine, self._rows = Machine(1.0), 1
-        self._measured = (0, 0.0)
+        self._rows = 1
         self._environment_s = 0.0
         self._no_work = ""
-        self._limits = limits
         self._is_finished, self._is_refused = False, False
         self._stopping = threading.Event()
 
@@ -119,9 +122,9 @@ class Worker:
             self._deliveries.upload_left()
             rollouts = self.joined.descriptor.rollouts
             longest = rollouts.max_prompt_tokens + rollouts.max_new_tokens
-            opened = self.engine.open(temperature=rollouts.temperature, max_tokens=longest, rows=self._rows)
+            opened = self.engine.open(temperature=rollouts.temperature, max_tokens=longest, rows=self.registration.rows)
             with EpisodeStream(opened) as stream:
-                self._rows = min(self._rows, stream.rows)
+                self._rows = min(self.registration.rows, stream.rows)
                 self._work(stream)
             self._deliveries.finish()
             self._hear_all()
@@ -155,37 +158,16 @@ class Worker:
             return not any(slot.is_begun for slot in self.generation.slots)
         return self._is_finished and not self.generation.slots
 
-    @property
-    def _is_resting(self) -> bool:
-        return self._limits is not None and self._limits.is_resting
-
     def _obey(self, stream: EpisodeStream) -> None:
         """The contributor's limits: a resting worker begins nothing, and what has not ended within the grace goes back."""
-        if self._limits is None:
-            return
-        self._look(self._limits)
-        if self._limits.is_finishing and not self._stopping.is_set():
+        self.wishes.look()
+        if self.wishes.is_finishing and not self._stopping.is_set():
             self.report("leaving, as you asked: what was begun is finished and submitted")
             self.stop()
-        if self._limits.is_resting:
+        if self.wishes.is_resting:
             self._no_work = "resting"
-            self._return_slots(stream, all_of_them=self._limits.is_grace_over)
-        self._limits.tell(self._status())
-
-    def _listen(self) -> None:
-        """While the first version is being fetched nothing is held, so a wish to leave is met at once."""
-        if self._limits is None:
-            return
-        self._look(self._limits)
-        self._limits.tell(WorkerStatus(activity="fetching the policy", run_id=self.joined.descriptor.run_id))
-        if self._limits.is_finishing:
-            raise SystemExit(0)
-
-    def _look(self, limits: LimitWatch) -> None:
-        limits.look()
-        self.weights.hold(limits.is_resting)
-        if limits.rest is not None:
-            self.console.working(f"resting: {limits.rest.reason}")
+            self._return_slots(stream, all_of_them=self.wishes.is_grace_over)
+        self.wishes.tell()
 
     def _return_slots(self, stream: EpisodeStream, *, all_of_them: bool) -> None:
         for slot in [slot for slot in self.generation.slots if all_of_them or not slot.is_begun]:
@@ -193,17 +175,6 @@ class Worker:
             self.report(f"{slot} goes to another worker{done}")
             self.generation.forget(slot, stream)
             self._deliveries.give_back(slot.lease)
-
-    def _status(self) -> WorkerStatus:
-        account = self.console.account
-        return WorkerStatus(
-            state="working",
-            activity=self.console.activity,
-            run_id=self.joined.descriptor.run_id,
-            submissions=self.totals.submissions,
-            tokens=self.totals.tokens,
-            account=f"{account.state}, {self.console.credit(account)}" if account else "",
-        )
 
     def prepare(self, lease: api.Lease) -> Slot:
         """The slot of a lease, ready to begin: its weights are on disk."""
@@ -235,7 +206,7 @@ class Worker:
                 self.console.without_work(news.reason, news.wanted_version)
 
     def _ask(self, stream: EpisodeStream) -> None:
-        if self._leases.is_asking or self._is_finished or self._stopping.is_set() or self._is_resting:
+        if self._leases.is_asking or self._is_finished or self._stopping.is_set() or self.wishes.is_resting:
             return
         rollouts = self.joined.descriptor.rollouts
         view = EngineView(
@@ -244,19 +215,13 @@ class Worker:
             waiting=self.generation.waiting,
             slot_samples=rollouts.tasks_per_slot * rollouts.group_size,
             undelivered=self._deliveries.pending,
-            has_newer_weights=self._newer_weights() is not None,
+            has_newer_weights=self.loaded.newer() is not None,
             ends_per_s=self.generation.rates.ends_per_s,
             lease_s=self.generation.rates.lease_s,
         )
         if count := leases_wanted(view):
-            self._leases.ask(count, self._usable_versions())
-
-    def _usable_versions(self) -> list[int]:
-        """While there is other work, no lease of an older version is worth two swaps of weights."""
-        held = self.weights.held()
-        if self._loaded is None or self._loaded[0] not in held or (self._no_work and not self.generation.slots):
-            return held
-        return [version for version in held if version >= self._loaded[0]]
+            idle = bool(self._no_work) and not self.generation.slots
+            self._leases.ask(count, self.loaded.usable(any_will_do=idle))
 
     def _drop_expired(self, stream: EpisodeStream) -> None:
         now = self.client.server_time()
@@ -270,37 +235,22 @@ class Worker:
             self.generation.forget(slot, stream)
             self.report(f"{slot} is void: the owner returned the run to an earlier version")
 
-    def _newer_weights(self) -> Version | None:
-        """The version to go on with; its number is lower if the owner withdrew the loaded one."""
-        newest = self.weights.newest_held()
-        return None if newest == self._loaded else newest
-
     def _swap(self) -> None:
         """With nothing in the engine: the version of the next slot, or the newest one if no slot is there."""
-        if self._is_resting or any(slot.version == self._loaded for slot in self.generation.slots):
+        if self.wishes.is_resting or any(slot.version == self.loaded.version for slot in self.generation.slots):
             return
         if self.generation.slots:
             self._load(self.generation.slots[0].version, self.generation.slots[0].weights)
-        elif (newer := self._newer_weights()) is not None:
+        elif (newer := self.loaded.newer()) is not None:
             self._load(newer, self.policy_path(newer, deadline_s=FIRST_WEIGHTS_S))
 
     def _load(self, version: Version, path: Path) -> None:
-        if self._loaded == version:
-            return
-        self._loaded = None
-        ready_at = self.weights.ready_at(version[0])
-        drain_s = max(0.0, self.generation.stepped_at - ready_at) if ready_at is not None else 0.0
-        started = time.monotonic()
-        self.engine.load(path)
-        seconds = time.monotonic() - started
-        self.totals.swapped(drain_s, seconds)
-        self.metrics.event("weights_swapped", version=version[0], drain_s=round(drain_s, 4), swap_s=round(seconds, 4))
-        self._loaded = version
+        self.loaded.load(version, path, stepped_at=self.generation.stepped_at)
 
     def _feed(self, stream: EpisodeStream) -> None:
         free = self._rows - stream.occupied
-        may_begin = not (self._stopping.is_set() or self._is_resting)
-        for slot in self.generation.entering(self._loaded, may_begin=may_begin) if free > 0 else ():
+        may_begin = not (self._stopping.is_set() or self.wishes.is_resting)
+        for slot in self.generation.entering(self.loaded.version, may_begin=may_begin) if free > 0 else ():
             if not slot.is_begun and not self.generation.can_end(slot, self.client.server_time()):
                 self.generation.slots.remove(slot)
                 self.report(f"{slot} cannot end before its lease does")
@@ -341,10 +291,8 @@ class Worker:
 
     def _complete(self, slot: Slot, generated: int) -> None:
         self.totals.tokens += slot.tokens
-        before_tokens, before_s = self._measured
-        self._measured = (generated, self.generation.busy_s)
-        if self._machine.update_speed(generated - before_tokens, self.generation.busy_s - before_s):
-            self._deliveries.run(self._register_speed)
+        if self.registration.update_speed(generated, self.generation.busy_s):
+            self._deliveries.run(self.registration.correct)
         self._deliveries.begin(slot)
 
     def rollouts(self, slot: Slot) -> list[Rollout]:
@@ -362,48 +310,17 @@ class Worker:
 
     def _submitted(self, lease: api.Lease, samples: int, tokens: int) -> None:
         self.totals.submissions += 1
-        self.console.submitted(lease, samples, tokens, self._machine.recent_tokens_per_s)
+        self.console.submitted(lease, samples, tokens, self.registration.machine.recent_tokens_per_s)
 
     def _join(self) -> None:
-        first = self.weights.wait_for_any(FIRST_WEIGHTS_S, listen=self._listen)
+        first = self.weights.wait_for_any(FIRST_WEIGHTS_S, listen=self.wishes.listen)
         version = (first.version, first.manifest_digest)
         self._load(version, first.path)
         self.report(f"has version {first.version} of the policy; measuring this machine")
-        view = self._measure_and_register()
+        view = self.registration.measure_and_register(self.weights.link_bytes_per_s, self._stopping.wait)
         self.report(f"joined as {self.name} ({view.state}), key {view.key[:12]}…")
         self.heartbeat.start()
         self._leases.start()
-
-    def _measure_and_register(self) -> api.WorkerView:
-        """A machine that was busy while it was measured is not one that is too slow."""
-        for left in reversed(range(MEASUREMENTS)):
-            self._rows, tokens_per_s = self._measure()
-            self._machine = Machine(tokens_per_s, self.weights.link_bytes_per_s, machine_memory())
-            self.report(f"this machine: {self._machine.line()}, {self._rows} samples at a time")
-            try:
-                return self._register()
-            except RefusedError as refusal:
-                if refusal.code != TOO_SLOW or not left:
-                    raise
-                self.report(f"{refusal.message} Measuring again in {MEASURE_AGAIN_S:.0f} s, in case it was busy.")
-                self._stopping.wait(MEASURE_AGAIN_S)
-        raise AssertionError("the last refusal is raised")
-
-    def _register_speed(self) -> None:
-        try:
-            self._register()
-        except RefusedError as refusal:
-            if refusal.code != TOO_SLOW:
-                raise
-            self.report(f"{refusal.message} Work goes on: slots that cannot end in time go back.")
-
-    def _register(self) -> api.WorkerView:
-        body = self._machine.registration(self.name, self.engine.numerics_class)
-        return self.client.register(body)
-
-    def _measure(self) -> tuple[int, float]:
-        item = self.joined.workload.items(secrets.token_bytes(32))[0]
-        return measure_engine(self.engine, item, self.joined.descriptor.rollouts)
 
     def _leave(self) -> None:
         self.client.limit_waits(LEAVE_DEADLINE_S)

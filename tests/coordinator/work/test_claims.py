@@ -128,3 +128,50 @@ def test_files_that_a_batch_waits_for_are_verified_before_those_of_new_keys(tmp_
         waited_for = ann.submit(lease.lease_id, b"good").submission_id
         assert swarm.claim().submission_id == waited_for
         assert swarm.claim().worker_key in {worker.keypair.public for worker in strangers if worker.keypair}
+
+
+def claim_of(swarm: Swarm, **changes: object) -> api.ClaimAnswer:
+    body = {"request_id": swarm.new_id(), "wait_s": 0, **changes}
+    return swarm.client("validator").claim(api.ClaimBody.model_validate(body))
+
+
+def test_a_validator_gets_only_files_of_versions_that_it_has(swarm: Swarm) -> None:
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    lease, submission_id = swarm.work(ann)
+    lacking = claim_of(swarm, ready=[])
+    assert lacking.claim is None
+    assert [(one.version, one.manifest_digest) for one in lacking.missing] == [
+        (lease.policy_version, lease.manifest_digest)
+    ]
+    assert claim_of(swarm, ready=[], fetching=[lease.manifest_digest]).missing == []
+    having = claim_of(swarm, ready=["0" * 64, lease.manifest_digest])
+    assert having.claim is not None
+    assert having.claim.submission_id == submission_id
+
+
+def test_a_validator_may_claim_several_files_of_one_version(swarm: Swarm) -> None:
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    arrived = []
+    for _ in range(3):
+        arrived.append(swarm.work(ann)[1])
+        swarm.clock.advance(1)
+    body = {"request_id": "request-several", "most": 2}
+    answer = claim_of(swarm, **body)
+    assert answer.claim is not None
+    assert [one.submission_id for one in (answer.claim, *answer.beside)] == arrived[:2]
+    assert claim_of(swarm, **body) == answer, "a repeated request gets the same files"
+    last = claim_of(swarm, most=16)
+    assert last.claim is not None
+    assert (last.claim.submission_id, last.beside) == (arrived[2], [])
+
+
+def test_files_of_another_version_are_not_claimed_beside(swarm: Swarm) -> None:
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    swarm.work(ann)
+    first = claim_of(swarm, most=1)
+    assert first.claim is not None
+    other = claim_of(swarm, most=4, ready=["f" * 64])
+    assert (other.claim, other.beside) == (None, [])

@@ -69,3 +69,62 @@ def test_a_name_that_is_nearly_right_is_corrected(tmp_path: Path) -> None:
     broken.write_text("[run\nsteps = 3")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_scenario(broken)
+
+
+def with_workers(*workers: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    return tree() | ({"workers": list(workers)} if workers else {}) | sections
+
+
+LAPTOP = tree()["workers"][0]
+NASTY: dict[str, tuple[dict[str, Any], str]] = {
+    "a number in quotes": (with_workers(LAPTOP | {"tokens_per_s": "120"}), "should be a valid number"),
+    "a yes for a number": (with_workers(LAPTOP | {"count": True}), "should be a valid integer"),
+    "two classes of one name": (with_workers(LAPTOP, LAPTOP), "Two classes of workers are called 'laptop'"),
+    "one bracket too few": (with_workers(workers=LAPTOP), "Write [[workers]] with two brackets"),
+    "a table of relays": (with_workers(relays={"count": 2}), "Write [[relays]] with two brackets"),
+    "a name that moves the cursor": (with_workers(LAPTOP | {"name": "a\x1b[2J"}), "Leave control characters out"),
+    "a key of another section": (tree(run={"step_s": 5.0}), "Did you mean trainer.step_s?"),
+    "a setting outside of settings": (tree(trainer={"groups_per_step": 5}), "settings.training.groups_per_step?"),
+    "a section outside of settings": (with_workers(training={"epochs": 2}), "Did you mean settings.training?"),
+    "steps in the wrong place": (tree(settings={"run": {"steps": 5}}), "Did you mean run.steps?"),
+    "a slot of a billion samples": (
+        tree(settings={"rollouts": {"group_size": 10_000, "tasks_per_slot": 100_000}}),
+        "A slot of 1,000,000,000 samples is too large",
+    ),
+    "capital letters": (with_workers(LAPTOP | {"Tokens_Per_S": 1}), "Did you mean workers.tokens_per_s?"),
+    "half a machine": (with_workers(LAPTOP | {"count": 1.5}), "workers.0.count = 1.5 is wrong"),
+}
+
+
+@pytest.mark.parametrize("name", list(NASTY))
+def test_the_nastiest_scenarios_are_refused_with_what_is_wrong(name: str) -> None:
+    scenario, says = NASTY[name]
+    with pytest.raises(ConfigError) as refusal:
+        build_scenario(scenario)
+    assert says in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[run]\nsteps = " + b"9" * 5000, b"x = " + b"[" * 5000, b"\xef\xbb\xbf[run]", b"[run]\nname = '\xff'", b"\x00"],
+    ids=["digits", "brackets", "byte-order-mark", "latin", "zero"],
+)
+def test_a_file_that_the_parser_cannot_read_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_scenario(path)
+
+
+def test_a_path_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for where in (tmp_path / "file" / "below.toml", "a" * 5000):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load_scenario(where)
+    (tmp_path / "run.toml").write_text("[run]\ndir = 'run'\n")
+    with pytest.raises(ConfigError, match="There is no scenario"):
+        load_scenario(tmp_path / "run")
+    with pytest.raises(ConfigError, match="is a directory"):
+        load_scenario(tmp_path)
+    with pytest.raises(ConfigError, match="Did you mean home-swarm"):
+        load_scenario("HOME-SWARM")

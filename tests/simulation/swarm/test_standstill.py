@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from shoal.coordinator.rules import leases
 from shoal.errors import ConfigError
 from shoal.observe.simulated import simulated_curve, simulated_table
 from shoal.simulation.swarm import run_swarm
@@ -67,7 +68,13 @@ def test_each_reason_has_its_sentence() -> None:
     assert "leave before a slot is done, which takes 20.0 s" in sentence(seen(files=0.0, tokens_lost=9.0))
     assert "a slot takes 20.0 s and a lease lasts 5.0 min" in sentence(seen(files=0.0, tokens_late=9.0))
     assert "20 files wait" in sentence(seen(files_waiting=20))
-    assert "1,006,000 events" in sentence(seen(events=1_006_000))
+    assert "1,600,000 events" in sentence(seen(events=most_events(6)))
+
+
+def test_workers_that_wait_for_hours_do_not_end_a_simulation() -> None:
+    """28 idle nodes ask four times a second; each request is two events."""
+    assert most_events(28) > 3 * 3600 * 28 * 4 * 2
+    assert most_events(10_000) > 3 * 3600 * leases.POLLS_PER_S * 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from shoal.simulation import LocalCoordinator
 from shoal.simulation.swarm import SwarmResult, run_swarm
 from shoal.simulation.swarm.driver import Swarm
 from shoal.simulation.swarm.spec import SwarmSpec, build_scenario
-from shoal.simulation.swarm.trial import Contents, describe, read_tables, to_toml
+from shoal.simulation.swarm.trial import Contents, _named_apart, describe, read_tables, to_toml
 from simulation.swarm.small import spec, tree
 
 
@@ -73,3 +73,13 @@ def test_a_run_that_has_hardly_begun_cannot_be_measured() -> None:
     assert isinstance(coordinator, OpenStore)
     with pytest.raises(ConfigError, match="at least 9 are needed"):
         describe(read_tables(coordinator.connection), swarm.world.config, Contents([1], {}))
+
+
+def test_names_that_contributors_chose_are_told_apart_and_can_be_written() -> None:
+    chosen = ["gpu", "gpu", "gpu 2", "\U0001f41f", 'a "quoted" \\ name', "\x1b[2J", ""]
+    found = _named_apart([{"name": name, "count": 1, "tokens_per_s": 200.0} for name in chosen])
+    names = [one["name"] for one in found]
+    assert names[:4] == ["gpu", "gpu 2", "gpu 2 2", "\U0001f41f"]
+    assert len(set(names)) == len(names)
+    written = build_scenario(tomllib.loads(to_toml(tree() | {"workers": found})))
+    assert [one.name for one in written.workers] == names

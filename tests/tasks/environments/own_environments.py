@@ -1,8 +1,15 @@
 """Environments of a user's own, most of them bad ones; named in tests as `tasks.environments.own_environments:Class`."""
 
+import contextlib
+import ctypes
+import fcntl
 import os
+import platform
 import random
+import signal
 import socket
+import struct
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -87,7 +94,41 @@ def _connect() -> dict[str, Any]:
     return {"observation": "connected", "done": True, "reward": 1.0}
 
 
+def _say(text: str) -> Callable[[], dict[str, Any]]:
+    """Writes to its own connection, past the code that answers for it."""
+
+    def act() -> dict[str, Any]:
+        data = text.encode()
+        for descriptor in range(3, 64):
+            with contextlib.suppress(OSError):
+                os.write(descriptor, struct.pack("<I", len(data)) + data)
+        return {"observation": "said", "done": False, "reward": 0.0}
+
+    return act
+
+
+def _signal() -> dict[str, Any]:
+    """By each way that needs no `kill`: directly, and through a file whose owner is told about it."""
+    victim = int(os.environ["SHOAL_TEST_VICTIM"])
+    number = {"x86_64": 234, "aarch64": 131}[platform.machine()]
+    said = [ctypes.CDLL(None).syscall(number, victim, victim, int(signal.SIGKILL))]
+    for descriptor in range(3, 64):
+        for command, value in ((fcntl.F_SETOWN, victim), (10, int(signal.SIGKILL))):
+            with contextlib.suppress(OSError):
+                said.append(fcntl.fcntl(descriptor, command, value))
+    return {"observation": said, "done": True, "reward": 1.0}
+
+
 Raises = failing(_raise)
+Exits = failing(lambda: sys.exit(0))
+HalfSurrogate = failing(lambda: {"observation": "a\udc80", "done": False, "reward": 0})
+SaysAnotherField = failing(_say('{"tokens": 1}'))
+SaysNoObject = failing(_say("[]"))
+SaysNotANumber = failing(_say('{"reward": NaN, "done": true}'))
+SaysWrongKinds = failing(_say('{"observation": 5, "done": "yes"}'))
+SaysHalfSurrogate = failing(_say('{"observation": "\\ud800"}'))
+SaysTooDeep = failing(_say("[" * 1_000_000))
+Signals = failing(_signal)
 Hangs = type("Hangs", (failing(_hang),), {"step_s": 1})
 Spins = type("Spins", (failing(_spin),), {"step_s": 1})
 Eats = failing(_eat)
@@ -103,6 +144,11 @@ Writes = failing(_write)
 Removes = failing(_remove)
 Connects = failing(_connect)
 Forks = failing(lambda: os.fork())
+
+
+class RaisesAtOnce(Echo):
+    def __init__(self) -> None:
+        raise ValueError("no world today")
 
 
 class GlobalRandom(Echo):

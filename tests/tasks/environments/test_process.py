@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +58,14 @@ def test_an_episode_is_a_conversation_with_a_process_of_its_own(host: type[Envir
         ("Writes", "raised OSError", False),
         ("Connects", "raised OSError", False),
         ("Forks", "raised OSError", False),
+        ("Exits", "raised SystemExit", False),
+        ("HalfSurrogate", "answered with text that is not Unicode", False),
+        ("SaysAnotherField", "died", True),
+        ("SaysNoObject", "died", True),
+        ("SaysNotANumber", "died", True),
+        ("SaysWrongKinds", "died", True),
+        ("SaysHalfSurrogate", "died", True),
+        ("SaysTooDeep", "died", True),
     ],
 )
 def test_what_an_environment_may_not_do_ends_its_episode_alone(
@@ -76,6 +86,22 @@ def test_an_environment_that_waits_for_ever_is_killed(
     session = begun(host(f"{MODULE}:Hangs"), step_s=1)
     called = session.step("go")
     assert (called.failed, called.limited) == ("took too long", True)
+
+
+def test_an_environment_that_cannot_be_made_fails_at_its_first_call(host: type[EnvironmentHost]) -> None:
+    called = host(f"{MODULE}:RaisesAtOnce").open(5).reset(7, {})
+    assert (called.failed, called.limited) == ("raised ValueError", False)
+
+
+def test_processes_of_the_host_cannot_be_signalled(
+    host: type[EnvironmentHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim:
+        monkeypatch.setenv("SHOAL_TEST_VICTIM", str(victim.pid))
+        called = begun(host(f"{MODULE}:Signals")).step("go")
+        assert called.observation == "[-1]", "neither a signal was sent nor a file given an owner"
+        victim.communicate(b"\n")
+    assert victim.returncode == 0
 
 
 def test_files_of_the_host_cannot_be_removed(

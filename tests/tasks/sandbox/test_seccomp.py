@@ -24,6 +24,7 @@ def run(program: bytes, number: int, first: int = 0, second: int = 0, architectu
 
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050026, 0x80000000
 CLONE, FORK, EXECVE, SOCKET, PTRACE, IOCTL, PRLIMIT, READ = 56, 57, 59, 41, 101, 16, 302, 0
+OPEN, UNLINK, KILL_PROCESS, KILL_THREAD, FCNTL, READ_ONLY = 2, 87, 62, 234, 72, 0x0005001E
 THREAD, NEW_USER = 0x00010000, 0x10000000
 
 
@@ -49,6 +50,25 @@ THREAD, NEW_USER = 0x00010000, 0x10000000
 def test_each_filter_decides_as_the_table_says(call: tuple[int, ...], program: int, runner: int) -> None:
     assert run(seccomp.program_filter("x86_64"), *call) == program
     assert run(seccomp.runner_filter("x86_64"), *call) == runner
+
+
+@pytest.mark.parametrize(
+    ("call", "decided"),
+    [
+        ((READ,), ALLOW),
+        ((OPEN, 0, 0), ALLOW),
+        ((OPEN, 0, 0x241), READ_ONLY),
+        ((UNLINK,), REFUSE),
+        ((KILL_PROCESS,), REFUSE),
+        ((KILL_THREAD,), REFUSE),
+        ((FCNTL, 3, 3), ALLOW),
+        ((FCNTL, 3, 8), REFUSE),
+        ((FCNTL, 3, 10), REFUSE),
+        ((FCNTL, 3, 15), REFUSE),
+    ],
+)
+def test_a_reader_changes_no_file_and_signals_no_process(call: tuple[int, ...], decided: int) -> None:
+    assert run(seccomp.reader_filter("x86_64"), *call) == decided
 
 
 def test_calls_of_another_convention_are_fatal() -> None:

@@ -1,10 +1,10 @@
+from pathlib import Path
+
 import pytest
 
 from shoal.config import TasksConfig
 from shoal.errors import ConfigError
 from shoal.tasks import load_tasks, score
-
-pytest.importorskip("reasoning_gym")
 
 
 def test_the_same_name_and_seed_give_the_same_tasks() -> None:
@@ -32,6 +32,14 @@ def test_a_scorer_that_evaluates_the_answer_can_do_no_harm() -> None:
     task = load_tasks(TasksConfig(source="reasoning-gym:countdown", count=1, heldout=1)).train[0]
     attack = "__import__('os').system('true') or __import__('socket').socket()"
     assert score(task, f"hm</think><answer>{attack}</answer>").reward < 1.0
+
+
+def test_a_scorer_that_evaluates_the_answer_removes_no_file(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("here")
+    task = load_tasks(TasksConfig(source="reasoning-gym:countdown", count=1, heldout=1)).train[0]
+    assert score(task, f"hm</think><answer>__import__('os').unlink({str(victim)!r})</answer>").reward < 1.0
+    assert victim.read_text() == "here"
 
 
 def test_an_unknown_dataset_is_named() -> None:

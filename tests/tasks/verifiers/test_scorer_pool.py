@@ -9,8 +9,6 @@ from shoal.config import TasksConfig
 from shoal.tasks import Task, load_tasks
 from shoal.tasks.verifiers.scorer_pool import ScorerPool
 
-pytest.importorskip("reasoning_gym")
-
 
 @contextmanager
 def one_scorer(timeout_s: float) -> Iterator[ScorerPool]:

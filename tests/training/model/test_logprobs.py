@@ -5,7 +5,7 @@ import torch
 
 from shoal.policy.architecture import HeadLogits
 from shoal.training.model.logprobs import token_logprobs
-from training.allocations import LargestResult
+from support.allocations import LargestResult
 
 
 @pytest.mark.parametrize("head_logits", [HeadLogits(), HeadLogits(cap=3.0), HeadLogits(0.6), HeadLogits(1.7, 3.0)])

@@ -27,7 +27,7 @@ from shoal.training.model.layouts import UnsupportedModelError, choose_layout
 from shoal.training.model.model import PolicyModel, load_policy
 from shoal.training.packing.bins import build_packed, build_padded
 from shoal.training.packing.packing import group_by_prompt
-from training.allocations import LargestResult
+from support.allocations import LargestResult
 
 SMALL: dict[str, Any] = {
     "vocab_size": 40,

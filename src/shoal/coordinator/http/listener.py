@@ -44,6 +44,40 @@ def server_config(app: CoordinatorApp, **options: Any) -> uvicorn.Config:
     )
 
 
+class OneWrite:
+    """A transport that sends what is written at once together: the head of an answer and its body are two calls of uvicorn.
+
+    What is written waits for the next write, or until the loop is free; so a stream's head leaves before its first event."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._waiting = b""
+
+    def write(self, data: bytes) -> None:
+        if self._waiting:
+            self._transport.write(self._waiting + data)
+            self._waiting = b""
+        elif data:
+            self._waiting = data
+            self._loop.call_soon(self._flush)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._waiting = b""
+        self._transport.abort()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._transport.write(self._waiting)
+            self._waiting = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     def __init__(
         self,
@@ -62,6 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        self.transport = OneWrite(transport, self.loop)  # type: ignore[assignment]  # has everything of a transport
         peer = self.client[0] if self.client else ""
         address = None if peer in self._service.proxies else address_block(peer)
         closed = self._service.connections.enter(self, address)

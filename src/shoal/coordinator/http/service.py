@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
+from shoal.coordinator.batching import steps
 from shoal.coordinator.http.auth import Gate, Signed
 from shoal.coordinator.http.open_uploads import OpenUploads
 from shoal.coordinator.http.refusals import too_many
@@ -23,6 +24,7 @@ from shoal.coordinator.page.stream import EventHub
 from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.loop_results import LoopFuture, LoopResults
+from shoal.coordinator.store.remembered import Remembered
 from shoal.coordinator.store.writer import Store
 from shoal.metrics import Exporter
 from shoal.net import Connections, Proxies, RateLimit, UnderWay
@@ -86,6 +88,8 @@ class Service:
         self.session = OwnerSession(store, run.secret, run.descriptor.run_id)
         self.gate, self.changes, self.uploads = Gate(run, self.session), ChangeSignal(), OpenUploads(run)
         self.heads = Heads(run)
+        self.newest_head = Remembered(store, self.heads.newest)
+        self.epoch = Remembered(store, steps.epoch)
         self.hub, self.exporter = EventHub(), Exporter(run.metrics, "coordinator")
         self.curves: Recent[CurvesView] = Recent()
         self.ledger_check = LedgerCheck(run.descriptor.coordinator_key)

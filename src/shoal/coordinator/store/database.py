@@ -37,6 +37,11 @@ class Row(Protocol):
     def keys(self) -> Iterable[str]: ...
 
 
+def in_order(row: Row) -> list[Any]:
+    """The values of a row as they were selected."""
+    return list(row if isinstance(row, sqlite3.Row) else row.values())  # type: ignore[attr-defined]  # psycopg makes a dict
+
+
 class Cursor(Protocol):
     @property
     def rowcount(self) -> int: ...

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shoal.coordinator.states import Machine, TransitionError
-from shoal.coordinator.store.database import Connection, Row
+from shoal.coordinator.store.database import Connection, Row, in_order
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -46,13 +46,14 @@ def query(connection: Connection, kind: type[Kind], sql: str, values: Values = (
 
 def select(connection: Connection, kind: type[Table], rest: str = "", values: Values = ()) -> list[Table]:
     """Rows of the table; `rest` follows `FROM table` and may join."""
-    return query(connection, kind, f"{_selection(kind)} {rest}", values)
+    build = _ordered_builder(kind)
+    return [build(in_order(row)) for row in connection.execute(f"{_selection(kind)} {rest}", values)]
 
 
 def find(connection: Connection, kind: type[Table], rest: str, values: Values = ()) -> Table | None:
     """The first such row."""
     row = connection.execute(f"{_selection(kind)} {rest}", values).fetchone()
-    return None if row is None else _builder(kind)(row)
+    return None if row is None else _ordered_builder(kind)(in_order(row))
 
 
 def number(connection: Connection, sql: str, values: Values = ()) -> int:
@@ -136,12 +137,19 @@ def _updating(kind: type[Record], changed: tuple[str, ...]) -> str:
 
 @_cached
 def _builder(kind: type[Kind]) -> Callable[[Row], Kind]:
+    """From a row that has the columns in any order."""
+    names, build = [field.name for field in fields(kind)], _ordered_builder(kind)
+    return lambda row: build([row[name] for name in names])
+
+
+@_cached
+def _ordered_builder(kind: type[Kind]) -> Callable[[list[Any]], Kind]:
+    """From values in the order of the fields. A column by its name takes as long as there are columns."""
     hints = get_type_hints(kind)
     names = [field.name for field in fields(kind)]
     readers = [(place, read) for place, name in enumerate(names) if (read := _reader(hints[name])) is not None]
 
-    def build(row: Row) -> Kind:
-        values = [row[name] for name in names]
+    def build(values: list[Any]) -> Kind:
         for place, read in readers:
             values[place] = read(values[place])
         return kind(*values)

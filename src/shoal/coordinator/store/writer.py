@@ -76,6 +76,8 @@ class Store:
         self._queue: queue.SimpleQueue[_Job[object] | None] = queue.SimpleQueue()
         self._reader, self._row_reader = _Line(self.database), _Line(self.database)
         self._listeners: list[Callable[[], None]] = []
+        self.commits = 0
+        """Of this process. Counted before the callers of a group have their answers."""
         self._reader.use(lambda connection: migrate(connection, self.database))
         self._threads = [
             threading.Thread(target=self._write_forever, name="store-writer", daemon=True),
@@ -161,6 +163,7 @@ class Store:
             for job in running:
                 job.future.set_exception(failure)
             return
+        self.commits += 1
         _apply_effects(outcomes)
         if announced and not self.database.is_shared:
             self._notify_listeners()

@@ -25,6 +25,8 @@ from shoal.protocol.assignment import slot_seed
 from shoal.protocol.steps import step_secret
 
 PAGE = 16
+FIRST_PAGE = 2
+"""The key of the newest lease is nearly always present."""
 
 
 @dataclass(frozen=True)
@@ -191,20 +193,21 @@ def _late_slot(
 def has_other_workers(connection: Connection, run: Run, key: str, *, active: bool) -> bool:
     """Whether another key that is present and does not fail took a lease lately, on probation or not as asked."""
     since, read = run.clock() - run.config.coordinator.lease_s, 0
+    page = FIRST_PAGE
     while True:
         holders = query(
             connection,
             _Holder,
             "SELECT worker FROM leases JOIN workers ON workers.key=leases.worker"
             " WHERE by_active_key=? AND issued_at >= ? AND worker <> ? AND workers.failures < ?"
-            f" ORDER BY issued_at DESC LIMIT {PAGE} OFFSET ?",
-            (active, since, key, FAILING, read),
+            " ORDER BY issued_at DESC LIMIT ? OFFSET ?",
+            (active, since, key, FAILING, page, read),
         )
         if any(run.presence.is_present(holder.worker) for holder in holders):
             return True
-        if len(holders) < PAGE:
+        if len(holders) < page:
             return False
-        read += PAGE
+        read, page = read + page, PAGE
 
 
 def _grant(

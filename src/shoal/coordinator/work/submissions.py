@@ -73,22 +73,24 @@ def accept_upload(connection: Transaction, run: Run, file: ReceivedFile) -> api.
     if lease is None:
         known = find(connection, SubmissionRow, "WHERE lease_id=?", (file.lease_id,))
         assert known is not None, "check_upload found it"
-        return _answer(connection, run, known)
-    row = new_submission(connection, run, file)
+        head = ledger.hash_at(connection, known.position)
+        return _answer(run, known, lease_of_submission(connection, known), head)
+    position, head = ledger.head(connection)
+    row = new_submission(connection, run, file, position)
     insert(connection, row)
-    slots.submit_slot(connection, slots.move_lease(connection, lease, LeaseState.SUBMITTED))
+    lease = slots.move_lease(connection, lease, LeaseState.SUBMITTED)
+    slots.submit_slot(connection, lease)
     connection.on_commit(lambda: run.presence.seen(file.worker))
-    return _answer(connection, run, row)
+    return _answer(run, row, lease, head)
 
 
-def _answer(connection: Connection, run: Run, row: SubmissionRow) -> api.SubmissionAnswer:
-    """The same receipt however often the same file is sent."""
-    lease = lease_of_submission(connection, row)
+def _answer(run: Run, row: SubmissionRow, lease: LeaseRow, head: str) -> api.SubmissionAnswer:
+    """The same receipt however often the same file is sent. `head` is that of the ledger when it arrived first."""
     receipt = Receipt(
         run_id=run.descriptor.run_id,
         at=row.received_at,
         entries=row.position,
-        head=ledger.hash_at(connection, row.position),
+        head=head,
         worker=row.worker,
         lease=row.lease_id,
         **lease.step_id.fields(),
@@ -98,8 +100,8 @@ def _answer(connection: Connection, run: Run, row: SubmissionRow) -> api.Submiss
     return api.SubmissionAnswer(submission_id=row.submission_id, state=row.state, receipt=seal(receipt, run.keypair))
 
 
-def new_submission(connection: Connection, run: Run, file: ReceivedFile) -> SubmissionRow:
-    """The row of a file that arrives now, with the draw of its audit."""
+def new_submission(connection: Connection, run: Run, file: ReceivedFile, position: int) -> SubmissionRow:
+    """The row of a file that arrives now, with the draw of its audit. `position` counts the ledger's entries."""
     worker, drawn_by = require_worker(connection, file.worker), current_id(connection)
     rate, groups = trust.audit_rate(trust_record(worker), run.config.trust), run.descriptor.rollouts.tasks_per_slot
     return SubmissionRow(
@@ -116,51 +118,71 @@ def new_submission(connection: Connection, run: Run, file: ReceivedFile) -> Subm
         numerics_class=worker.numerics_class,
         audit_epoch=drawn_by.epoch,
         audit_attempt=drawn_by.attempt,
-        position=ledger.head(connection)[0],
+        position=position,
     )
 
 
-OLDEST = f"WHERE state='{SubmissionState.PENDING}' AND retry_at <= ? ORDER BY received_at LIMIT 1"
+_CLAIMABLE = f"submissions.state='{SubmissionState.PENDING}' AND submissions.retry_at <= ?"
+_OF_LEASES = "JOIN leases USING (lease_id)"
+_OF_SLOTS = f"{_OF_LEASES} JOIN slots ON slots.epoch=leases.epoch AND slots.step=leases.step AND slots.slot=leases.slot"
+OLDEST = f"{_OF_LEASES} WHERE {_CLAIMABLE}"
 WAITED_FOR = (
-    "JOIN leases USING (lease_id)"
-    " JOIN slots ON slots.epoch=leases.epoch AND slots.step=leases.step AND slots.slot=leases.slot"
-    f" WHERE slots.state='{SlotState.SUBMITTED}' AND slots.epoch=? AND slots.step=? AND slots.deferred=0"
-    f" AND submissions.state='{SubmissionState.PENDING}' AND submissions.retry_at <= ?"
-    " ORDER BY submissions.received_at LIMIT 1"
+    f"{_OF_SLOTS} WHERE {_CLAIMABLE} AND slots.state='{SlotState.SUBMITTED}' AND slots.epoch=? AND slots.step=?"
+    " AND slots.deferred=0"
 )
 """Files that a batch waits for come first, or junk of new keys could keep the validators busy."""
-
-
-OF_VOIDED_STEP = (
-    f"JOIN leases USING (lease_id) WHERE submissions.state='{SubmissionState.PENDING}' AND submissions.retry_at <= ?"
-    " AND submissions.decided_at IS NULL AND leases.epoch < ? ORDER BY submissions.received_at LIMIT 1"
-)
+OF_VOIDED_STEP = f"{_OF_LEASES} WHERE {_CLAIMABLE} AND submissions.decided_at IS NULL AND leases.epoch < ?"
 """Files that arrived before a rewind: few, and nothing else can be verified until work of the new epoch arrives."""
+MOST_MISSING = 4
 
 
 def claim(connection: Connection, run: Run, key: str, body: api.ClaimBody) -> api.ClaimAnswer:
-    """A submission that no validator has claimed: one that a batch waits for, else the oldest; the same again for a repeated
-    request."""
+    """Submissions of one version that no validator has claimed: one that a batch waits for, else the oldest, and others beside
+    it; the same again for a repeated request."""
     release_claims(connection, run)
-    row = find(
-        connection,
-        SubmissionRow,
-        f"WHERE state='{SubmissionState.CLAIMED}' AND claimed_by=? AND claim_request=?",
-        (key, body.request_id),
-    ) or _claim_next(connection, run, key, body.request_id)
-    claimed = None if row is None else _claim_of(connection, run, row)
-    return api.ClaimAnswer(claim=claimed, run_state=run_state(connection, run))
-
-
-def _claim_next(connection: Connection, run: Run, key: str, request_id: str) -> SubmissionRow | None:
-    now, current = run.clock(), current_id(connection)
-    row = (
-        (find(connection, SubmissionRow, OF_VOIDED_STEP, (now, current.epoch)) if current.epoch else None)
-        or find(connection, SubmissionRow, WAITED_FOR, (current.epoch, current.step, now))
-        or find(connection, SubmissionRow, OLDEST, (now,))
+    repeated = f"WHERE state='{SubmissionState.CLAIMED}' AND claimed_by=? AND claim_request=? ORDER BY received_at"
+    rows = select(connection, SubmissionRow, repeated, (key, body.request_id)) or _claim_next(
+        connection, run, key, body
     )
-    if row is None:
-        return None
+    claims = [_claim_of(connection, run, row) for row in rows]
+    return api.ClaimAnswer(
+        claim=claims[0] if claims else None,
+        beside=claims[1:],
+        missing=[] if claims or body.ready is None else _missing(connection, run, [*body.ready, *body.fetching]),
+        run_state=run_state(connection, run),
+    )
+
+
+def _claim_next(connection: Connection, run: Run, key: str, body: api.ClaimBody) -> list[SubmissionRow]:
+    first = _waiting(connection, run, body.ready, 1)
+    if not first:
+        return []
+    of_same_version = [lease_of_submission(connection, first[0]).manifest_digest]
+    claimed = [_claim_row(connection, run, first[0], key, body.request_id)]
+    for row in _waiting(connection, run, of_same_version, body.most - 1):
+        claimed.append(_claim_row(connection, run, row, key, body.request_id))
+    return claimed
+
+
+def _waiting(connection: Connection, run: Run, manifests: Sequence[str] | None, most: int) -> list[SubmissionRow]:
+    """Files that can be claimed, of these versions if some are named, those that come first."""
+    if most < 1 or (manifests is not None and not manifests):
+        return []
+    now, current = run.clock(), current_id(connection)
+    within = "" if manifests is None else f" AND leases.manifest_digest IN ({','.join('?' * len(manifests))})"
+    end, named = f"{within} ORDER BY submissions.received_at LIMIT {most}", tuple(manifests or ())
+    found: dict[str, SubmissionRow] = {}
+    if current.epoch:
+        voided = select(connection, SubmissionRow, OF_VOIDED_STEP + end, (now, current.epoch, *named))
+        found |= {row.submission_id: row for row in voided}
+    for kind, values in ((WAITED_FOR, (now, current.epoch, current.step)), (OLDEST, (now,))):
+        if len(found) < most:
+            rows = select(connection, SubmissionRow, kind + end, (*values, *named))
+            found |= {row.submission_id: row for row in rows if row.submission_id not in found}
+    return list(found.values())[:most]
+
+
+def _claim_row(connection: Connection, run: Run, row: SubmissionRow, key: str, request_id: str) -> SubmissionRow:
     return update(
         connection,
         row,
@@ -168,10 +190,19 @@ def _claim_next(connection: Connection, run: Run, key: str, request_id: str) -> 
         claim_id=uuid.uuid4().hex,
         claimed_by=key,
         claim_request=request_id,
-        claim_expires=now + run.config.validation.claim_s,
+        claim_expires=run.clock() + run.config.validation.claim_s,
         unaudited_limit=unaudited_limit(connection, run, row.worker),
         tries=row.tries + 1,
     )
+
+
+def _missing(connection: Connection, run: Run, known: Sequence[str]) -> list[api.WantedVersion]:
+    """Versions of files that wait for a validator which has them."""
+    others = f" AND leases.manifest_digest NOT IN ({','.join('?' * len(known))})" if known else ""
+    waiting = f"JOIN submissions USING (lease_id) WHERE {_CLAIMABLE}{others} ORDER BY submissions.received_at LIMIT 64"
+    leases = select(connection, LeaseRow, waiting, (run.clock(), *known))
+    versions = dict.fromkeys((lease.policy_version, lease.manifest_digest) for lease in leases)
+    return [api.WantedVersion(version=version, manifest_digest=digest) for version, digest in versions][:MOST_MISSING]
 
 
 def _claim_of(connection: Connection, run: Run, row: SubmissionRow) -> api.Claim:

@@ -1,20 +1,22 @@
 """The embedded engine: any causal LM that Transformers builds, of any family, in this process, on CPU or one GPU.
 
-Weights exist once and are replaced in place. With LoRA the base stays, and versions of the adapter are resident side by side:
-changing between them moves a pointer. A stream batches continuously over a preallocated cache that later streams use
-again; `score` is a prefill in batches of bounded size. Neither holds the logits or states of everything at once.
+Weights exist once and are replaced in place. Where they are stored narrower than they are computed with, several versions stay side
+by side while memory allows, for a validator that changes between them. With LoRA the base stays, and versions of the adapter are
+resident side by side: changing between them moves a pointer. A stream batches continuously over a preallocated cache that later
+streams use again; `score` is a prefill in batches of bounded size. Neither holds the logits or states of everything at once.
 """
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.config import LoraConfig
-from shoal.policy.directory import check_vocabulary, has_weights, weight_files
+from shoal.policy.directory import check_vocabulary, has_weights, weight_files, weights_identity
 from shoal.policy.embedded.decode_batch import DecodeBatch
-from shoal.policy.embedded.family import RowCache, make_runner
+from shoal.policy.embedded.family import RowCache, can_widen, make_runner
+from shoal.policy.embedded.resident import ResidentWeights
 from shoal.policy.engine import (
     LORA_CLASS,
     Completion,
@@ -31,11 +33,11 @@ from shoal.policy.engine import (
 from shoal.policy.exactness import use_exact_products
 from shoal.policy.lora.resident import ResidentAdapters
 from shoal.policy.memory import CachePlan, available_bytes, cache_rows
-from shoal.policy.models import build_empty_model, build_model
+from shoal.policy.models import DTYPES, build_empty_model, build_model, build_narrow_model
 from shoal.policy.scoring import score_requests
 from shoal.policy.weights import load_weights, tensor_bytes
 
-_CAPACITY_STEP = 64
+CAPACITY_STEP = 64
 
 
 class TorchEngine:
@@ -49,27 +51,30 @@ class TorchEngine:
         max_batch: int = 256,
         prefill_tokens: int = 4096,
         lora: LoraConfig | None = None,
+        stored: str = "",
     ) -> None:
         """`model_files` holds config.json; if it holds safetensors too, they are loaded. With `lora` they are a base that generates
-        nothing before an adapter is loaded."""
+        nothing before an adapter is loaded. Weights are kept in `stored`, if it is given, and widened to `dtype` layer by layer."""
         use_exact_products(torch.device(device))
+        stored = stored if can_widen(model_files, stored, dtype) else dtype
         self.numerics_class = f"torch/{dtype}/{torch.device(device).type}{LORA_CLASS if lora else ''}"
         self.max_batch, self.prefill_tokens = max_batch, prefill_tokens
         self._eos_token_ids = tuple(eos_token_ids)
         self._loaded = has_weights(model_files)
-        build = build_model if self._loaded else build_empty_model
-        model = build(model_files, dtype, device)
+        model = _build(model_files, stored, dtype, device, has_weights=self._loaded)
         self._adapters: ResidentAdapters | None = None
         if lora is not None:
             weight_files(model_files)  # a base without weights is refused
-            self._adapters, self._loaded = ResidentAdapters(model, lora), False
-        self._runner = make_runner(model)
+            self._adapters, self._loaded = ResidentAdapters(model, lora, DTYPES[dtype]), False
+        self._runner = make_runner(model, widens=stored != dtype)
         self._cache: RowCache | None = None
         self._stream: DecodeBatch | None = None
         self._weights = 0
         check_vocabulary(self._eos_token_ids, self.vocab_size)
+        self._widens = stored != dtype
+        self._resident: ResidentWeights | None = None
         if self._loaded:
-            self._runner.prepare()
+            self._prepare()
 
     @property
     def vocab_size(self) -> int:
@@ -81,6 +86,8 @@ class TorchEngine:
         use_exact_products(self._runner.device)
         if self._adapters is not None:
             self._adapters.use(directory)
+        elif self._resident is not None:
+            self._resident.use(weights_identity(directory), lambda: load_weights(self._runner.model, directory))
         else:
             load_weights(self._runner.model, directory)
         self._weights += 1
@@ -89,8 +96,13 @@ class TorchEngine:
         if self._loaded and self._adapters is None:
             self._runner.weights_changed()
         elif not self._loaded:
-            self._runner.prepare()
+            self._prepare()
             self._loaded = True
+
+    def _prepare(self) -> None:
+        self._runner.prepare()
+        if self._widens and self._adapters is None:
+            self._resident = ResidentWeights(self._runner.weight_tensors())
 
     def open(self, *, temperature: float, max_tokens: int, rows: int | None = None) -> DecodeBatch:
         check_ready(self._loaded, temperature)
@@ -140,14 +152,13 @@ class TorchEngine:
     @torch.inference_mode()
     def entropies(self, states_ND: Tensor, *, temperature: float) -> Tensor:
         """Entropy of the policy at each of some scored states."""
-        weights = self._runner.model.parameters()
-        logits_NV = self._runner.logits(states_ND.to(next(weights))) / temperature
+        logits_NV = self._runner.logits(states_ND.to(self._runner.device, self._runner.dtype)) / temperature
         logprobs_NV = torch.log_softmax(logits_NV.float(), dim=-1)
         return -(logprobs_NV.exp() * logprobs_NV).sum(-1)
 
     def _cache_for(self, rows: int, positions: int) -> RowCache:
         """The cache of the last stream if it is large enough, else a new one; as many rows as memory allows."""
-        capacity = -(-positions // _CAPACITY_STEP) * _CAPACITY_STEP
+        capacity = -(-positions // CAPACITY_STEP) * CAPACITY_STEP
         if self._cache is None or self._cache.rows < rows or self._cache.capacity < capacity:
             self._cache = None  # freed before the new one is made
             self._cache = self._new_cache(rows, capacity)
@@ -162,3 +173,12 @@ class TorchEngine:
         )
         cache: RowCache = runner.new_cache(cache_rows(plan, rows), capacity)
         return cache
+
+
+def _build(model_files: Path, stored: str, dtype: str, device: str, *, has_weights: bool) -> nn.Module:
+    if stored == dtype:
+        return (build_model if has_weights else build_empty_model)(model_files, dtype, device)
+    model = build_narrow_model(model_files, stored, device)
+    if has_weights:
+        load_weights(model, model_files)
+    return model

@@ -8,11 +8,14 @@ Shapes: P prompts, B sequences, S positions after the prompt, R rows, N states, 
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from shoal.frames.policy import MODEL_TYPE
+from shoal.policy.directory import read_config
 from shoal.policy.embedded.frame_runner import FrameRunner
 from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt
 from shoal.policy.embedded.runner import ModelRunner
@@ -40,8 +43,17 @@ class Runner(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it computes."""
+        ...
+
     def prepare(self) -> None:
         """Called once, after the first weights were loaded."""
+        ...
+
+    def weight_tensors(self) -> list[Tensor]:
+        """Every tensor that holds weights, views included."""
         ...
 
     def weights_changed(self) -> None: ...
@@ -69,5 +81,11 @@ class Runner(Protocol):
     def logits(self, states_ND: Tensor) -> Tensor: ...
 
 
-def make_runner(model: Any) -> Runner:
-    return FrameRunner(model) if FrameRunner.fits(model) else ModelRunner(model)
+def make_runner(model: Any, *, widens: bool = False) -> Runner:
+    """`widens`: the matrices stay as they are stored, and everything is computed in float32."""
+    return FrameRunner(model) if FrameRunner.fits(model) else ModelRunner(model, widens=widens)
+
+
+def can_widen(model_files: Path, stored: str, dtype: str) -> bool:
+    """Whether weights of that family may stay in `stored` while it computes in `dtype`: only if widening loses nothing."""
+    return (stored, dtype) == ("bfloat16", "float32") and read_config(model_files).model_type != MODEL_TYPE

@@ -66,6 +66,9 @@ class FrameRunner:
     def prepare(self) -> None:
         """Nothing is taken over: the modules are the model's own."""
 
+    def weight_tensors(self) -> list[Tensor]:
+        return list(self.model.state_dict(keep_vars=True).values())
+
     def weights_changed(self) -> None:
         """Nothing is copied from them."""
 

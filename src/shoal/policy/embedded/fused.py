@@ -2,6 +2,7 @@
 
 Query, key and value projections become one matrix product, gate and up another; rotation takes three operations. The
 module's parameters are re-pointed at slices of the joined matrices, so weights still exist once and are still replaced in place.
+With a widener, matrices are stored in bf16 and everything is computed in float32.
 Other architectures run through Transformers' own code.
 
 Shapes: B sequences, S positions, T = B·S, D hidden size, d head size.
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from shoal.policy.embedded.attention import Step
 from shoal.policy.embedded.linear import Linear
+from shoal.policy.embedded.widening import COMPUTE, Widener
 
 _FAMILY = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
@@ -27,26 +29,29 @@ def can_fuse(model: Any) -> bool:
 class FusedBackbone:
     """Token ids to states."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, widener: Widener | None = None) -> None:
         decoder = model.model
+        self._widens = widener is not None
         self.embedding: Tensor = decoder.embed_tokens.weight
         self.rotary = decoder.rotary_emb
         self.final_norm = decoder.norm
-        self.layers = [_FusedLayer(index, layer, model.config) for index, layer in enumerate(decoder.layers)]
+        self.layers = [_FusedLayer(index, layer, model.config, widener) for index, layer in enumerate(decoder.layers)]
         self.linears = [linear for layer in self.layers for linear in layer.linears]
 
     def __call__(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:
-        cos_BSd, sin_BSd = self.rotary(self.embedding, positions_BS)
+        hidden_TD = F.embedding(ids_BS.reshape(-1), self.embedding)
+        if self._widens:
+            hidden_TD = hidden_TD.to(COMPUTE)
+        cos_BSd, sin_BSd = self.rotary(hidden_TD, positions_BS)
         sin_BSd[..., : sin_BSd.shape[-1] // 2].neg_()  # the sign of the rotated half
         cos, sin = cos_BSd[:, :, None], sin_BSd[:, :, None]
-        hidden_TD = F.embedding(ids_BS.reshape(-1), self.embedding)
         for layer in self.layers:
             hidden_TD = layer(hidden_TD, ids_BS.shape, cos, sin, step)
         return _normalised(hidden_TD, self.final_norm).view(*ids_BS.shape, -1)
 
 
 class _FusedLayer:
-    def __init__(self, index: int, layer: Any, config: Any) -> None:
+    def __init__(self, index: int, layer: Any, config: Any, widener: Widener | None) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.index = index
         self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
@@ -56,9 +61,9 @@ class _FusedLayer:
         self.scale: float = attention.scaling
         self.window: int | None = getattr(attention, "sliding_window", None)
         self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
-        self.qkv = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.gate_up = _joined([mlp.gate_proj, mlp.up_proj])
-        self.out, self.down = (_joined([linear]) for linear in (attention.o_proj, mlp.down_proj))
+        self.qkv = _joined([attention.q_proj, attention.k_proj, attention.v_proj], widener)
+        self.gate_up = _joined([mlp.gate_proj, mlp.up_proj], widener)
+        self.out, self.down = (_joined([linear], widener) for linear in (attention.o_proj, mlp.down_proj))
         self.linears = (self.qkv, self.out, self.gate_up, self.down)
 
     def __call__(self, hidden_TD: Tensor, shape: Sequence[int], cos: Tensor, sin: Tensor, step: Step) -> Tensor:
@@ -82,20 +87,20 @@ class _FusedLayer:
         return torch.addcmul(heads_BSHd * cos, heads_BSHd.roll(self.head_size // 2, dims=-1), sin)
 
 
-def _joined(linears: Sequence[Any]) -> Linear:
+def _joined(linears: Sequence[Any], widener: Widener | None) -> Linear:
     """One weight and bias for several projections of the same input; the modules keep their part as a slice."""
     if len(linears) == 1:
-        return Linear(linears[0].weight, linears[0].bias, linears)
+        return Linear(linears[0].weight, linears[0].bias, linears, widener)
     sizes = [linear.out_features for linear in linears]
     weight = torch.cat([linear.weight.data for linear in linears])
     for linear, part in zip(linears, weight.split_with_sizes(sizes), strict=True):
         linear.weight.data = part
     if linears[0].bias is None:
-        return Linear(weight, None, linears)
+        return Linear(weight, None, linears, widener)
     bias = torch.cat([linear.bias.data for linear in linears])
     for linear, part in zip(linears, bias.split_with_sizes(sizes), strict=True):
         linear.bias.data = part
-    return Linear(weight, bias, linears)
+    return Linear(weight, bias, linears, widener)
 
 
 def _normalised(values: Tensor, norm: Any) -> Tensor:

@@ -1,7 +1,8 @@
 """Linear layers, adapted or not, with weights that oneDNN has reordered for this CPU: a sixth faster on one core, a third on two.
 
 The reordered weights are a second copy, so only large fp32 matrices get one, and only where memory is plentiful. After the
-weights were replaced in place, `reorder` must be called.
+weights were replaced in place, `reorder` must be called. Weights that are stored in fewer bits than the products are computed in
+are widened for each product, into memory that all layers share.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.policy.embedded.widening import Widener
 from shoal.policy.lora.layers import AdaptedLinear, add_low_rank
 from shoal.policy.memory import available_bytes
 
@@ -25,9 +27,12 @@ _ROWS = 32
 class Linear:
     """inputs · weightᵀ + bias, and what adapters add to the parts of it."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, parts: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, parts: Sequence[Any] = (), widener: Widener | None = None
+    ) -> None:
         """`parts` are the layers whose outputs lie side by side in this one; those that are adapted say by what."""
         self.weight, self.bias = weight, bias
+        self._widener = widener
         self._reordered: Tensor | None = None
         self._adapted: list[tuple[AdaptedLinear, slice]] = []
         start = 0
@@ -56,15 +61,19 @@ class Linear:
 
     def _product(self, inputs_TI: Tensor) -> Tensor:
         if self._reordered is None:
-            return F.linear(inputs_TI, self.weight, self.bias)
+            return F.linear(inputs_TI, self._wide(), self.bias)
         products_TO: Tensor = torch.ops.mkldnn._linear_pointwise(inputs_TI, self._reordered, self.bias, "none", [], "")
         return products_TO
 
     def add_to(self, residual_TO: Tensor, inputs_TI: Tensor) -> Tensor:
         if self._reordered is not None or self._adapted:
             return self(inputs_TI).add_(residual_TO)
-        added_TO = torch.addmm(residual_TO, inputs_TI, self.weight.t())
+        added_TO = torch.addmm(residual_TO, inputs_TI, self._wide().t())
         return added_TO if self.bias is None else added_TO.add_(self.bias)
+
+    def _wide(self) -> Tensor:
+        """The weight as the product takes it; valid until the next layer asks."""
+        return self.weight if self._widener is None else self._widener.widened(self.weight)
 
 
 def choose_reordered(layers: Sequence[Linear]) -> list[Linear]:

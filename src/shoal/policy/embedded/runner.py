@@ -26,6 +26,7 @@ from shoal.policy.embedded.fused import FusedBackbone, can_fuse
 from shoal.policy.embedded.kv_cache import KeyValueCache, PlaneShape, bytes_per_position
 from shoal.policy.embedded.linear import Linear, choose_reordered
 from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt, padded
+from shoal.policy.embedded.widening import COMPUTE, Widener, compute_wide
 from shoal.policy.exactness import pin_exact_products
 
 _PROBE_TOKENS = 6
@@ -50,14 +51,19 @@ class TransformersBackbone:
 
 
 class ModelRunner:
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, widens: bool = False) -> None:
+        """With `widens` the model's matrices are stored as they are and everything is computed in float32."""
         self.model: Any = model
+        self._widener = Widener() if widens else None
+        if widens:
+            compute_wide(model)
         self.config: Any = self.model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
         self.hidden_size: int = self.config.hidden_size
         self.max_tokens: int = getattr(self.config, "max_position_embeddings", None) or 1 << 30
         self.planes: list[PlaneShape] = []
         self._backbone: Backbone = TransformersBackbone(model)
+        self._linears: list[Linear] = []
         self._reordered: list[Linear] = []
         self._head: Any = self.model.get_output_embeddings()
         self._head_logits = HeadLogits.of(self.config)
@@ -73,7 +79,8 @@ class ModelRunner:
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.model.dtype
+        """In which it computes."""
+        dtype: torch.dtype = COMPUTE if self._widener is not None else self.model.dtype
         return dtype
 
     def run(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:
@@ -123,9 +130,10 @@ class ModelRunner:
         ids_1S = (torch.arange(_PROBE_TOKENS, device=self.device) * 7 % self.vocab_size)[None]
         reference_V = self.model(input_ids=ids_1S, use_cache=False).logits[0, -1, : self.vocab_size]
         if can_fuse(self.model):
-            backbone = FusedBackbone(self.model)
-            self._backbone, self._head = backbone, Linear(self._head.weight, self._head.bias)
-            self._reordered = choose_reordered([*backbone.linears, self._head])
+            backbone = FusedBackbone(self.model, self._widener)
+            self._backbone, self._head = backbone, Linear(self._head.weight, self._head.bias, widener=self._widener)
+            self._linears = [*backbone.linears, self._head]
+            self._reordered = choose_reordered(self._linears)
             self.weights_changed()
         else:
             self._take_over_attention()
@@ -137,6 +145,11 @@ class ModelRunner:
         error = (own_V - reference_V).abs().max() / reference_V.abs().max().clamp_min(1e-6)
         if not error <= _TOLERANCES[self.dtype]:
             raise self._refusal(f"disagrees with its own forward pass by {float(error):.1e}")
+
+    def weight_tensors(self) -> list[Tensor]:
+        """Every tensor that holds weights, with those that join several parameters."""
+        joined = [tensor for linear in self._linears for tensor in (linear.weight, linear.bias) if tensor is not None]
+        return [*self.model.state_dict(keep_vars=True).values(), *joined]
 
     def weights_changed(self) -> None:
         """To be called after the model's tensors were written in place."""

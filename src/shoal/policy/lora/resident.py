@@ -8,8 +8,10 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from shoal.config import LoraConfig
-from shoal.policy.directory import weight_files
+from shoal.policy.directory import Identity, weights_identity
 from shoal.policy.lora.files import as_factors, factor_shapes, read_factors
 from shoal.policy.lora.layers import Factors, adapt, adapted_layers
 from shoal.policy.lora.targets import target_names
@@ -17,15 +19,13 @@ from shoal.policy.lora.targets import target_names
 MEMORY_SHARE = 0.25
 """Of the base, for all resident adapters together; two may always stay."""
 
-Identity = tuple[tuple[str, int, int, int], ...]
-
 
 class ResidentAdapters:
-    def __init__(self, model: Any, lora: LoraConfig) -> None:
-        """Makes every linear layer of the model one that can be adapted."""
+    def __init__(self, model: Any, lora: LoraConfig, dtype: torch.dtype) -> None:
+        """Makes every linear layer of the model one that can be adapted; factors are kept in `dtype`."""
         self._lora, self._names = lora, target_names(model, lora)
         self._shapes = factor_shapes(model, self._names, lora.rank)
-        self._dtype, self._device = model.dtype, model.device
+        self._dtype, self._device = dtype, model.device
         self._most_bytes = MEMORY_SHARE * sum(parameter.nbytes for parameter in model.parameters())
         adapt(model, self._names, lora, trained=False)
         layers = adapted_layers(model)
@@ -37,7 +37,7 @@ class ResidentAdapters:
 
     def use(self, directory: Path) -> None:
         """Compute with the adapter of that directory; on refusal the one in use stays."""
-        identity = _identity(directory)
+        identity = weights_identity(directory)
         if identity not in self._resident:
             self._resident[identity] = self._read(directory)
         self._resident.move_to_end(identity)
@@ -57,9 +57,3 @@ class ResidentAdapters:
 
 def _size_bytes(adapter: dict[str, Factors]) -> int:
     return sum(factors.down_RI.nbytes + factors.up_OR.nbytes for factors in adapter.values())
-
-
-def _identity(directory: Path) -> Identity:
-    """Content-addressed directories never change; any other is taken to have changed with its file."""
-    files = [(file, file.stat()) for file in weight_files(directory)]
-    return tuple((str(file.resolve()), stat.st_ino, stat.st_size, stat.st_mtime_ns) for file, stat in files)

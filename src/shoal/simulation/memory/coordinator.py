@@ -23,6 +23,7 @@ from shoal.simulation.operations import TrainedGroup
 
 KEPT_STEPS = 8
 """Behind the asynchrony window: files that come later are of no use to any batch."""
+KEPT_REFUSALS = 1024
 
 
 class MemoryCoordinator:
@@ -32,7 +33,7 @@ class MemoryCoordinator:
         self.leasing = Leasing(self.tables, config, clock, secret)
         self.files = Files(self.tables, self.leasing, config, clock, secret)
         self.presence = self.leasing.presence
-        self._refused: tuple[leases.Refused, api.LeaseAnswer] | None = None
+        self._refusals: dict[leases.Refused, api.LeaseAnswer] = {}
 
     # Workers
 
@@ -54,7 +55,8 @@ class MemoryCoordinator:
 
     def lease(self, key: str, request_id: str, held_versions: Sequence[int]) -> api.LeaseAnswer:
         worker = self._require(key)
-        self._returned(worker)
+        if worker.trust.state in ("gone", "registered"):
+            self._returned(worker)
         decision = self.leasing.decide(worker, held_versions)
         if isinstance(decision, leases.Refused):
             answer = self._refusal(decision)
@@ -71,17 +73,17 @@ class MemoryCoordinator:
 
     def _refusal(self, refused: leases.Refused) -> api.LeaseAnswer:
         """The same object for the same answer: idle keys hear little else."""
-        if self._refused is None or self._refused[0] != refused:
-            self._refused = (
-                refused,
-                api.LeaseAnswer.model_construct(
-                    lease=None,
-                    reason=refused.reason,
-                    retry_after_s=refused.retry_after_s,
-                    wanted_version=refused.wanted_version or 0,
-                ),
+        known = self._refusals.get(refused)
+        if known is None:
+            if len(self._refusals) >= KEPT_REFUSALS:
+                self._refusals.clear()
+            known = self._refusals[refused] = api.LeaseAnswer.model_construct(
+                lease=None,
+                reason=refused.reason,
+                retry_after_s=refused.retry_after_s,
+                wanted_version=refused.wanted_version or 0,
             )
-        return self._refused[1]
+        return known
 
     def _returned(self, worker: Key) -> None:
         for state, event in (("gone", "returned"), ("registered", "asked")):
@@ -149,6 +151,7 @@ class MemoryCoordinator:
             files[group.group_id].proposed.add(group.group_id)
         groups = {group.group_id: group for group in batch.groups}
         generated, useful = counts.resolved_groups, counts.useful_of_step
+        self.tables.revision += 1
         self.tables.batches.append(Batch(step, self.clock(), generated, useful, groups, files, len(batch.expired)))
         for slot in list(self.tables.of_step(step).open_slots.values()):
             slots.move_slot(self.tables, slot, SlotState.CLOSED, None)
@@ -174,6 +177,7 @@ class MemoryCoordinator:
     def publish(self, version: int, stage_s: float = 0.0, waited_s: float = 0.0) -> None:
         assert version == len(self.tables.versions), "versions follow each other"
         self.tables.versions.append(Version(version, self.clock(), stage_s))
+        self.tables.revision += 1
 
     def maintain(self) -> None:
         self.leasing.expire()

@@ -6,7 +6,7 @@
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal.config import ShoalConfig
 from shoal.coordinator.batching.timing import LeaseTiming
@@ -18,7 +18,11 @@ from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed
 from shoal.simulation.memory import slots
 from shoal.simulation.memory.presence import BeatingPresence
+from shoal.simulation.memory.refusals import Standing
 from shoal.simulation.memory.tables import Key, Lease, Slot, Tables
+
+SETTLING_S = 1e-6
+"""Just before a version settles no answer is kept: two sums of floats may differ in their last digit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class Leasing:
         """Only a simulation can do without them, to show what they are worth."""
         self._observed: Observed | None = None
         self._counted: tuple[tuple[int, int], batches.StepCounts] | None = None
+        self._standing: Standing | None = None
         self._numbers = itertools.count()
 
     # What is known of keys
@@ -89,11 +94,24 @@ class Leasing:
 
     def decide(self, key: Key, held_versions: Sequence[int]) -> leases.Grant | leases.Refused:
         self.expire()
-        step, observed = self.tables.step, self.observe()
-        published = self._published(step)
-        held = sorted(set(held_versions) & set(published))
-        swarm = self._swarm_view(key, step, published, observed)
-        return leases.decide(swarm, self._key_view(key, observed, step, held), self.config.training, self.config.trust)
+        observed, config = self.observe(), self.config
+        standing, is_reliable = self._stand(observed), self.is_reliable(key, observed)
+        polling, late = self.presence.polling(has_delivered=key.delivered_at > 0), None
+        if is_reliable and self._has_late_slots():
+            late = self._late_slot(key, observed, held_versions, polling)
+        if late is None and not deliveries.backoff_s(key.record, self.clock()):
+            refusal = standing.refusal(held_versions, polling, config.training, config.trust, is_reliable=is_reliable)
+            if refusal is not None:
+                return refusal
+        others_active = self._has_others(key, active=True)
+        swarm = replace(
+            standing.swarm,
+            keys_polling=polling,
+            has_other_workers=others_active or self._has_others(key, active=False),
+            has_other_active_workers=others_active,
+        )
+        asking = self._key_view(key, observed, held_versions, late, is_reliable=is_reliable)
+        return leases.decide(swarm, asking, config.training, config.trust)
 
     def grant(self, key: Key, request_id: str, grant: leases.Grant) -> Lease:
         now, pace = self.clock(), self.observe().pace
@@ -174,16 +192,21 @@ class Leasing:
         key.record = deliveries.after_failure(key.record, self.clock())
         self.changed(key)
 
-    def _published(self, step: int) -> list[int]:
-        oldest = max(0, step - self.config.training.async_level)
-        return list(range(oldest, min(step + 1, len(self.tables.versions))))
+    def _stand(self, observed: Observed) -> Standing:
+        """What does not depend on the key that asks."""
+        known, now = self._standing, self.clock()
+        if known is None or not known.holds(self.tables.revision, observed, now):
+            known = self._standing = self._standing_now(observed, now)
+        return known
 
-    def _swarm_view(self, key: Key, step: int, published: Sequence[int], observed: Observed) -> leases.SwarmView:
-        timing = self._decide_timing(step)
-        settled_at, versions = self.clock() - observed.pace.grace_s, self.tables.versions
+    def _standing_now(self, observed: Observed, now: float) -> Standing:
+        step, versions = self.tables.step, self.tables.versions
+        timing, is_steady = self._decide_timing(step)
+        oldest = max(0, step - self.config.training.async_level)
+        published = list(range(oldest, min(step + 1, len(versions))))
+        settled_at = now - observed.pace.grace_s
         settled = [number for number in published if versions[number].published_at <= settled_at]
-        others_active = self._has_others(key, active=True)
-        return leases.SwarmView(
+        swarm = leases.SwarmView(
             run_state="finished" if len(versions) > self.config.run.steps else "running",
             step=step,
             steps=self.config.run.steps,
@@ -193,12 +216,19 @@ class Leasing:
             counts=self.counts(step),
             next_slot=len(self.tables.of_step(step).slots),
             tasks_per_slot=self.config.rollouts.tasks_per_slot,
-            keys_polling=self.presence.polling(has_delivered=key.delivered_at > 0),
-            has_other_workers=others_active or self._has_others(key, active=False),
-            has_other_active_workers=others_active,
+            keys_polling=0,
+            has_other_workers=False,
+            has_other_active_workers=False,
             awaited_version=timing.oldest_version if timing else 0,
             useful_share=timing.useful_share if timing else None,
         )
+        changes_at = [
+            versions[number].published_at + observed.pace.grace_s - SETTLING_S for number in published[len(settled) :]
+        ]
+        if timing is not None and timing.reason == "waits_for_version" and timing.latest_start is not None:
+            changes_at.append(timing.latest_start)
+        until = min(changes_at, default=float("inf")) if is_steady else now
+        return Standing(swarm, self.tables.revision, observed, until)
 
     def counts(self, step: int) -> batches.StepCounts:
         now = (self.tables.revision, step)
@@ -228,11 +258,14 @@ class Leasing:
             ),
         )
 
-    def _decide_timing(self, step: int) -> freshness.Timing | None:
+    def _decide_timing(self, step: int) -> tuple[freshness.Timing | None, bool]:
+        """And whether the next decision from the same past is the same: each one knows whether leases waited at the last."""
         newest = len(self.tables.versions) - 1
         if self.timing is None or newest < 0:
-            return None
-        return self.timing.decide(self, step, newest, self.config.training.async_level, self.clock())
+            return None, True
+        decision = self.timing.decide(self, step, newest, self.config.training.async_level, self.clock())
+        decided = self.timing.decided
+        return decision, decided is not None and decided.is_waiting == decision.is_waiting
 
     def cycles(self, since: float) -> list[freshness.Cycle]:
         """Of the last trained steps that began since then, oldest first."""
@@ -258,18 +291,26 @@ class Leasing:
         formed_at = self.tables.batches[newest].formed_at if newest < self.tables.step else 0.0
         return max(self.tables.versions[newest].published_at, formed_at)
 
-    def _key_view(self, key: Key, observed: Observed, step: int, held: list[int]) -> leases.KeyView:
-        is_reliable, now = self.is_reliable(key, observed), self.clock()
+    def _key_view(
+        self,
+        key: Key,
+        observed: Observed,
+        held_versions: Sequence[int],
+        late: leases.OpenSlot | None,
+        *,
+        is_reliable: bool,
+    ) -> leases.KeyView:
+        step = self.tables.step
         return leases.KeyView(
             is_active=key.trust.state == "active",
-            held_versions=held,
+            held_versions=held_versions,
             leases_held=len(key.leased),
             leases_allowed=deliveries.leases_allowed(key.record, observed.pace, reliable=is_reliable),
             slots_of_step=key.holding.get(step, 0),
             open_slot=self._open_slot(key, step, any_slot=is_reliable),
-            late_slot=self._late_slot(key, observed, step, held, now) if is_reliable and self.has_backups else None,
+            late_slot=late,
             is_reliable=is_reliable,
-            backoff_s=deliveries.backoff_s(key.record, now),
+            backoff_s=deliveries.backoff_s(key.record, self.clock()),
         )
 
     def _open_slot(self, key: Key, step: int, *, any_slot: bool) -> leases.OpenSlot | None:
@@ -282,9 +323,15 @@ class Leasing:
                 return leases.OpenSlot(number, slot.version)
         return None
 
+    def _has_late_slots(self) -> bool:
+        """Whether a slot of the step may go to another key too."""
+        step = self.tables.of_step(self.tables.step)
+        return self.has_backups and (bool(step.overdue) or (bool(step.due) and step.due[0][0] <= self.clock()))
+
     def _late_slot(
-        self, key: Key, observed: Observed, step: int, held: Sequence[int], now: float
+        self, key: Key, observed: Observed, held_versions: Sequence[int], polling: int
     ) -> leases.OpenSlot | None:
+        step, now = self.tables.step, self.clock()
         fitting = (
             slot
             for slot in slots.late_slots(self.tables.of_step(step), now)
@@ -293,13 +340,13 @@ class Leasing:
         late = list(itertools.islice(fitting, PAGE))
         if not late:
             return None
-        poll_s = leases.poll_s(self.presence.polling(has_delivered=key.delivered_at > 0))
+        poll_s = leases.poll_s(polling)
         others = self._reliable_keys(observed, key.numerics_class) or list(
             itertools.islice(self.presence.workers, PAGE)
         )
         for slot in late:
             view = backups.LateSlot(step, slot.number, slot.version, slot.attempts, slot.due_at)
-            if slot.version in held and backups.may_take(view, key.key, others, self.secret, now, poll_s):
+            if slot.version in held_versions and backups.may_take(view, key.key, others, self.secret, now, poll_s):
                 return leases.OpenSlot(slot.number, slot.version)
         return None
 

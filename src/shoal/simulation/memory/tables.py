@@ -162,7 +162,7 @@ class Tables:
     waiting: Counter[tuple[int, int, bool]] = field(default_factory=Counter)
     """The same by step, version, and whether they are deferred."""
     revision: int = 0
-    """Rises with every change of a tally."""
+    """Rises with every change of a tally, every batch and every version."""
     batches: list[Batch] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
 

@@ -13,19 +13,28 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shoal.config import ShoalConfig, build_config
+from shoal.config.reference import all_keys as all_settings
 from shoal.errors import ConfigError
 
 BUNDLED = Path(__file__).parents[1] / "scenarios"
 MOST_MACHINES = 200_000
 MOST_ROWS = 20_000_000
 """Of all engines together; both keep a simulation in a few gigabytes of memory."""
-Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
-Spread = Annotated[float, Field(ge=0, le=5, allow_inf_nan=False)]
+MOST_SAMPLES = 65_536
+"""Of a slot: the lengths of some thousand slots are kept."""
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""A number in quotes is a mistake."""
+Whole = Annotated[int, Field(strict=True)]
+Positive = Annotated[Number, Field(gt=0, le=1e15)]
+NotNegative = Annotated[Number, Field(ge=0, le=1e15)]
+Seconds = Annotated[Number, Field(ge=0, le=1e7)]
+Spread = Annotated[Number, Field(ge=0, le=5)]
 """Of a logarithm: 5 is a factor of 150 either way."""
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[Whole, Field(ge=1, le=1_000_000)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Flag = Annotated[bool, Field(strict=True)]
+Label = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+"""It is printed in a terminal."""
 Conduct = Literal["honest", "stall", "junk", "forge"]
 """`stall` leases and never delivers, `junk` sends files that do not hold, `forge` sends good files with forged groups in them."""
 
@@ -35,9 +44,9 @@ class Section(BaseModel):
 
 
 class Run(Section):
-    name: str = "scenario"
-    steps: Annotated[int, Field(ge=2, le=100_000)] = 100
-    seed: int = 0
+    name: Label = "scenario"
+    steps: Annotated[Whole, Field(ge=2, le=100_000)] = 100
+    seed: Whole = 0
     """The same scenario with the same seed gives the same numbers."""
 
 
@@ -48,7 +57,7 @@ class Work(Section):
     """Standard deviation of the logarithm of the length."""
     prompt_tokens: NotNegative = 100.0
     """An audit reads prompts too."""
-    useful_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    useful_share: Annotated[Number, Field(gt=0, le=1)] = 0.5
     """Of the groups, those whose rewards differ."""
     bytes_per_token: NotNegative = 12.0
     """Of a rollout file."""
@@ -82,7 +91,7 @@ class ValidatorSpec(Section):
 class CoordinatorSpec(Section):
     requests_per_s: NotNegative = 1700.0
     """What one process answers, heartbeats included; 0: any number."""
-    backups: bool = True
+    backups: Flag = True
     """Only a simulation can do without them."""
 
 
@@ -97,11 +106,11 @@ class RelaySpec(Section):
 
 
 class WorkerSpec(Section):
-    name: str
+    name: Label
     count: Count
     tokens_per_s: Positive
     """Of one machine with all its rows busy."""
-    rows: Annotated[int, Field(ge=1, le=4096)] = 16
+    rows: Annotated[Whole, Field(ge=1, le=4096)] = 16
     """Samples at a time."""
     speed_spread: Spread = 0.0
     """Standard deviation of the logarithm of the speed, over the machines."""
@@ -117,7 +126,7 @@ class WorkerSpec(Section):
     """Mean time until it leaves without a word; 0: it stays."""
     away_s: Annotated[Seconds, Field(gt=0)] = 3600.0
     """Mean time until it is back."""
-    continuous: bool = True
+    continuous: Flag = True
     """Whether samples enter while others run; else a slot ends before the next begins."""
     conduct: Conduct = "honest"
     forged_share: Share = 0.25
@@ -161,18 +170,27 @@ def bundled_names() -> list[str]:
 
 def load_scenario(where: str | Path) -> SwarmSpec:
     """A scenario of the package by its name, or a file."""
+    return build_scenario(_read(where))
+
+
+def _read(where: str | Path) -> dict[str, Any]:
     path = Path(where)
-    if not path.suffix and not path.exists():
-        path = BUNDLED / f"{where}.toml"
     try:
-        return build_scenario(tomllib.loads(path.read_text()))
+        if path.name == str(where) and not path.suffix and not path.exists():
+            path = BUNDLED / f"{where}.toml"
+        return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"There is no scenario {where}.", hint=_nearest_name(str(where))) from None
     except IsADirectoryError:
         raise ConfigError(
             f"{where} is a directory, not a scenario.", hint="Name a file, or a run's directory."
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"The scenario {where} cannot be read: {error.strerror}.") from None
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # of the parser: also numbers of 5,000 digits, and brackets without end
         raise ConfigError(f"{path} is not valid TOML: {error}.") from None
 
 
@@ -181,8 +199,8 @@ def build_scenario(tree: Mapping[str, Any]) -> SwarmSpec:
         spec = SwarmSpec.model_validate(tree)
     except ValidationError as error:
         raise _refusal(error) from None
-    spec.config()
-    _require_memory(spec)
+    _require_memory(spec, spec.config())
+    _require_names(spec)
     if all(group.conduct != "honest" for group in spec.workers):
         raise ConfigError("Nobody in this swarm is honest.", hint='Add [[workers]] with conduct = "honest".')
     return spec
@@ -194,7 +212,23 @@ def with_values(spec: SwarmSpec, **sections: Mapping[str, Any]) -> SwarmSpec:
     return build_scenario(tree | {name: tree[name] | values for name, values in sections.items()})
 
 
-def _require_memory(spec: SwarmSpec) -> None:
+def _require_names(spec: SwarmSpec) -> None:
+    """Keys and draws of a worker follow from its name."""
+    names = [group.name for group in spec.workers]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"Two classes of workers are called {twice!r}.", hint="Give each [[workers]] its own name.")
+    if "steps" in spec.settings.get("run", {}):
+        raise ConfigError("settings.run.steps has no effect.", hint="Did you mean run.steps?")
+
+
+def _require_memory(spec: SwarmSpec, config: ShoalConfig) -> None:
+    samples = config.rollouts.tasks_per_slot * config.rollouts.group_size
+    if samples > MOST_SAMPLES:
+        raise ConfigError(
+            f"A slot of {samples:,} samples is too large to simulate.",
+            hint=f"rollouts.tasks_per_slot times rollouts.group_size is at most {MOST_SAMPLES:,}.",
+        )
     rows = sum(group.count * group.rows for group in spec.workers)
     if spec.machines > MOST_MACHINES or rows > MOST_ROWS:
         raise ConfigError(
@@ -218,9 +252,14 @@ def _refusal(error: ValidationError) -> ConfigError:
         return ConfigError(f"Unknown key {place}.", hint=_nearest_key(place))
     if first["type"] == "missing":
         return ConfigError(f"The scenario has no {place}.", hint="docs/design/simulation.md has every key.")
+    if place in ("workers", "relays") and first["type"] == "tuple_type":
+        return ConfigError(f"{place} is no list of classes.", hint=f"Write [[{place}]] with two brackets.")
+    if first["type"] == "string_pattern_mismatch":
+        return ConfigError(f"{place} = {first['input']!r} cannot be printed.", hint="Leave control characters out.")
     if place == "workers":
         return ConfigError("The swarm is empty.", hint="Add [[workers]] with name, count and tokens_per_s.")
-    hint = HINTS.get(_without_numbers(place), "docs/design/simulation.md has every key.")
+    hint = HINTS.get(_without_numbers(place), "") if first["input"] == 0 else ""
+    hint = hint or "docs/design/simulation.md has every key."
     return ConfigError(f"{place} = {first['input']!r} is wrong: {first['msg'].lower()}.", hint=hint)
 
 
@@ -241,21 +280,26 @@ def _keys(section: type[BaseModel], prefix: str) -> Iterator[str]:
             yield from _keys(kind, f"{prefix}{name}.")
 
 
+def _setting_keys() -> list[str]:
+    sections = [f"settings.{name}" for name in ShoalConfig.model_fields]
+    return sections + [f"settings.{key}" for key in all_settings()]
+
+
 def _is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def _nearest_key(place: str) -> str:
-    wanted, keys = _without_numbers(place), all_keys()
-    matches = difflib.get_close_matches(wanted, keys, n=1, cutoff=0.6)
+    """The same name in another section, else the most similar key, else the most similar name."""
+    wanted, keys = _without_numbers(place).lower(), [*all_keys(), *_setting_keys()]
+    name, by_name = wanted.split(".")[-1], {key.split(".")[-1]: key for key in reversed(keys)}
+    matches = [by_name[name]] if name in by_name else difflib.get_close_matches(wanted, keys, n=1, cutoff=0.6)
     if not matches:
-        by_name = {key.split(".")[-1]: key for key in keys}
-        near = difflib.get_close_matches(wanted.split(".")[-1], by_name, n=1, cutoff=0.6)
-        matches = [by_name[name] for name in near]
+        matches = [by_name[near] for near in difflib.get_close_matches(name, by_name, n=1, cutoff=0.6)]
     return f"Did you mean {matches[0]}?" if matches else f"Sections: {', '.join(SwarmSpec.model_fields)}."
 
 
 def _nearest_name(name: str) -> str:
-    near = difflib.get_close_matches(Path(name).stem, bundled_names(), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(Path(name).stem.lower(), bundled_names(), n=1, cutoff=0.5)
     known = f"The package has {', '.join(bundled_names())}."
     return f"Did you mean {near[0]}? {known}" if near else f"Give a file, or one of these. {known}"

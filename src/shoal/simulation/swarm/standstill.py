@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 PATIENCE = 40.0
 """Leases, or training steps, after which a step that is not trained never will be."""
-EVENTS, EVENTS_OF_A_WORKER = 1_000_000, 1_000
-"""Within one step. Ten thousand laptops have about 100,000; a home swarm with a step of an hour has 60,000."""
+EVENTS, EVENTS_OF_A_WORKER, MOST_POLLING = 1_000_000, 100_000, 100
+"""Within one step. An idle worker causes eight events per second, and a hundred or more of them 800 together (`rules.leases`), so
+that everybody may wait for more than three hours. Ten thousand laptops have 700,000 events in a step of ten minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Standstill:
 
 
 def most_events(machines: int) -> int:
-    return EVENTS + EVENTS_OF_A_WORKER * machines
+    return EVENTS + EVENTS_OF_A_WORKER * min(machines, MOST_POLLING)
 
 
 def sentence(seen: Standstill) -> str:

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, count, pairwise
 from statistics import fmean, median, pstdev
 from typing import Any
 
@@ -219,7 +219,17 @@ def _workers(trial: Trial) -> list[dict[str, Any]]:
     if not found:
         raise ConfigError("No worker has delivered two files since the warm-up.", hint="Let the trial go on.")
     found.sort(key=lambda one: float(one["tokens_per_s"]))
-    return found if len(found) <= MOST_CLASSES else _binned(found)
+    return _named_apart(found if len(found) <= MOST_CLASSES else _binned(found))
+
+
+def _named_apart(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Contributors choose the names of their workers: several may have the same one, or one that no terminal should print."""
+    names: list[str] = []
+    for one in found:
+        plain = "".join(letter for letter in str(one["name"]) if letter.isprintable())[:60] or "worker"
+        again = (f"{plain} {number}" for number in count(2))
+        names.append(plain if plain not in names else next(name for name in again if name not in names))
+    return [one | {"name": name} for one, name in zip(found, names, strict=True)]
 
 
 def _worker(trial: Trial, worker: WorkerRow, files: Sequence[SubmissionRow]) -> dict[str, Any]:
@@ -279,4 +289,4 @@ def to_toml(tree: Mapping[str, Any]) -> str:
 
 
 def _lines(values: Mapping[str, Any]) -> list[str]:
-    return [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+    return [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]

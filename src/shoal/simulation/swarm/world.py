@@ -96,29 +96,30 @@ class World:
     on_file: Callable[[], None] = lambda: None
     """A file has arrived."""
     on_verdict: Callable[[], None] = lambda: None
-    _free_at: float = 0.0
     slowest_answer_s: float = 0.0
+    service_s: float = field(init=False)
+    """What the coordinator takes for a request; 0: nothing."""
+    _heartbeat_share: float = field(init=False)
+    """Of its time, for the heartbeats of one key."""
+    _free_at: float = 0.0
 
-    @property
-    def service_s(self) -> float:
+    def __post_init__(self) -> None:
         rate = self.spec.coordinator.requests_per_s
-        return 1.0 / rate if rate else 0.0
-
-    @property
-    def heartbeats_per_s(self) -> float:
-        return len(self.keys) / self.config.coordinator.heartbeat_s
+        self.service_s = 1.0 / rate if rate else 0.0
+        self._heartbeat_share = self.service_s / self.config.coordinator.heartbeat_s
 
     def request(self, act: Callable[[], None]) -> None:
         """Asks the coordinator; what it does happens when it gets to it."""
         self.counted.requests += 1
-        service_s, now = self.service_s, self.clock.now
-        if not service_s:
+        if not self.service_s:
             act()
             return
-        share = max(LEAST_SHARE, 1.0 - self.heartbeats_per_s * service_s)
-        self._free_at = max(now, self._free_at) + service_s / share
-        self.slowest_answer_s = max(self.slowest_answer_s, self._free_at - now)
-        self.clock.after(self._free_at - now, act)
+        share, now = max(LEAST_SHARE, 1.0 - len(self.keys) * self._heartbeat_share), self.clock.now
+        self._free_at = max(now, self._free_at) + self.service_s / share
+        wait_s = self._free_at - now
+        if wait_s > self.slowest_answer_s:
+            self.slowest_answer_s = wait_s
+        self.clock.after(wait_s, act)
 
     def beat(self) -> None:
         self.counted.heartbeats += len(self.keys)

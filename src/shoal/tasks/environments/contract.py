@@ -60,6 +60,10 @@ def observation_text(value: Any) -> str:
     text = "" if value is None else value if isinstance(value, str) else _as_json(value)
     if len(text) > MOST_LETTERS:
         raise FailureError(f"answered with more than {MOST_LETTERS} letters")
+    try:
+        str.encode(text)
+    except UnicodeEncodeError:  # half a surrogate pair: no tokenizer takes it
+        raise FailureError("answered with text that is not Unicode") from None
     return text
 
 

@@ -8,6 +8,7 @@ from one thread at a time.
 import atexit
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -44,6 +45,27 @@ class Called:
     """Processor seconds."""
 
 
+def _called(found: Any) -> Called:
+    """Looks at everything: an environment can write to its connection what the package's own code would never say."""
+    if not isinstance(found, dict) or found.keys() - _KINDS.keys():
+        raise ValueError
+    if not all(isinstance(value, _KINDS[name]) for name, value in found.items()):
+        raise ValueError
+    called = Called(**found)
+    if not math.isfinite(called.reward) or not 0 <= called.cost_s < math.inf:
+        raise ValueError
+    f"{called.observation}{called.failed}".encode()  # half a surrogate pair could not be encoded later
+    return called
+
+
+_KINDS: dict[str, Any] = {
+    "observation": str,
+    "done": bool,
+    "reward": int | float,
+    "failed": str,
+    "limited": bool,
+    "cost_s": int | float,
+}
 HUNG = "took too long"
 DIED = "died"
 
@@ -74,10 +96,10 @@ class Session:
             if not self._pid:
                 self._pid = int(self._receive(deadline)["pid"])
             self._connection.sendall(struct.pack("<I", len(data)) + data)
-            return Called(**self._receive(deadline))
+            return _called(self._receive(deadline))
         except TimeoutError:
             return self._ended(HUNG, time.monotonic() - started)
-        except (OSError, EOFError, ValueError):
+        except (OSError, EOFError, ValueError, RecursionError):
             # Killed by the kernel: by the limit of processor time in most cases.
             return self._ended(DIED, min(time.monotonic() - started, self._step_s + 1.0))
 
@@ -88,12 +110,11 @@ class Session:
         self.close()
         return Called(failed=how, limited=True, cost_s=cost_s)
 
-    def _receive(self, deadline: float) -> dict[str, Any]:
+    def _receive(self, deadline: float) -> Any:
         (size,) = struct.unpack("<I", self._exactly(4, deadline))
         if size > MOST_BYTES:
             raise ValueError
-        found: dict[str, Any] = json.loads(self._exactly(size, deadline))
-        return found
+        return json.loads(self._exactly(size, deadline))
 
     def _exactly(self, size: int, deadline: float) -> bytes:
         data = bytearray()
@@ -195,14 +216,14 @@ class EnvironmentHost:
 
 
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TZ": "UTC", "LC_ALL": "C.UTF-8"}
-_hosts: dict[str, EnvironmentHost] = {}
+_hosts: dict[tuple[str, str], EnvironmentHost] = {}
 _hosts_lock = threading.Lock()
 
 
-def shared_host(name: str) -> EnvironmentHost:
-    """The one of this process."""
+def shared_host(name: str, hash_seed: str = "0") -> EnvironmentHost:
+    """The one of this process, by environment and hash seed."""
     with _hosts_lock:
-        if name not in _hosts:
-            _hosts[name] = EnvironmentHost(name)
-            atexit.register(_hosts[name].close)
-        return _hosts[name]
+        if (name, hash_seed) not in _hosts:
+            host = _hosts[name, hash_seed] = EnvironmentHost(name, hash_seed=hash_seed)
+            atexit.register(host.close)
+        return _hosts[name, hash_seed]

@@ -1,11 +1,12 @@
 """The process that runs an environment, one forked child per episode: `python -m shoal.tasks.environments.process NAME FD`.
 
 The environment is imported once; each episode gets a child of its own, so episodes share no state and a child starts in
-milliseconds. Before the first call a child loses the right to make processes and sockets, to run programs and to write or remove
-files; the kernel limits its memory and the processor time of each call. Messages are JSON behind their length.
+milliseconds. Before the first call a child loses the right to make processes and sockets, to run programs, to signal others and to
+write or remove files; the kernel limits its memory and the processor time of each call. Messages are JSON behind their length.
 """
 
 import ctypes
+import functools
 import gc
 import json
 import os
@@ -57,9 +58,8 @@ def serve(kind: type, descriptor: int) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         confine()
         send(descriptor, {"pid": os.getpid()})
-        made = None
+        made = functools.cache(lambda: make_environment(kind))
         while (message := receive(descriptor)) is not None:
-            made = made or make_environment(kind)
             send(descriptor, answer(made, message))
         code = 0
     finally:
@@ -76,19 +76,19 @@ def confine() -> None:
     install_filter(reader_filter())
 
 
-def answer(made: Any, message: dict[str, Any]) -> dict[str, Any]:
-    """What one call led to: an answer, or how the environment failed."""
+def answer(made: Callable[[], Any], message: dict[str, Any]) -> dict[str, Any]:
+    """What one call led to: an answer, or how the environment failed; the first call also makes the environment."""
     limit_processor_time(message["step_s"])
     reserve = bytearray(RESERVE_BYTES)
     started = time.process_time()
     try:
-        found = _call(made, message)._asdict()
+        found = _call(made(), message)._asdict()
     except FailureError as failure:
         found = {"failed": failure.kind}
     except (MemoryError, RecursionError):
         del reserve
         found = {"failed": "ran out of memory", "limited": True}
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         # The name alone: a message may hold a path, an address or a time.
         found = {"failed": f"raised {type(error).__name__}"}
     return found | {"cost_s": time.process_time() - started}

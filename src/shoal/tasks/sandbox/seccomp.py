@@ -2,8 +2,9 @@
 
 Three filters come from one table of system calls. The runner's lets it start, watch and end children; the program's, which a
 child puts on before it runs model-written code, has no way to make processes, run other programs, open sockets, trace, mount, or
-allocate memory outside its own address space; the reader's, for code that runs among the files of its host, can moreover change
-no file. What is not listed does not exist: it fails with ENOSYS, for which libc has fallbacks.
+allocate memory outside its own address space; the reader's, for code that runs among the files and processes of its host, can
+moreover change no file and signal no process. What is not listed does not exist: it fails with ENOSYS, for which libc has
+fallbacks.
 """
 
 import platform
@@ -41,9 +42,9 @@ RUNNER_CALLS = """
 """
 CHANGING_CALLS = """
     mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 symlink symlinkat link linkat chmod fchmod fchmodat utimensat
-    truncate ftruncate copy_file_range socketpair
+    truncate ftruncate copy_file_range socketpair tgkill
 """
-"""Calls of a program that a reader does not have."""
+"""Calls of a program that a reader does not have: it runs in no process namespace, where a signal could reach its host."""
 SPECIAL_CALLS = """
     ioctl:16:29 prlimit64:302:261 clone:56:220 clone3:435:435
 """
@@ -60,6 +61,8 @@ _CLONE_NAMESPACES = 0x7E020080
 """Every CLONE_NEW flag."""
 _OPEN_TO_CHANGE = 0x1 | 0x2 | 0x40 | 0x200
 """Write, read and write, create, truncate."""
+_SIGNALLED = (8, 10, 15)
+"""F_SETOWN, F_SETSIG and F_SETOWN_EX of fcntl: whom the kernel signals about a file, and how."""
 _TERMINAL_QUESTIONS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """isatty, window size, bytes to read, non-blocking, close-on-exec: what Python asks of an open file."""
 
@@ -87,12 +90,12 @@ def program_filter(machine: str | None = None) -> bytes:
 def reader_filter(machine: str | None = None) -> bytes:
     """For code that has to find its own files on the host; empty where the machine is unknown."""
     kept = [entry for entry in PROGRAM_CALLS.split() if entry.partition(":")[0] not in CHANGING_CALLS.split()]
-    opening = [entry for entry in kept if entry.startswith(("open:", "openat:"))]
-    others = [entry for entry in kept if entry not in opening]
-    return _filter(" ".join(others), machine or platform.machine(), processes=False, opening=" ".join(opening))
+    looked_at = [entry for entry in kept if entry.partition(":")[0] in _READING]
+    others = [entry for entry in kept if entry not in looked_at]
+    return _filter(" ".join(others), machine or platform.machine(), processes=False, reading=" ".join(looked_at))
 
 
-def _filter(calls: str, machine: str, *, processes: bool, opening: str = "") -> bytes:
+def _filter(calls: str, machine: str, *, processes: bool, reading: str = "") -> bytes:
     if machine not in ARCHITECTURES:
         return b""
     column, architecture = ARCHITECTURES[machine]
@@ -103,22 +106,25 @@ def _filter(calls: str, machine: str, *, processes: bool, opening: str = "") -> 
         _Step(_LOAD, _NUMBER),
         _Step(_AT_LEAST, _X32_BIT, then="kill"),
         *(_Step(_EQUAL, special[name], then=name) for name in ("ioctl", "prlimit64", "clone")),
-        *(_Step(_EQUAL, number, then=name) for name, number in _numbers(opening, column).items()),
+        *(_Step(_EQUAL, number, then=name) for name, number in _numbers(reading, column).items()),
         *(_Step(_EQUAL, number, then="allow") for number in _numbers(calls, column).values()),
     ]
-    blocks = [*_arguments(processes), *(_READING if opening else [])]
+    blocks = [*_arguments(processes), *(_READING.items() if reading else [])]
     return _assemble([("", steps), ("refuse", [_Step(_RETURN, _ENOSYS)]), *blocks, *_ENDS])
 
 
 _ENDS = [("allow", [_Step(_RETURN, _ALLOW)]), ("kill", [_Step(_RETURN, _KILL)])]
 
 
-_READING = [
-    ("open", [_Step(_LOAD, _SECOND_ARGUMENT), _Step(_ANY_BIT, _OPEN_TO_CHANGE, then="no_write", otherwise="reading")]),
-    ("openat", [_Step(_LOAD, _THIRD_ARGUMENT), _Step(_ANY_BIT, _OPEN_TO_CHANGE, then="no_write", otherwise="reading")]),
-    ("reading", [_Step(_RETURN, _ALLOW)]),
-    ("no_write", [_Step(_RETURN, _EROFS)]),
-]
+_READING = {
+    "open": [_Step(_LOAD, _SECOND_ARGUMENT), _Step(_ANY_BIT, _OPEN_TO_CHANGE, then="no_write", otherwise="reading")],
+    "openat": [_Step(_LOAD, _THIRD_ARGUMENT), _Step(_ANY_BIT, _OPEN_TO_CHANGE, then="no_write", otherwise="reading")],
+    "fcntl": [_Step(_LOAD, _SECOND_ARGUMENT), *(_Step(_EQUAL, command, then="no_signal") for command in _SIGNALLED)],
+    "reading": [_Step(_RETURN, _ALLOW)],
+    "no_write": [_Step(_RETURN, _EROFS)],
+    "no_signal": [_Step(_RETURN, _ENOSYS)],
+}
+"""By name of a call what a reader's arguments are looked at for, and behind them the ends: jumps lead forward only."""
 
 
 def _arguments(processes: bool) -> list[tuple[str, list[_Step]]]:

@@ -1,8 +1,8 @@
 """The process that runs reasoning-gym's scorers.
 
-Requests and answers are lines of JSON, one at a time. Some scorers evaluate what a model wrote, so before the first
-request this process loses the right to make processes and sockets, to run programs and to write files. The kernel limits its
-memory and the processor time of each request; the process that started it watches the clock and kills it.
+Requests and answers are lines of JSON, one at a time. Some scorers evaluate what a model wrote, so before the first request this
+process loses the right to make processes and sockets, to run programs, to signal others and to change files. The kernel limits
+its memory and the processor time of each request; the process that started it watches the clock and kills it.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from shoal.tasks.sandbox.runner import install_filter
-from shoal.tasks.sandbox.seccomp import program_filter
+from shoal.tasks.sandbox.seccomp import reader_filter
 
 MEMORY_BYTES = 2 << 30
 CPU_LIMIT_S = 5
@@ -37,7 +37,7 @@ def main() -> None:
 def confine() -> None:
     for limit, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
         resource.setrlimit(limit, (most, most))
-    install_filter(program_filter())
+    install_filter(reader_filter())
 
 
 def limit_processor_time() -> None:

@@ -1,7 +1,6 @@
 """What workers and relays ask for: register, send a heartbeat, lease a slot, give it back, announce a relay."""
 
 from shoal.coordinator import views, workers
-from shoal.coordinator.batching import steps
 from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.service import Service
 from shoal.coordinator.ledger.heads import HeadState
@@ -35,7 +34,7 @@ async def heartbeat(service: Service, body: api.HeartbeatBody, caller: Signed) -
         run.presence.hear(caller.key, body, caller.stamp)
         kept = service.heads.state_of(connection, body.ledger_head, caller.key)
         view = views.worker_view(connection, run, row)
-        return view, service.heads.newest(connection), kept, steps.epoch(connection)
+        return view, service.newest_head.value(connection), kept, service.epoch.value(connection)
 
     view, newest, kept, epoch = await service.read_rows(look)
     if view.state == "gone":

@@ -1,0 +1,93 @@
+"""The policy versions of a validator: fetched on a thread, so that files of other versions are verified meanwhile.
+
+`ready` names the versions that can be loaded at once. A version that could not be had counts as ready until its failure was
+reported: the file that needs it then returns to the coordinator, which knows how long to wait for it. No worker is penalised. How
+long a fetch may take is a matter of progress: only one to which nothing arrives is ended.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from shoal.broadcast import WeightClient
+from shoal.broadcast.download import ProgressLine
+from shoal.errors import ShoalError, UnavailableError
+from shoal.metrics import Report, silent
+from shoal.protocol import api
+
+STALLED_S = 60.0
+"""A fetch to which nothing arrived for so long is ended, and begun again when the version is asked for again."""
+
+
+class HeldVersions:
+    def __init__(self, weights: WeightClient, report: Report = silent, *, stalled_s: float = STALLED_S) -> None:
+        self._weights, self._report, self._stalled_s = weights, report, stalled_s
+        self._changed = threading.Condition()
+        self._wanted: dict[str, int] = {}
+        """Versions by manifest, in the order in which they are fetched."""
+        self._paths: dict[str, Path] = {}
+        self._failures: dict[str, str] = {}
+        self._thread: threading.Thread | None = None
+
+    def ready(self) -> list[str]:
+        """Manifests of versions on disk, and of those whose failure is to be reported."""
+        with self._changed:
+            self._paths = {digest: path for digest, path in self._paths.items() if path.exists()}
+            return [*self._paths, *self._failures]
+
+    def fetching(self) -> list[str]:
+        with self._changed:
+            return list(self._wanted)
+
+    def want(self, versions: Sequence[api.WantedVersion]) -> None:
+        with self._changed:
+            for wanted in versions:
+                if wanted.manifest_digest not in self._paths:
+                    self._wanted.setdefault(wanted.manifest_digest, wanted.version)
+            if self._wanted and self._thread is None:
+                self._thread = threading.Thread(target=self._fetch_all, name="versions", daemon=True)
+                self._thread.start()
+
+    def path(self, version: int, manifest_digest: str) -> Path:
+        """The directory of a version; fetched here and now if nobody asked for it before."""
+        with self._changed:
+            path, failure = self._paths.get(manifest_digest), self._failures.pop(manifest_digest, None)
+        if failure is not None:
+            raise UnavailableError(failure)
+        if path is not None and path.exists():
+            with contextlib.suppress(OSError):  # the client keeps what was used last; its own fetches hold its lock
+                os.utime(path)
+            return path
+        return self._fetch(version, manifest_digest)
+
+    def _fetch_all(self) -> None:
+        while True:
+            with self._changed:
+                if not self._wanted:
+                    self._thread = None
+                    return
+                digest, version = next(iter(self._wanted.items()))
+            failure = ""
+            try:
+                self._fetch(version, digest)
+            except ShoalError as error:
+                failure = str(error)
+                self._report(failure)
+            with self._changed:
+                if failure:
+                    self._failures[digest] = failure
+                del self._wanted[digest]
+                self._changed.notify_all()
+
+    def _fetch(self, version: int, manifest_digest: str) -> Path:
+        try:
+            path = self._weights.fetch_version(
+                version, manifest_digest, deadline_s=self._stalled_s, on_progress=ProgressLine(self._report)
+            )
+        except ShoalError as error:
+            raise UnavailableError(f"Version {version} cannot be had: {error}") from error
+        with self._changed:
+            self._paths[manifest_digest] = path
+        return path

@@ -1,0 +1,129 @@
+"""Versions arrive beside the work that does not need them."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.broadcast.download import DownloadProgress
+from shoal.errors import UnavailableError
+from shoal.protocol import api
+from shoal.validation.versions import HeldVersions
+
+PATIENCE_S = 30
+
+
+class SlowWeights:
+    """A WeightClient whose fetches wait to be let go."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.fetched, self.deadlines = root, list[int](), list[float]()
+        self.go, self.failing = threading.Event(), set[int]()
+
+    def fetch_version(self, version: int, manifest_digest: str, *, deadline_s: float, on_progress: object) -> Path:
+        self.fetched.append(version)
+        self.deadlines.append(deadline_s)
+        assert self.go.wait(PATIENCE_S)
+        if version in self.failing:
+            raise UnavailableError(f"No relay delivered version {version}.")
+        on_progress(DownloadProgress(version, 10, bytes_done=10))  # type: ignore[operator]
+        path = self.root / manifest_digest
+        path.mkdir(exist_ok=True)
+        return path
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Iterator[SlowWeights]:
+    made = SlowWeights(tmp_path)
+    yield made
+    made.go.set()
+
+
+def wanted(*versions: int) -> list[api.WantedVersion]:
+    return [api.WantedVersion(version=version, manifest_digest=digest(version)) for version in versions]
+
+
+def digest(version: int) -> str:
+    return f"{version:064x}"
+
+
+def held(weights: SlowWeights) -> HeldVersions:
+    return HeldVersions(weights)  # type: ignore[arg-type]
+
+
+def settle(versions: HeldVersions) -> None:
+    """Until nothing is fetched any more."""
+    for _ in range(PATIENCE_S * 100):
+        if not versions.fetching():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("a fetch does not end")
+
+
+def test_nobody_waits_for_a_version_that_is_being_fetched(weights: SlowWeights) -> None:
+    versions = held(weights)
+    versions.want(wanted(1))
+    assert (versions.ready(), versions.fetching()) == ([], [digest(1)])
+    weights.go.set()
+    settle(versions)
+    assert versions.ready() == [digest(1)]
+    assert versions.path(1, digest(1)) == weights.root / digest(1)
+    assert weights.fetched == [1]
+
+
+def test_a_version_is_fetched_once_however_often_it_is_wanted(weights: SlowWeights) -> None:
+    versions = held(weights)
+    for _ in range(3):
+        versions.want(wanted(1, 2))
+    weights.go.set()
+    settle(versions)
+    versions.want(wanted(1, 2))
+    settle(versions)
+    assert weights.fetched == [1, 2]
+
+
+def test_a_failure_is_reported_once_and_then_the_version_is_tried_again(weights: SlowWeights) -> None:
+    versions = held(weights)
+    weights.failing = {1}
+    weights.go.set()
+    versions.want(wanted(1))
+    settle(versions)
+    assert versions.ready() == [digest(1)], "a file that needs it is claimed, so that the coordinator hears of it"
+    with pytest.raises(UnavailableError, match="No relay delivered version 1"):
+        versions.path(1, digest(1))
+    assert versions.ready() == []
+    weights.failing = set()
+    versions.want(wanted(1))
+    settle(versions)
+    assert versions.path(1, digest(1)).exists()
+
+
+def test_a_version_that_was_deleted_is_no_longer_ready(weights: SlowWeights) -> None:
+    versions = held(weights)
+    weights.go.set()
+    versions.want(wanted(1))
+    settle(versions)
+    (weights.root / digest(1)).rmdir()
+    assert versions.ready() == []
+    versions.want(wanted(1))
+    settle(versions)
+    assert weights.fetched == [1, 1]
+
+
+def test_only_silence_ends_a_fetch(weights: SlowWeights) -> None:
+    versions = held(weights)
+    weights.go.set()
+    versions.path(3, digest(3))
+    assert weights.deadlines == [60.0], "this deadline of the client starts again with every byte"
+
+
+def test_a_version_in_use_is_the_last_to_be_deleted(weights: SlowWeights) -> None:
+    import os
+
+    versions = held(weights)
+    weights.go.set()
+    versions.path(1, digest(1))
+    os.utime(weights.root / digest(1), (1.0, 1.0))
+    versions.path(1, digest(1))
+    assert (weights.root / digest(1)).stat().st_mtime > 1e9
