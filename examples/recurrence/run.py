@@ -53,8 +53,8 @@ def main() -> None:
     if code == INTERRUPTED:
         raise SystemExit(code)
     swarm_s = time.monotonic() - started
-    times = {"warm_start_s": warm_start_s, "swarm_s": swarm_s, "seconds": warm_start_s + swarm_s}
-    found = metrics(config) | {name: round(seconds) for name, seconds in times.items()}
+    found = metrics(config) | {"warm_start_s": warm_start_s, "swarm_s": round(swarm_s)}
+    found["seconds"] = None if warm_start_s is None else warm_start_s + round(swarm_s)
     broken = not options.smoke and not rises(found)
     if broken:
         print(f"failed: held-out success rose by less than {RISE}.", file=sys.stderr)
@@ -62,18 +62,21 @@ def main() -> None:
     raise SystemExit(code or int(broken))
 
 
-def warm_start(config: ShoalConfig, epochs: int, settings: tuple[str, ...]) -> float:
-    """Seconds that its parts took, now or when they were made; what exists is kept."""
+def warm_start(config: ShoalConfig, epochs: int, settings: tuple[str, ...]) -> int | None:
+    """Seconds that its parts took, now or when they were made; none if that is not known. What exists is kept."""
     warm, limits = ROOT / config.model.path, ROOT / config.validation.calibration
     build = warm.parent
-    seconds = _run(build / "demonstrations.jsonl", "examples/recurrence/prepare.py", str(build))
-    seconds += _run(warm, "-m", "shoal", "sft", str(build / "demonstrations.jsonl"), str(warm),
-                    "--model", str(build / "fresh"), "--no-filters", "--no-thinking", "--epochs", str(epochs),
-                    "--learning-rate", "3e-3", "--threads", "1", "--micro-batch-tokens", "32768")  # fmt: skip
-    return seconds + _run(limits, "-m", "shoal", "calibrate", str(limits), str(RUN_FILE), "--prompts", "96", *settings)
+    lessons = build / "demonstrations.jsonl"
+    parts = [_run(lessons, "examples/recurrence/prepare.py", str(build))]
+    parts += [_run(warm, "-m", "shoal", "sft", str(lessons), str(warm), "--model", str(build / "fresh"),
+                   "--no-filters", "--no-thinking", "--epochs", str(epochs), "--learning-rate", "3e-3",
+                   "--threads", "1", "--micro-batch-tokens", "32768")]  # fmt: skip
+    parts += [_run(limits, "-m", "shoal", "calibrate", str(limits), str(RUN_FILE), "--prompts", "96", *settings)]
+    known = [seconds for seconds in parts if seconds is not None]
+    return round(sum(known)) if len(known) == len(parts) else None
 
 
-def _run(made: Path, *arguments: str) -> float:
+def _run(made: Path, *arguments: str) -> float | None:
     """Runs a command unless what it makes is there; its seconds, if nobody stopped it on the way, are kept beside it."""
     note = made.with_name(f"{made.name}.seconds")
     if not made.exists():
@@ -83,7 +86,7 @@ def _run(made: Path, *arguments: str) -> float:
         if done.returncode:
             raise SystemExit(done.returncode)
         write_atomic(note, f"{time.monotonic() - started:.1f}".encode())
-    return float(note.read_text()) if note.exists() else 0.0
+    return float(note.read_text()) if note.exists() else None
 
 
 def metrics(config: ShoalConfig) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.config import TrainingConfig, TrustConfig
 from shoal.coordinator.rules import batches, leases
-from shoal.simulation.memory.refusals import Standing, best_placed
+from shoal.simulation.memory.refusals import CommonView, best_placed
 
 TRAINING = TrainingConfig(async_level=2, groups_per_step=8)
 TRUST = TrustConfig(key_share=0.5, probation_share=0.25)
@@ -60,8 +60,8 @@ def test_a_refusal_of_the_best_placed_key_is_that_of_every_key(seed: int) -> Non
     chance, repeated = random.Random(seed), 0
     for _ in range(400):
         swarm, held = random_swarm(chance), [version for version in range(6) if chance.random() < 0.5]
-        standing, is_reliable = Standing(swarm, 0, None, 1.0), chance.random() < 0.5
-        known = standing.refusal(held, POLLING, TRAINING, TRUST, is_reliable=is_reliable)
+        common, is_reliable = CommonView(swarm, 0, None, 1.0), chance.random() < 0.5
+        known = common.refusal(held, POLLING, TRAINING, TRUST, is_reliable=is_reliable)
         if known is None:
             continue
         repeated += 1
@@ -81,15 +81,15 @@ def test_no_refusal_is_repeated_while_one_key_could_get_work() -> None:
         answer = leases.decide(swarm, best_placed([0, 1, 2, 3, 4, 5], is_reliable=True), TRAINING, TRUST)
         if isinstance(answer, leases.Grant):
             granted += 1
-            known = Standing(swarm, 0, None, 1.0).refusal(range(6), 0, TRAINING, TRUST, is_reliable=True)
+            known = CommonView(swarm, 0, None, 1.0).refusal(range(6), 0, TRAINING, TRUST, is_reliable=True)
             assert known is None
     assert granted > 20
 
 
 def test_an_answer_ends_with_its_time_a_change_or_a_new_pace() -> None:
     pace = object()
-    standing = Standing(random_swarm(random.Random(0)), 7, pace, 50.0)
-    assert standing.holds(7, pace, 49.9)
-    assert not standing.holds(7, pace, 50.0)
-    assert not standing.holds(8, pace, 0.0)
-    assert not standing.holds(7, object(), 0.0)
+    common = CommonView(random_swarm(random.Random(0)), 7, pace, 50.0)
+    assert common.holds(7, pace, 49.9)
+    assert not common.holds(7, pace, 50.0)
+    assert not common.holds(8, pace, 0.0)
+    assert not common.holds(7, object(), 0.0)

@@ -75,7 +75,7 @@ def test_a_run_that_has_hardly_begun_cannot_be_measured() -> None:
         describe(read_tables(coordinator.connection), swarm.world.config, Contents([1], {}))
 
 
-def test_names_that_contributors_chose_are_told_apart_and_can_be_written() -> None:
+def test_names_that_contributors_chose_are_made_unique_and_can_be_written() -> None:
     chosen = ["gpu", "gpu", "gpu 2", "\U0001f41f", 'a "quoted" \\ name', "\x1b[2J", ""]
     found = _named_apart([{"name": name, "count": 1, "tokens_per_s": 200.0} for name in chosen])
     names = [one["name"] for one in found]

@@ -18,7 +18,7 @@ from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed
 from shoal.simulation.memory import slots
 from shoal.simulation.memory.presence import BeatingPresence
-from shoal.simulation.memory.refusals import Standing
+from shoal.simulation.memory.refusals import CommonView
 from shoal.simulation.memory.tables import Key, Lease, Slot, Tables
 
 SETTLING_S = 1e-6
@@ -47,7 +47,7 @@ class Leasing:
         """Only a simulation can do without them, to show what they are worth."""
         self._observed: Observed | None = None
         self._counted: tuple[tuple[int, int], batches.StepCounts] | None = None
-        self._standing: Standing | None = None
+        self._common: CommonView | None = None
         self._numbers = itertools.count()
 
     # What is known of keys
@@ -95,17 +95,18 @@ class Leasing:
     def decide(self, key: Key, held_versions: Sequence[int]) -> leases.Grant | leases.Refused:
         self.expire()
         observed, config = self.observe(), self.config
-        standing, is_reliable = self._stand(observed), self.is_reliable(key, observed)
-        polling, late = self.presence.polling(has_delivered=key.delivered_at > 0), None
+        common, is_reliable = self._common_view(observed), self.is_reliable(key, observed)
+        polling = self.presence.polling(has_delivered=key.delivered_at > 0)
+        late: leases.OpenSlot | None = None
         if is_reliable and self._has_late_slots():
             late = self._late_slot(key, observed, held_versions, polling)
         if late is None and not deliveries.backoff_s(key.record, self.clock()):
-            refusal = standing.refusal(held_versions, polling, config.training, config.trust, is_reliable=is_reliable)
+            refusal = common.refusal(held_versions, polling, config.training, config.trust, is_reliable=is_reliable)
             if refusal is not None:
                 return refusal
         others_active = self._has_others(key, active=True)
         swarm = replace(
-            standing.swarm,
+            common.swarm,
             keys_polling=polling,
             has_other_workers=others_active or self._has_others(key, active=False),
             has_other_active_workers=others_active,
@@ -192,14 +193,14 @@ class Leasing:
         key.record = deliveries.after_failure(key.record, self.clock())
         self.changed(key)
 
-    def _stand(self, observed: Observed) -> Standing:
+    def _common_view(self, observed: Observed) -> CommonView:
         """What does not depend on the key that asks."""
-        known, now = self._standing, self.clock()
+        known, now = self._common, self.clock()
         if known is None or not known.holds(self.tables.revision, observed, now):
-            known = self._standing = self._standing_now(observed, now)
+            known = self._common = self._common_now(observed, now)
         return known
 
-    def _standing_now(self, observed: Observed, now: float) -> Standing:
+    def _common_now(self, observed: Observed, now: float) -> CommonView:
         step, versions = self.tables.step, self.tables.versions
         timing, is_steady = self._decide_timing(step)
         oldest = max(0, step - self.config.training.async_level)
@@ -228,7 +229,7 @@ class Leasing:
         if timing is not None and timing.reason == "waits_for_version" and timing.latest_start is not None:
             changes_at.append(timing.latest_start)
         until = min(changes_at, default=float("inf")) if is_steady else now
-        return Standing(swarm, self.tables.revision, observed, until)
+        return CommonView(swarm, self.tables.revision, observed, until)
 
     def counts(self, step: int) -> batches.StepCounts:
         now = (self.tables.revision, step)

@@ -25,7 +25,7 @@ def best_placed(held_versions: Sequence[int], *, is_reliable: bool) -> leases.Ke
 
 
 @dataclass(slots=True)
-class Standing:
+class CommonView:
     """What all keys share between two changes, and what was answered meanwhile."""
 
     swarm: leases.SwarmView
@@ -47,7 +47,7 @@ class Standing:
         *,
         is_reliable: bool,
     ) -> leases.Refused | None:
-        """What every such key is told; none if one of them may get work."""
+        """What every such key hears; none if one of them may get work."""
         asked = (tuple(held_versions), is_reliable, keys_polling)
         if asked not in self.answers:
             swarm, key = replace(self.swarm, keys_polling=keys_polling), best_placed(asked[0], is_reliable=is_reliable)
