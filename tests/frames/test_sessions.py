@@ -192,7 +192,7 @@ def test_links_submodules_and_odd_names_in_a_history_stop_nothing(tmp_path: Path
     assert skipped["not a file"] == 2 * 2, "both splits read the history"
 
 
-def test_a_machine_without_git_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_git_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CorpusError, match="git rev-list could not be run"):
         next(committed(tmp_path, "train", Counter()))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint import save
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from shoal.reproduction.copies import _has_all_bytes
 from shoal.training.checkpoints import accept_one_process

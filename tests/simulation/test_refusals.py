@@ -8,11 +8,13 @@ import pytest
 
 from shoal.config import TrainingConfig, TrustConfig
 from shoal.coordinator.rules import batches, leases
+from shoal.protocol.api import RunState
 from shoal.simulation.memory.refusals import CommonView, best_placed
 
 TRAINING = TrainingConfig(async_level=2, groups_per_step=8)
 TRUST = TrustConfig(key_share=0.5, probation_share=0.25)
 POLLING = 900
+STATES: tuple[RunState, ...] = (*("running",) * 6, "paused", "drained", "finished")
 
 
 def random_swarm(chance: random.Random) -> leases.SwarmView:
@@ -23,7 +25,7 @@ def random_swarm(chance: random.Random) -> leases.SwarmView:
         return chance.randrange(most + 1)
 
     return leases.SwarmView(
-        run_state=chance.choice(["running"] * 6 + ["paused", "drained", "finished"]),
+        run_state=chance.choice(STATES),
         step=step,
         steps=chance.choice([5, 100, 100, 100]),
         has_space=chance.random() < 0.9,

@@ -191,7 +191,7 @@ def test_a_difference_of_a_tolerant_environment_is_no_proof(tmp_path: Path) -> N
 def test_a_confirming_replay_that_the_clock_cut_off_is_repeated(
     run: TinyRun, honest: Submission, monkeypatch: pytest.MonkeyPatch, cut_off: int, reason: Reason
 ) -> None:
-    """A validator that was asleep for a minute neither loses a proof nor blames the environment at once."""
+    """A validator that was asleep for a minute neither loses a proof nor reports a fault of the environment at once."""
     row = next(number for number, one in enumerate(honest.rollouts) if len(one.segment_lengths) > 1)
     asleep, step = iter(range(cut_off)), Session.step
 

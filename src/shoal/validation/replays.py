@@ -151,7 +151,7 @@ def _confirm(row: int, rollout: Rollout, item: WorkItem, workload: Workload, fir
 
 
 def _replay_again(rollout: Rollout, item: WorkItem, workload: Workload, hash_seed: str) -> _Outcome:
-    """What a limit cut off says nothing about the environment: a machine that was asleep has no proof, and no fault either."""
+    """A replay that a limit cut off is repeated: on a machine that was asleep it is neither a proof nor a fault."""
     for _ in range(CONFIRMING_TRIES):
         host, budget = shared_host(item.environment, hash_seed), workload.scoring_budget(REPLAY_SLACK)
         outcome = _replay(rollout, item, workload, budget, host)

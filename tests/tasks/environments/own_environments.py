@@ -108,7 +108,7 @@ def _say(text: str) -> Callable[[], dict[str, Any]]:
 
 
 def _signal() -> dict[str, Any]:
-    """By each way that needs no `kill`: directly, and through a file whose owner is told about it."""
+    """By each way that needs no `kill`: directly, and through a file whose owner gets a signal about it."""
     victim = int(os.environ["SHOAL_TEST_VICTIM"])
     number = {"x86_64": 234, "aarch64": 131}[platform.machine()]
     said = [ctypes.CDLL(None).syscall(number, victim, victim, int(signal.SIGKILL))]

@@ -74,7 +74,7 @@ class OneWrite:
             self._transport.write(self._waiting)
             self._waiting = b""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._transport, name)
 
 

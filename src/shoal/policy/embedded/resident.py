@@ -33,7 +33,7 @@ class ResidentWeights:
                 places[storage.data_ptr()] = len(self._current)
                 self._current.append(storage)
             place = places[storage.data_ptr()]
-            self._views.append((place, tensor.storage_offset(), tensor.shape, tensor.stride()))
+            self._views.append((place, int(tensor.storage_offset()), tensor.shape, tensor.stride()))
         self._versions: OrderedDict[Identity, Storages] = OrderedDict()
         self._in_use: Identity | None = None
 
@@ -53,7 +53,7 @@ class ResidentWeights:
         self._in_use = identity
 
     def _read(self, identity: Identity, read: Callable[[], None]) -> None:
-        before, target = self._current, self._room()
+        before, target = self._current, self._memory_for_one()
         self._point_at(target)
         try:
             read()
@@ -62,7 +62,7 @@ class ResidentWeights:
             raise
         self._versions[identity] = target
 
-    def _room(self) -> Storages:
+    def _memory_for_one(self) -> Storages:
         """Memory for one more version: of its own, or that of the one that was used longest ago."""
         if self._in_use is None:
             return self._current  # the first version takes the memory that the model was built with
@@ -75,7 +75,7 @@ class ResidentWeights:
     def _point_at(self, storages: Storages) -> None:
         self._current = storages
         for tensor, (place, offset, shape, stride) in zip(self._tensors, self._views, strict=True):
-            tensor.set_(storages[place], offset, shape, stride)  # type: ignore[call-overload]
+            tensor.set_(storages[place], offset, shape, stride)
 
 
 def _like(storage: torch.UntypedStorage) -> torch.UntypedStorage:
