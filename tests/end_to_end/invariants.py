@@ -241,7 +241,7 @@ def _training_can_be_repeated(remains: Remains) -> Iterator[str]:
     class Records:
         """Replaces the coordinator: the batches and files of the store."""
 
-        def batch(self, step: int, wait_s: float) -> api.BatchAnswer:
+        def batch(self, step: int, wait_s: float, epoch: int) -> api.BatchAnswer:
             return api.BatchAnswer(batch=steps.batch_record(remains.connection, step))
 
         def submission_file(self, submission_id: str, digest: str) -> bytes:
