@@ -52,7 +52,7 @@ $(VLLM_VENV)/.ready: pyproject.toml constraints-vllm.txt
 	@touch $@
 
 test-vllm: $(VLLM_VENV)/.ready  ## the vLLM engine, and a swarm of both engines
-	$(VLLM_BIN)/pytest -m slow -n 0 tests/policy/vllm/test_engine.py tests/end_to_end/test_mixed_swarm.py \
+	$(VLLM_BIN)/pytest -m slow -n 0 tests/policy/vllm tests/end_to_end/test_mixed_swarm.py \
 	  tests/training/test_export.py $(ARGS)
 
 lint: setup

@@ -19,8 +19,9 @@ CAREERS = 5
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("hostile", [1, 3])
 def test_plausible_poison_is_found_by_audits_after_a_few_groups(hostile: int, strategy: str) -> None:
+    """Of each key: nothing shows which keys belong together."""
     found = careers(PLAUSIBLE, HONEST, hostile, strategy, CAREERS)
-    assert statistics.median(sum(career["consumed"]) for career in found) <= 8
+    assert statistics.median(sum(career["consumed"]) / hostile for career in found) <= 8
     assert all(career["all_banned"] for career in found)
     assert all(share <= 0.1 * hostile for career in found for share in career["shares"])
 

@@ -98,7 +98,7 @@ def undrawn(swarm: Swarm, worker: CoordinatorClient, lease: api.Lease, name: str
     for number in range(1000):
         data = f"{name} {number}".encode()
         file = ReceivedFile(worker.keypair.public, lease.lease_id, "file", digest_bytes(data), len(data), "")
-        if not swarm.read(partial(new_submission, run=swarm.run, file=file)).groups_to_audit:
+        if not swarm.read(partial(new_submission, run=swarm.run, file=file, position=0)).groups_to_audit:
             return data
     raise AssertionError("every file is audited")
 

@@ -17,9 +17,9 @@ from .test_engine import EOS, MODEL, make_requests, needs_vllm, score_requests
 
 Directory = Callable[..., Path]
 LORA = LoraConfig(rank=4, alpha=64)
+pytestmark = [pytest.mark.slow, needs_vllm]
 
 
-@needs_vllm
 def test_versions_replace_each_other_and_agree_with_the_embedded_engine(
     model_directory: Directory, tmp_path: Path
 ) -> None:
@@ -45,7 +45,6 @@ def test_versions_replace_each_other_and_agree_with_the_embedded_engine(
         assert float(max(errors)) < 1e-3
 
 
-@needs_vllm
 def test_a_refused_adapter_leaves_the_old_one(model_directory: Directory, tmp_path: Path) -> None:
     base = model_directory(MODEL)
     engine = VllmEngine(base, eos_token_ids=EOS, max_batch=8, lora=LORA)
