@@ -23,6 +23,20 @@ from transformers import (
 )
 
 VOCAB_SIZE = 64
+RUNNABLE = (
+    "llama",
+    "llama-biased",
+    "qwen2",
+    "qwen2-windowed",
+    "qwen3",
+    "mistral",
+    "gemma3",
+    "granite",
+    "qwen3-moe",
+    "deepseek-v3",
+    "gpt-neox",
+)
+"""Architectures that the embedded engine runs."""
 EOS = 2
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,

@@ -20,22 +20,9 @@ from shoal.policy import (
 )
 from shoal.proofs.commitments import CHUNK_TOKENS, build_proofs, compare_chunks, split_chunks
 from shoal.proofs.sampling import choose_tokens
-from support.tiny_models import EOS, VOCAB_SIZE
+from support.tiny_models import EOS, RUNNABLE, VOCAB_SIZE
 
 Directory = Callable[..., Path]
-RUNNABLE = (
-    "llama",
-    "llama-biased",
-    "qwen2",
-    "qwen2-windowed",
-    "qwen3",
-    "mistral",
-    "gemma3",
-    "granite",
-    "qwen3-moe",
-    "deepseek-v3",
-    "gpt-neox",
-)
 
 
 def make_engine(directory: Path, *, eos: Sequence[int] = (EOS,), max_batch: int = 16) -> TorchEngine:

@@ -16,22 +16,9 @@ from shoal.policy import ScoreRequest, TorchEngine, build_model
 from shoal.policy.embedded.widening import Widener, compute_wide
 from shoal.policy.engine import GenerationRequest
 from shoal.policy.weights import unique_tensors
-from support.tiny_models import EOS, VOCAB_SIZE
+from support.tiny_models import EOS, RUNNABLE, VOCAB_SIZE
 
 Directory = Callable[..., Path]
-ARCHITECTURES = (
-    "llama",
-    "llama-biased",
-    "qwen2",
-    "qwen2-windowed",
-    "qwen3",
-    "mistral",
-    "gemma3",
-    "granite",
-    "qwen3-moe",
-    "deepseek-v3",
-    "gpt-neox",
-)
 
 
 @pytest.fixture
@@ -71,7 +58,7 @@ def matrices(model: nn.Module) -> list[Tensor]:
     return [parameter for parameter in model.parameters() if parameter.dim() >= 2]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_a_narrow_engine_scores_as_a_wide_one_to_the_last_bit(published: Callable[[str], Path], name: str) -> None:
     directory = published(name)
     wide, narrow = engine(directory), engine(directory, "bfloat16")
@@ -83,7 +70,7 @@ def test_a_narrow_engine_scores_as_a_wide_one_to_the_last_bit(published: Callabl
         assert torch.equal(one.states, other.states)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_matrices_stay_in_bf16_before_and_after_a_pass(published: Callable[[str], Path], name: str) -> None:
     narrow = engine(published(name), "bfloat16")
     narrow.score(requests(2), temperature=1.0)
