@@ -51,9 +51,11 @@ $(VLLM_VENV)/.ready: pyproject.toml constraints-vllm.txt
 	@$(VLLM_BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
+# vLLM starts once per process, so every file has its own.
+VLLM_TESTS := tests/policy/vllm/test_engine.py tests/policy/vllm/test_lora.py tests/end_to_end/test_mixed_swarm.py tests/training/test_export.py
+
 test-vllm: $(VLLM_VENV)/.ready  ## the vLLM engine, and a swarm of both engines
-	$(VLLM_BIN)/pytest -m slow -n 0 tests/policy/vllm tests/end_to_end/test_mixed_swarm.py \
-	  tests/training/test_export.py $(ARGS)
+	for file in $(VLLM_TESTS); do $(VLLM_BIN)/pytest -m slow -n 0 $$file $(ARGS) || exit 1; done
 
 lint: setup
 	$(BIN)/ruff check .

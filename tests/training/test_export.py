@@ -107,7 +107,8 @@ def test_vllm_serves_the_export(tmp_path: Path) -> None:
     output = export_policy(latest_checkpoint(tmp_path / "run"), tmp_path / "base", tmp_path / "out", FACTS)
     prompts = [[1, 2, 3], [7, 8]]
     settings = vllm.SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    server = vllm.LLM(str(output), skip_tokenizer_init=True, dtype="float32", max_model_len=64, enforce_eager=True)
+    limits = {"max_model_len": 64, "gpu_memory_utilization": 0.2}  # on a CPU build: of the host's memory
+    server = vllm.LLM(str(output), skip_tokenizer_init=True, dtype="float32", enforce_eager=True, **limits)
     served = server.generate([{"prompt_token_ids": prompt} for prompt in prompts], settings, use_tqdm=False)
     model = LlamaForCausalLM.from_pretrained(output, dtype=torch.float32)
     for prompt, answer in zip(prompts, served, strict=True):

@@ -20,11 +20,16 @@ LORA = LoraConfig(rank=4, alpha=64)
 pytestmark = [pytest.mark.slow, needs_vllm]
 
 
+@pytest.fixture(scope="module")
+def engine(model_directory: Directory) -> VllmEngine:
+    """vLLM starts once per process."""
+    return VllmEngine(model_directory(MODEL), eos_token_ids=EOS, max_batch=8, lora=LORA)
+
+
 def test_versions_replace_each_other_and_agree_with_the_embedded_engine(
-    model_directory: Directory, tmp_path: Path
+    engine: VllmEngine, model_directory: Directory, tmp_path: Path
 ) -> None:
     base = model_directory(MODEL)
-    engine = VllmEngine(base, eos_token_ids=EOS, max_batch=8, lora=LORA)
     reference = TorchEngine(base, eos_token_ids=EOS, lora=LORA)
     assert engine.numerics_class == "vllm/float32/cpu+lora"
     requests = make_requests()
@@ -45,9 +50,8 @@ def test_versions_replace_each_other_and_agree_with_the_embedded_engine(
         assert float(max(errors)) < 1e-3
 
 
-def test_a_refused_adapter_leaves_the_old_one(model_directory: Directory, tmp_path: Path) -> None:
+def test_a_refused_adapter_leaves_the_old_one(engine: VllmEngine, model_directory: Directory, tmp_path: Path) -> None:
     base = model_directory(MODEL)
-    engine = VllmEngine(base, eos_token_ids=EOS, max_batch=8, lora=LORA)
     engine.load(write_typical(tmp_path / "a", base, LORA))
     request = [GenerationRequest((3, 4, 5), 1, 12)]
     before = engine.generate(request, temperature=1.0)[0].tokens

@@ -100,7 +100,14 @@ class WorkerExtension:
             raise RuntimeError(f"expected one layer that makes logits, found {len(layers)}")
         if self.rank == 0:
             _step.recorder = Recorder()
-            layers[0].register_forward_hook(self._shoal_hook)
+            self._shoal_called(layers[0]).register_forward_hook(self._shoal_hook)
+
+    def _shoal_called(self, layer: nn.Module) -> nn.Module:
+        """What vLLM calls for logits: with LoRA a layer around this one, which takes over its forward."""
+        around = (
+            each for each in self.model_runner.get_model().modules() if getattr(each, "base_layer", None) is layer
+        )
+        return next(around, layer)
 
     def shoal_load(self, directory: str) -> None:
         use_exact_products(self.device)
