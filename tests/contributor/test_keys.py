@@ -1,6 +1,7 @@
 """A key's backup: the same key comes back, only with its passphrase, over nothing, and from no damaged file."""
 
 import json
+import os
 from pathlib import Path
 
 import nacl.pwhash.argon2id as argon2id
@@ -129,3 +130,10 @@ def test_the_commands_ask_for_a_file_warn_of_plain_text_and_name_the_key(
         main(["key", "backup", f"{backup}-3", "--key", str(key)])
     assert end.value.code == 78
     assert "Nobody is there to be asked" in capsys.readouterr().err
+
+
+def test_a_pipe_or_a_directory_is_no_backup_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(KeyBackupError, match="is no file"):
+            is_encrypted(place)

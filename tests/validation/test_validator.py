@@ -253,6 +253,27 @@ def test_a_file_that_breaks_a_common_audit_costs_the_others_nothing(
     assert broken.reasons == [Reason.VALIDATOR_CRASH]
 
 
+def test_a_version_that_cannot_be_had_is_asked_for_once_for_all_files(
+    make: Make, coordinator: FakeCoordinator, honest: Submission, tiny_run: TinyRun
+) -> None:
+    weights = tiny_run.weights(0, 1)
+    weights.closed = True
+    validator, asked = make(weights), list[int]()
+    fetch = weights.fetch_version
+
+    def counted(version: int, *arguments: object, **options: object) -> object:
+        asked.append(version)
+        return fetch(version, *arguments, **options)  # type: ignore[arg-type]
+
+    weights.fetch_version = counted  # type: ignore[method-assign, assignment]
+    sent = [honest, submit(tiny_run, slot=5)]
+    checks = validator.check_all(
+        [upload_as(coordinator, submission, f"submission-{number}") for number, submission in enumerate(sent)]
+    )
+    assert [check.verdict.reasons for check in checks if check.verdict] == [[Reason.VERSION_GONE]] * 2
+    assert asked == [0]
+
+
 def test_it_asks_only_for_files_of_versions_that_it_has_and_gets_the_others(
     make: Make, coordinator: FakeCoordinator, honest: Submission, tiny_run: TinyRun
 ) -> None:

@@ -121,6 +121,8 @@ def _derived(passphrase: str, salt: bytes, operations: int, memory_bytes: int) -
 
 
 def _fields(backup: Path) -> dict[str, Any]:
+    if backup.exists() and not backup.is_file():  # a pipe would be waited for
+        raise KeyBackupError(f"{backup} is no file.", hint="Check the path.")
     try:
         with backup.open("rb") as file:
             fields = json.loads(file.read(MAX_BYTES + 1)[:MAX_BYTES])

@@ -179,7 +179,9 @@ class Validator:
         if len(checks) > 1:
             try:
                 found = self._audit(checks)
-            except Exception:
+            except UnavailableError as error:  # of the version that all need: asking for each would wait for each
+                found = [rejected(check.claim, [Finding(Reason.VERSION_GONE, str(error))]) for check in checks]
+            except Exception:  # whichever file it was, its own audit will say so
                 log.exception("an audit of %d files together failed", len(checks))
         for number, check in enumerate(checks):
             verdict = found[number] if found else _or_fault(check.claim, lambda check=check: self._audit([check])[0])  # type: ignore[misc]
