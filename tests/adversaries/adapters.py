@@ -100,11 +100,11 @@ ADAPTER_CHEATS: dict[str, Cheat] = {
     "adapter_lower_rank": changed_adapter(lower_rank, "lower-rank"),
     "adapter_lower_rank_true_proofs": changed_adapter(lower_rank, "lower-rank", prove=True),
     "adapter_nearest_rank": changed_adapter(nearest_lower_rank, "nearest-rank"),
-    "adapter_nearest_rank_true_proofs": changed_adapter(nearest_lower_rank, "nearest-rank", prove=True),
 }
 ADAPTER_SLOW_CHEATS: dict[str, Cheat] = {
     "merged_bf16": with_model(made_once("merged", _merged)),
     "merged_bf16_true_proofs": with_model(made_once("merged", _merged), prove=True),
     "int8_base": with_model(made_once("int8-base", _int8_base)),
     "int8_base_true_proofs": with_model(made_once("int8-base", _int8_base), prove=True),
+    "adapter_nearest_rank_true_proofs": changed_adapter(nearest_lower_rank, "nearest-rank", prove=True),
 }
