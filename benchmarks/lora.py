@@ -1,6 +1,6 @@
 """Does an adapter learn what full training learns? Ranks 1, 16 and full beside all weights, on the demo task.
 
-    python benchmarks/lora.py [--steps 24] [--seeds 3] [--pieces DIR] [--write]
+    python benchmarks/lora.py [--steps 24] [--seeds 3] [--arms ARM ...] [--pieces DIR] [--write]
 
 GRPO in one process at the demo's lag of two versions (tests/support/local_run.py), from the bundled policy and with its settings.
 Learning rates are tuned for full training and for adapters alike: seed 100 tries each rate of `RATES` and the best one is used for
@@ -85,16 +85,16 @@ def interval(values: Sequence[float]) -> list[float]:
     return [round(mean - half, 4), round(mean + half, 4)]
 
 
-def measure(pieces: Pieces, seeds: int) -> dict[str, Any]:
+def measure(pieces: Pieces, seeds: int, arms: Sequence[str]) -> dict[str, Any]:
     tuned = {"full": 0, "adapter": TUNED_RANK}
     tried = {
         kind: {rate: pieces.final(tuned[kind], rate, TUNING_SEED) for rate in rates} for kind, rates in RATES.items()
     }
     best = {kind: max(found, key=lambda rate: found[rate]) for kind, found in tried.items()}
-    finals: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    finals: dict[str, list[float]] = {arm: [] for arm in arms}
     for seed in range(seeds):
-        for arm, rank in ARMS.items():
-            finals[arm].append(pieces.final(rank, best["adapter" if rank else "full"], seed))
+        for arm in arms:
+            finals[arm].append(pieces.final(ARMS[arm], best["adapter" if ARMS[arm] else "full"], seed))
     gaps = [full - adapter for full, adapter in zip(finals["full"], finals["rank16"], strict=True)]
     return {
         "benchmark": "lora",
@@ -114,12 +114,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--seeds", type=int, default=3, choices=range(1, 6))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="`full` and `rank16` at least")
     parser.add_argument("--heldout", type=int, default=HELDOUT)
     parser.add_argument("--pieces", type=Path, default=ROOT / "build" / "lora")
     parser.add_argument("--write", action="store_true", help=f"store the result in {RESULT.name}")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    result = measure(Pieces(options.pieces, options.steps, options.heldout), options.seeds)
+    result = measure(Pieces(options.pieces, options.steps, options.heldout), options.seeds, options.arms)
     result |= {"steps": options.steps, "machine": f"{platform.machine()}, 1 thread, torch {torch.__version__}"}
     if options.write:
         RESULT.write_text(json.dumps(result, indent=2) + "\n")
