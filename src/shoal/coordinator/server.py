@@ -135,8 +135,11 @@ def begin(connection: Transaction, run: Run) -> None:
 def _record_terms(connection: Connection, run: Run) -> None:
     """The settings that trust and credit follow from, so that anyone can recompute both; again whenever they change."""
     terms = {
-        "trust": run.config.trust.model_dump(include={"stake_tokens", "probation_audits", "audit_floor"}),
+        "trust": run.config.trust.model_dump(
+            include={"stake_tokens", "probation_audits", "audit_floor", "unaudited_share"}
+        ),
         "async_level": run.config.training.async_level,
+        "groups_per_step": run.config.training.groups_per_step,
         "slot_tokens": run.slot_tokens,
     }
     if meta.read(connection, "terms") != json.dumps(terms):

@@ -136,6 +136,8 @@ class SubmissionRow(Record):
     """Numbers of the groups that were drawn."""
     audit_step: int
     audit_rate: float
+    useful_rate: float
+    """Share of its useful groups that is audited at least."""
     numerics_class: str
     state: SubmissionState = SubmissionState.PENDING
     claim_id: str | None = None

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from shoal.coordinator import ledger
 from shoal.coordinator.batching.steps import current_id, epoch, run_state
-from shoal.coordinator.rules import retries, trust
+from shoal.coordinator.rules import retries, trust, unaudited
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import LeaseState, SlotState, SubmissionState
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, insert, select, update
 from shoal.coordinator.store.tables import LeaseRow, SubmissionRow
 from shoal.coordinator.work import slots
-from shoal.coordinator.work.audits import unaudited_limit
+from shoal.coordinator.work.audits import left_of_key
 from shoal.coordinator.work.deliveries import drop_lease
 from shoal.coordinator.work.leasing import lease_of
 from shoal.coordinator.workers import require_worker, trust_record
@@ -115,6 +115,7 @@ def new_submission(connection: Connection, run: Run, file: ReceivedFile, positio
         audit_groups=json.dumps(trust.audited_groups(step_secret(run.secret, drawn_by), file.digest, rate, groups)),
         audit_step=drawn_by.step,
         audit_rate=rate,
+        useful_rate=unaudited.useful_rate(run.config.training, run.config.trust),
         numerics_class=worker.numerics_class,
         audit_epoch=drawn_by.epoch,
         audit_attempt=drawn_by.attempt,
@@ -183,6 +184,7 @@ def _waiting(connection: Connection, run: Run, manifests: Sequence[str] | None, 
 
 
 def _claim_row(connection: Connection, run: Run, row: SubmissionRow, key: str, request_id: str) -> SubmissionRow:
+    left = left_of_key(connection, run, row.worker)
     return update(
         connection,
         row,
@@ -191,7 +193,7 @@ def _claim_row(connection: Connection, run: Run, row: SubmissionRow, key: str, r
         claimed_by=key,
         claim_request=request_id,
         claim_expires=run.clock() + run.config.validation.claim_s,
-        unaudited_limit=unaudited_limit(connection, run, row.worker),
+        unaudited_limit=_limits(run, row, left)[-1],
         tries=row.tries + 1,
     )
 
@@ -215,9 +217,14 @@ def _claim_of(connection: Connection, run: Run, row: SubmissionRow) -> api.Claim
         lease=lease_of(run, lease_of_submission(connection, row)),
         audit_groups=row.groups_to_audit,
         audit_order=list(trust.audit_order(step_secret(run.secret, row.audit_id), row.digest, groups)),
-        unaudited_limit=row.unaudited_limit,
+        unaudited_limits=_limits(run, row, row.unaudited_limit),
         numerics_class=row.numerics_class,
     )
+
+
+def _limits(run: Run, row: SubmissionRow, left_of_key: int) -> list[int]:
+    coin = trust.rounding(step_secret(run.secret, row.audit_id), row.digest)
+    return unaudited.limits_of_file(row.useful_rate, run.descriptor.rollouts.tasks_per_slot, coin, left_of_key)
 
 
 def lease_of_submission(connection: Connection, row: SubmissionRow) -> LeaseRow:
