@@ -14,8 +14,8 @@ from shoal.coordinator.rules.trust import (
     audited_groups,
     earned_state,
     groups_to_audit,
-    rounding,
     is_usable,
+    rounding,
 )
 
 CONFIG = TrustConfig(probation_audits=3, audit_floor=0.1)
