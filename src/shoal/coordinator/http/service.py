@@ -96,6 +96,7 @@ class Service:
         run.metrics.listen(self.hub.hear)
         per_s = run.config.coordinator.requests_per_s_address
         self.address_limit = RateLimit(per_s, run.clock)
+        self.forgery_limit = RateLimit(per_s, run.clock)
         self.new_keys = RateLimit(NEW_KEYS_PER_S if per_s else 0.0, run.clock, burst=NEW_KEYS_AT_ONCE)
         self.under_way = UnderWay(REQUESTS_PER_ADDRESS if per_s else None)
         self.proxies = Proxies(run.config.coordinator.trusted_proxies)
