@@ -5,10 +5,11 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 from benchmarks.poisoning.recipe import demo
+from shoal.coordinator.rules import unaudited
 from shoal.coordinator.rules.trust import groups_to_audit
-from shoal.coordinator.rules.unaudited import limit_of_key
 from shoal.coordinator.store.rows import select
 from shoal.coordinator.store.tables import GroupRow, WorkerRow
 from shoal.files import digest_bytes
@@ -22,6 +23,7 @@ USEFUL = 0.55
 """Share of honest groups that have a signal."""
 LONGEST_CAREER = 200
 """Steps."""
+HONEST_STEPS = 60
 
 
 class Career:
@@ -43,7 +45,7 @@ class Career:
         if unaudited_share is not None:
             trust = self.config.trust.model_copy(update={"unaudited_share": unaudited_share})
             self.config = self.config.model_copy(update={"trust": trust})
-        self.limit = limit_of_key(self.config.training, self.config.trust)
+        self.limit = unaudited.limit_of_key(self.config.training, self.config.trust)
         self.clock = EventClock()
         secret = bytes.fromhex(digest_bytes(f"career {seed} {hostile} {strategy}".encode()))
         self.coordinator = LocalCoordinator(self.config, self.clock, secret)
@@ -86,6 +88,18 @@ class Career:
             "all_banned": ended,
             "audited": audited,
         }
+
+    def run_honest(self, steps: int) -> float:
+        """Share of the useful groups that is audited."""
+        for step in range(steps):
+            while self.coordinator.step() == step:
+                self._work()
+            self.coordinator.record(step)
+            self.clock.now += 10.0
+            self.coordinator.publish(step + 1)
+        audited = self._audited_share()
+        self.coordinator.close()
+        return audited
 
     def banned(self) -> set[str]:
         return {row.key for row in select(self.coordinator.connection, WorkerRow, "WHERE state='banned'")}
@@ -181,6 +195,12 @@ def careers(
     hostile: int,
     strategy: str,
     count: int,
-    unaudited_share: float | None = None,
 ) -> list[dict[str, Any]]:
-    return [Career(seed, hostile, strategy, kind, values, unaudited_share).run() for seed in range(count)]
+    return [Career(seed, hostile, strategy, kind, values).run() for seed in range(count)]
+
+
+def honest_audited(unaudited_share: float, *, per_key_only: bool = False) -> float:
+    """Share of the useful groups of honest keys at the floor that is audited; without the rate per file if it is so said."""
+    chance = 1.0 if per_key_only else unaudited.ESCAPE_CHANCE
+    with mock.patch.object(unaudited, "ESCAPE_CHANCE", chance):
+        return round(Career(0, 0, "one", {}, (0.0,), unaudited_share).run_honest(HONEST_STEPS), 3)
