@@ -289,8 +289,8 @@ class TrustConfig(Section):
     """Largest share of one step that one key may fill while others work."""
     unaudited_share: Fraction = 0.1
     """Largest share of a batch that groups of one key may fill without an audit; what a key makes beyond it is audited. And of the
-    useful groups of every file so many are audited that forged ones beyond this share, of however many keys, all escape at most
-    once in twenty batches. `shoal init` says what that costs; small batches cost most. 1 leaves it to the draw."""
+    useful groups of every file a share is audited, so that forged ones beyond this share, of any number of keys, all escape with
+    a chance of 5 %. `shoal init` says what both cost; small batches cost most. 1 leaves it to the draw."""
     probation_share: Fraction = 0.5
     """Largest share of one step that all keys on probation may fill while proven keys work."""
 

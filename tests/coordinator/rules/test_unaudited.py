@@ -19,6 +19,7 @@ from shoal.coordinator.rules.unaudited import (
     limit_of_key,
     limits_of_file,
     useful_rate,
+    withheld,
 )
 
 TRUST = TrustConfig(unaudited_share=0.1, audit_floor=0.1)
@@ -100,3 +101,15 @@ def test_the_sentence_names_both_limits_whatever_the_settings(groups: int, share
     assert said.endswith(f"keys on {least:.0%}")
     enough = math.ceil((1.0 - least) * groups / limit)
     assert all(f" {keys}: " in said for keys in itertools.takewhile(lambda keys: keys < enough, (1, 2, 4)))
+
+
+@pytest.mark.parametrize(
+    ("value", "held"),
+    [(0.0, False), (30.0, False), (-30.0, False), (-30.1, True), (30.1, True), (float("nan"), True), (1e9, True)],
+)
+def test_a_statistic_beyond_the_limit_holds_a_group_back(value: float, held: bool) -> None:
+    assert withheld({"group": value}, (), 30.0) == ({"group"} if held else set())
+
+
+def test_audited_groups_are_never_held_back() -> None:
+    assert withheld({"one": -99.0, "two": -99.0}, {"one"}, 30.0) == {"two"}

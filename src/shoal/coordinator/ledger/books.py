@@ -38,7 +38,7 @@ class Account:
 
 
 def _rate_at(rates: list[tuple[int, float]], position: int, at_first: float) -> float:
-    """What was in force when the ledger had so many entries."""
+    """What was in force when the ledger had this number of entries."""
     place = bisect_right(rates, (position, 2.0))
     return rates[place - 1][1] if place else at_first
 

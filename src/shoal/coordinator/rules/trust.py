@@ -134,8 +134,8 @@ def _draws(step_secret: bytes, submission_digest: str, groups: int) -> list[int]
 def groups_to_audit(
     drawn: Sequence[int], order: Sequence[int], useful: Collection[int], limits: Sequence[int]
 ) -> list[int]:
-    """The drawn groups and further useful ones, until no more useful ones stay without an audit than `limits` says for so many;
-    where it says nothing, all may."""
+    """The drawn groups and further useful ones, until no more useful ones stay without an audit than `limits` says for
+    their number; where it says nothing, all may."""
     limit = limits[len(useful)] if len(useful) < len(limits) else len(useful)
     others = [group for group in order if group in useful and group not in drawn]
     return sorted([*drawn, *others[: max(0, len(others) - limit)]])

@@ -1,16 +1,33 @@
-"""How much of a batch may stay without an audit: pure rules over the settings and one coin per file.
+"""What may enter a batch without an audit: pure rules over the settings, one coin per file, and the trainer's statistics.
 
 Two limits hold together. One key brings at most `trust.unaudited_share` of a batch into it without an audit. And of the groups of
-every file that carry a training signal at least the *useful rate* is audited, whoever sent it, so that more forged groups than
-that share, of one key or of several that belong together, rarely all escape.
+every file that carry a training signal at least the *useful rate* is audited, so that more forged groups than that share, of one
+key or of several that belong together, rarely all escape.
+
+Of a proposed batch, groups are held back that the trainer's policy finds improbable: the statistic of a group says how far its
+log-probability lies from what the policy expects of its own samples, in standard deviations. No honest group of an admitted age
+comes near the limit; docs/design/verification.md shows the fit. A group that was audited is what its seed selects, so it is never
+held back. The check alone penalises no worker: an audit follows.
 """
 
 import math
+from collections.abc import Collection, Mapping
 
 from shoal.config import TrainingConfig, TrustConfig
 
 ESCAPE_CHANCE = 0.05
 """That forged groups beyond the share all pass the draws."""
+MOST_ATTEMPTS = 3
+"""Lists that are proposed for one step; the last one is recorded without the groups that it loses."""
+
+
+def withheld(statistics: Mapping[str, float], audited: Collection[str], limit: float) -> set[str]:
+    """Ids of the groups that go to an audit instead of into the batch."""
+    return {
+        group
+        for group, value in statistics.items()
+        if group not in audited and not (math.isfinite(value) and abs(value) <= limit)
+    }
 
 
 def limit_of_key(training: TrainingConfig, trust: TrustConfig) -> int:
@@ -31,7 +48,7 @@ def useful_rate(training: TrainingConfig, trust: TrustConfig) -> float:
 def limit_of_file(rate: float, useful: int, coin: float) -> int:
     """How many of a file's useful groups may stay without an audit: the rest of the rate, rounded by a coin in [0, 1).
 
-    Exactly so many, not each group by itself: of two forged groups both escape more rarely at the same audited tokens.
+    A number, not each group by itself: of two forged groups both escape more rarely at the same audited tokens.
     """
     return math.floor((1.0 - rate) * useful + coin)
 
