@@ -86,7 +86,7 @@ class Dispatcher:
             self._service.exporter.observe("request", route=route, seconds=seconds)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, address: str, has_place: bool) -> None:
-        body = BodyReader(receive)
+        body = BodyReader(receive, scope.get("extensions", {}).get(CONNECTION))
         try:
             answer = await self._answer(scope, body, address, has_place)
         except ClientDisconnect:

@@ -24,7 +24,7 @@ from shoal.coordinator.page.stream import EventHub
 from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.loop_results import LoopFuture, LoopResults
-from shoal.coordinator.store.remembered import Remembered
+from shoal.coordinator.store.remembered import Remembered, RememberedWorkers
 from shoal.coordinator.store.writer import Store
 from shoal.metrics import Exporter
 from shoal.net import Connections, Proxies, RateLimit, UnderWay
@@ -47,6 +47,9 @@ NEW_KEYS_AT_ONCE, NEW_KEYS_PER_S = 64, 1.0
 
 
 class ClientConnection(Protocol):
+    @property
+    def has_sent_all(self) -> bool: ...
+
     def drop(self) -> None: ...
 
     def hold(self) -> None: ...
@@ -90,6 +93,7 @@ class Service:
         self.heads = Heads(run)
         self.newest_head = Remembered(store, self.heads.newest)
         self.epoch = Remembered(store, steps.epoch)
+        self.workers = RememberedWorkers(store)
         self.hub, self.exporter = EventHub(), Exporter(run.metrics, "coordinator")
         self.curves: Recent[CurvesView] = Recent()
         self.ledger_check = LedgerCheck(run.descriptor.coordinator_key)

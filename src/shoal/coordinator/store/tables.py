@@ -15,6 +15,7 @@ from shoal.protocol.steps import StepId, VersionId
 class WorkerRow(Record):
     table: ClassVar[str] = "workers"
     key_columns: ClassVar[tuple[str, ...]] = ("key",)
+    is_remembered: ClassVar[bool] = True
 
     key: str
     name: str

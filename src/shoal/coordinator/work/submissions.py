@@ -16,7 +16,7 @@ from shoal.coordinator.run import Run
 from shoal.coordinator.states import LeaseState, SlotState, SubmissionState
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, insert, select, update
-from shoal.coordinator.store.tables import LeaseRow, SubmissionRow
+from shoal.coordinator.store.tables import LeaseRow, SubmissionRow, WorkerRow
 from shoal.coordinator.work import slots
 from shoal.coordinator.work.audits import left_of_key
 from shoal.coordinator.work.deliveries import drop_lease
@@ -51,6 +51,10 @@ def verify_upload(run: Run, key: str, lease_id: str, digest: str, signature: str
 def check_upload(connection: Connection, run: Run, key: str, lease_id: str, digest: str) -> LeaseRow | None:
     """The lease that this upload answers, none if the same file was taken before, or the reason why it is refused."""
     require_worker(connection, key)
+    return _answered_lease(connection, run, key, lease_id, digest)
+
+
+def _answered_lease(connection: Connection, run: Run, key: str, lease_id: str, digest: str) -> LeaseRow | None:
     lease = find(connection, LeaseRow, "WHERE lease_id=? AND worker=?", (lease_id, key))
     if lease is None:
         raise RefusedError("unknown_lease", "This key holds no such lease.", hint="Take a new lease.", status=404)
@@ -69,14 +73,15 @@ def check_upload(connection: Connection, run: Run, key: str, lease_id: str, dige
 
 def accept_upload(connection: Transaction, run: Run, file: ReceivedFile) -> api.SubmissionAnswer:
     """Takes in a file whose signature was verified."""
-    lease = check_upload(connection, run, file.worker, file.lease_id, file.digest)
+    worker = require_worker(connection, file.worker)
+    lease = _answered_lease(connection, run, file.worker, file.lease_id, file.digest)
     if lease is None:
         known = find(connection, SubmissionRow, "WHERE lease_id=?", (file.lease_id,))
         assert known is not None, "check_upload found it"
         head = ledger.hash_at(connection, known.position)
         return _answer(run, known, lease_of_submission(connection, known), head)
     position, head = ledger.head(connection)
-    row = new_submission(connection, run, file, position)
+    row = new_submission(connection, run, worker, file, position)
     insert(connection, row)
     lease = slots.move_lease(connection, lease, LeaseState.SUBMITTED)
     slots.submit_slot(connection, lease)
@@ -100,9 +105,11 @@ def _answer(run: Run, row: SubmissionRow, lease: LeaseRow, head: str) -> api.Sub
     return api.SubmissionAnswer(submission_id=row.submission_id, state=row.state, receipt=seal(receipt, run.keypair))
 
 
-def new_submission(connection: Connection, run: Run, file: ReceivedFile, position: int) -> SubmissionRow:
+def new_submission(
+    connection: Connection, run: Run, worker: WorkerRow, file: ReceivedFile, position: int
+) -> SubmissionRow:
     """The row of a file that arrives now, with the draw of its audit. `position` counts the ledger's entries."""
-    worker, drawn_by = require_worker(connection, file.worker), current_id(connection)
+    drawn_by = current_id(connection)
     rate, groups = trust.audit_rate(trust_record(worker), run.config.trust), run.descriptor.rollouts.tasks_per_slot
     return SubmissionRow(
         submission_id=file.submission_id,
