@@ -7,6 +7,7 @@ need no clock of their own.
 import logging
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
@@ -139,7 +140,7 @@ class Dispatcher:
         if wait_s and (not is_excepted or self._service.forgery_limit.is_spent(head.address)):
             raise too_many("Your address asks too often.", wait_s)
 
-    def _admit(self, route: AnyRoute, head: RequestHead) -> object:
+    def _admit(self, route: AnyRoute, head: RequestHead) -> Any:
         """Keys with accepted work are public, so anybody can name one: an address that often names one falsely, which costs a
         check of its signature each time, is believed no more for a while."""
         try:
