@@ -33,7 +33,8 @@ class MemoryCoordinator:
         self.leasing = Leasing(self.tables, config, clock, secret)
         self.files = Files(self.tables, self.leasing, config, clock, secret)
         self.presence = self.leasing.presence
-        self._refusals: dict[leases.Refused, api.LeaseAnswer] = {}
+        self._refusals: dict[int, tuple[leases.Refused, api.LeaseAnswer]] = {}
+        """By identity, which is cheaper to compare than a decision: idle keys hear the same object again and again."""
 
     # Workers
 
@@ -72,18 +73,19 @@ class MemoryCoordinator:
         return answer
 
     def _refusal(self, refused: leases.Refused) -> api.LeaseAnswer:
-        """The same object for the same answer: idle keys hear little else."""
-        known = self._refusals.get(refused)
-        if known is None:
-            if len(self._refusals) >= KEPT_REFUSALS:
-                self._refusals.clear()
-            known = self._refusals[refused] = api.LeaseAnswer.model_construct(
-                lease=None,
-                reason=refused.reason,
-                retry_after_s=refused.retry_after_s,
-                wanted_version=refused.wanted_version or 0,
-            )
-        return known
+        known = self._refusals.get(id(refused))
+        if known is not None and known[0] is refused:
+            return known[1]
+        if len(self._refusals) >= KEPT_REFUSALS:
+            self._refusals.clear()
+        answer = api.LeaseAnswer.model_construct(
+            lease=None,
+            reason=refused.reason,
+            retry_after_s=refused.retry_after_s,
+            wanted_version=refused.wanted_version or 0,
+        )
+        self._refusals[id(refused)] = (refused, answer)
+        return answer
 
     def _returned(self, worker: Key) -> None:
         for state, event in (("gone", "returned"), ("registered", "asked")):

@@ -18,7 +18,7 @@ from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed
 from shoal.simulation.memory import slots
 from shoal.simulation.memory.presence import BeatingPresence
-from shoal.simulation.memory.refusals import CommonView
+from shoal.simulation.memory.refusals import ALONE, Among, CommonView
 from shoal.simulation.memory.tables import Key, Lease, Slot, Tables
 
 SETTLING_S = 1e-6
@@ -76,12 +76,12 @@ class Leasing:
                 looked.append(key)
                 if len(looked) == OBSERVED_KEYS:
                     break
-        present = [key for key in looked if self.presence.is_present(key.key)]
+        present = self.presence.present(looked)
         newest_at = max((key.delivered_at for key in present), default=0.0)
         current = [key for key in present if deliveries.is_current(key.record, newest_at - key.delivered_at, longest_s)]
         records = [key.record for key in current]
         pace = deliveries.pace(records, longest_s)
-        until = min((self.presence.silent_at(key.key) for key in present), default=float("inf"))
+        until = self.presence.first_silent_at(present)
         names = frozenset(key.key for key in looked)
         return Observed(current, pace, deliveries.is_enforced(records, pace), names, until)
 
@@ -100,16 +100,19 @@ class Leasing:
         late: leases.OpenSlot | None = None
         if is_reliable and self._has_late_slots():
             late = self._late_slot(key, observed, held_versions, polling)
-        if late is None and not deliveries.backoff_s(key.record, self.clock()):
-            refusal = common.refusal(held_versions, polling, config.training, config.trust, is_reliable=is_reliable)
-            if refusal is not None:
-                return refusal
+        is_usual = late is None and not deliveries.backoff_s(key.record, self.clock())
+        asked = (held_versions, polling, config.training, config.trust)
+        if is_usual and (refusal := common.refusal(*asked, is_reliable=is_reliable, among=ALONE)) is not None:
+            return refusal
         others_active = self._has_others(key, active=True)
+        among = Among(key.trust.state == "active", others_active or self._has_others(key, active=False), others_active)
+        if is_usual and (refusal := common.refusal(*asked, is_reliable=is_reliable, among=among)) is not None:
+            return refusal
         swarm = replace(
             common.swarm,
             keys_polling=polling,
-            has_other_workers=others_active or self._has_others(key, active=False),
-            has_other_active_workers=others_active,
+            has_other_workers=among.has_other_workers,
+            has_other_active_workers=among.has_other_active_workers,
         )
         asking = self._key_view(key, observed, held_versions, late, is_reliable=is_reliable)
         return leases.decide(swarm, asking, config.training, config.trust)
@@ -363,7 +366,7 @@ class Leasing:
         recent, since = self.tables.recent[active], self.clock() - self.config.coordinator.lease_s
         while recent and recent[0][0] < since:
             recent.popleft()
-        return any(
-            other is not key and other.record.failures < FAILING and self.presence.is_present(other.key)
-            for _, other in reversed(recent)
-        )
+        for _, other in reversed(recent):
+            if other is not key and other.record.failures < FAILING and self.presence.is_present(other.key):
+                return True
+        return False

@@ -4,9 +4,10 @@ A heartbeat of ten thousand keys costs one assignment here; what follows from it
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from shoal.coordinator.presence import Presence, WorkerPresence
+from shoal.simulation.memory.tables import Key
 
 
 class BeatingPresence(Presence):
@@ -37,6 +38,15 @@ class BeatingPresence(Presence):
 
     def is_present(self, key: str) -> bool:
         return super().is_present(key) if key in self.left else key in self.workers
+
+    def present(self, keys: Iterable[Key]) -> list[Key]:
+        left, workers = self.left, self.workers
+        return [one for one in keys if one.key in workers and (one.key not in left or self.is_present(one.key))]
+
+    def first_silent_at(self, keys: Iterable[Key]) -> float:
+        """From when on one of them may be absent."""
+        left = self.left
+        return min((self.silent_at(one.key) for one in keys if one.key in left), default=float("inf"))
 
     def silent_at(self, key: str) -> float:
         """From when on a key that sends nothing more is absent."""
