@@ -58,7 +58,7 @@ class MemoryCoordinator:
         worker = self._require(key)
         if worker.trust.state in ("gone", "registered"):
             self._returned(worker)
-        decision = self.leasing.decide(worker, held_versions)
+        decision = self.leasing.decide(worker, tuple(held_versions))
         if isinstance(decision, leases.Refused):
             answer = self._refusal(decision)
         else:
@@ -68,8 +68,7 @@ class MemoryCoordinator:
                 lease=view, reason="granted", retry_after_s=0.5, wanted_version=decision.wanted_version
             )
         # As in the store, presence learns of a request when it is answered.
-        self.presence.seen(key)
-        self.presence.note_asking(key, has_delivered=worker.delivered_at > 0)
+        self.presence.asked(key, has_delivered=worker.delivered_at > 0)
         return answer
 
     def _refusal(self, refused: leases.Refused) -> api.LeaseAnswer:

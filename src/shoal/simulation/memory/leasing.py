@@ -18,7 +18,7 @@ from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed
 from shoal.simulation.memory import slots
 from shoal.simulation.memory.presence import BeatingPresence
-from shoal.simulation.memory.refusals import ALONE, Among, CommonView
+from shoal.simulation.memory.refusals import BEST, CommonView, Kind, Refusals
 from shoal.simulation.memory.tables import Key, Lease, Slot, Tables
 
 SETTLING_S = 1e-6
@@ -48,6 +48,7 @@ class Leasing:
         self._observed: Observed | None = None
         self._counted: tuple[tuple[int, int], batches.StepCounts] | None = None
         self._common: CommonView | None = None
+        self.refusals = Refusals(config.training, config.trust)
         self._numbers = itertools.count()
 
     # What is known of keys
@@ -92,30 +93,48 @@ class Leasing:
 
     # One request for work
 
-    def decide(self, key: Key, held_versions: Sequence[int]) -> leases.Grant | leases.Refused:
-        self.expire()
-        observed, config = self.observe(), self.config
+    def decide(self, key: Key, held_versions: tuple[int, ...]) -> leases.Grant | leases.Refused:
+        now, tables = self.clock(), self.tables
+        if tables.expiring and tables.expiring[0][0] < now:
+            self.expire()
+        observed = self.observe()
         common, is_reliable = self._common_view(observed), self.is_reliable(key, observed)
         polling = self.presence.polling(has_delivered=key.delivered_at > 0)
         late: leases.OpenSlot | None = None
-        if is_reliable and self._has_late_slots():
+        if is_reliable and self.has_backups and self._has_late_slots(now):
             late = self._late_slot(key, observed, held_versions, polling)
-        is_usual = late is None and not deliveries.backoff_s(key.record, self.clock())
-        asked = (held_versions, polling, config.training, config.trust)
-        if is_usual and (refusal := common.refusal(*asked, is_reliable=is_reliable, among=ALONE)) is not None:
-            return refusal
+        is_usual = late is None and not deliveries.backoff_s(key.record, now)
+        if is_usual:
+            refusal = self.refusals.get(common, BEST[is_reliable], held_versions, polling)
+            if refusal is not None:
+                return refusal
         others_active = self._has_others(key, active=True)
-        among = Among(key.trust.state == "active", others_active or self._has_others(key, active=False), others_active)
-        if is_usual and (refusal := common.refusal(*asked, is_reliable=is_reliable, among=among)) is not None:
-            return refusal
+        others = others_active or self._has_others(key, active=False)
+        kind = Kind(is_reliable, key.trust.state == "active", others, others_active)
+        if is_usual:
+            refusal = self._refusal_of_kind(common, kind, key, observed, held_versions, polling)
+            if refusal is not None:
+                return refusal
         swarm = replace(
-            common.swarm,
-            keys_polling=polling,
-            has_other_workers=among.has_other_workers,
-            has_other_active_workers=among.has_other_active_workers,
+            common.swarm, keys_polling=polling, has_other_workers=others, has_other_active_workers=others_active
         )
         asking = self._key_view(key, observed, held_versions, late, is_reliable=is_reliable)
-        return leases.decide(swarm, asking, config.training, config.trust)
+        return leases.decide(swarm, asking, self.config.training, self.config.trust)
+
+    def _refusal_of_kind(
+        self,
+        common: CommonView,
+        kind: Kind,
+        key: Key,
+        observed: Observed,
+        held_versions: tuple[int, ...],
+        polling: int,
+    ) -> leases.Refused | None:
+        refusal = self.refusals.get(common, kind, held_versions, polling)
+        if refusal is not None or not key.leased:
+            return refusal
+        is_full = len(key.leased) >= deliveries.leases_allowed(key.record, observed.pace, reliable=kind.is_reliable)
+        return self.refusals.get(common, kind._replace(is_full=True), held_versions, polling) if is_full else None
 
     def grant(self, key: Key, request_id: str, grant: leases.Grant) -> Lease:
         now, pace = self.clock(), self.observe().pace
@@ -327,10 +346,10 @@ class Leasing:
                 return leases.OpenSlot(number, slot.version)
         return None
 
-    def _has_late_slots(self) -> bool:
+    def _has_late_slots(self, now: float) -> bool:
         """Whether a slot of the step may go to another key too."""
-        step = self.tables.of_step(self.tables.step)
-        return self.has_backups and (bool(step.overdue) or (bool(step.due) and step.due[0][0] <= self.clock()))
+        step = self.tables.of_step(len(self.tables.batches))
+        return bool(step.overdue) or (bool(step.due) and step.due[0][0] <= now)
 
     def _late_slot(
         self, key: Key, observed: Observed, held_versions: Sequence[int], polling: int

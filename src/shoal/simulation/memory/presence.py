@@ -25,6 +25,17 @@ class BeatingPresence(Presence):
         worker.seen_at = self.clock()
         return worker
 
+    def asked(self, key: str, *, has_delivered: bool) -> None:
+        """It was seen, and it asks for work."""
+        worker = self.workers.get(key)
+        if worker is None:
+            self.seen(key)
+        else:
+            worker.seen_at = self.clock()
+        self.pollers.note(key)
+        if has_delivered:
+            self.delivering_pollers.note(key)
+
     def leave(self, key: str) -> None:
         """Its last heartbeat was the last one of all keys."""
         worker = self.workers.get(key)
