@@ -79,7 +79,11 @@ class Leasing:
                     break
         present = self.presence.present(looked)
         newest_at = max((key.delivered_at for key in present), default=0.0)
-        current = [key for key in present if deliveries.is_current(key.record, newest_at - key.delivered_at, longest_s)]
+        oldest_at = min((key.delivered_at for key in present), default=0.0)
+        current = present
+        if not deliveries.are_all_current(newest_at - oldest_at, longest_s):
+            silences = ((key, newest_at - key.delivered_at) for key in present)
+            current = [key for key, silence_s in silences if deliveries.is_current(key.record, silence_s, longest_s)]
         records = [key.record for key in current]
         pace = deliveries.pace(records, longest_s)
         until = self.presence.first_silent_at(present)
@@ -177,6 +181,11 @@ class Leasing:
         return lease
 
     def lease_view(self, lease: Lease, secret_of_step: bytes) -> api.Lease:
+        if lease.view is None:
+            lease.view = self._lease_view(lease, secret_of_step)
+        return lease.view
+
+    def _lease_view(self, lease: Lease, secret_of_step: bytes) -> api.Lease:
         return api.Lease.model_construct(
             lease_id=lease.lease_id,
             step=lease.step,
@@ -360,14 +369,10 @@ class Leasing:
             for slot in slots.late_slots(self.tables.of_step(step), now)
             if slot.numerics_class == key.numerics_class and not slot.was_held_by(key)
         )
-        late = list(itertools.islice(fitting, PAGE))
-        if not late:
-            return None
-        poll_s = leases.poll_s(polling)
-        others = self._reliable_keys(observed, key.numerics_class) or list(
-            itertools.islice(self.presence.workers, PAGE)
-        )
-        for slot in late:
+        poll_s, others = leases.poll_s(polling), self._reliable_keys(observed, key.numerics_class)
+        if not others:
+            others = list(itertools.islice(self.presence.workers, PAGE))
+        for slot in itertools.islice(fitting, PAGE):
             view = backups.LateSlot(step, slot.number, slot.version, slot.attempts, slot.due_at)
             if slot.version in held_versions and backups.may_take(view, key.key, others, self.secret, now, poll_s):
                 return leases.OpenSlot(slot.number, slot.version)

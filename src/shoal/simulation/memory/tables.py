@@ -50,6 +50,8 @@ class Lease:
     by_active_key: bool
     state: LeaseState = LeaseState.LEASED
     file: "File | None" = None
+    view: api.Lease | None = None
+    """As its key and a validator see it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -3,6 +3,7 @@
 The same scenario gives the same numbers, on every machine. A swarm that makes no progress for long is stopped, with the reason.
 """
 
+import gc
 from collections.abc import Callable
 
 from shoal.simulation.clock import EventClock
@@ -40,6 +41,13 @@ class Swarm:
         """Why, if it did not reach its last step."""
 
     def run(self, on_progress: Callable[[float], None] = lambda share: None) -> SwarmResult:
+        gc.freeze()  # the machines of the swarm stay: no collection needs to look at them
+        try:
+            return self._run(on_progress)
+        finally:
+            gc.unfreeze()
+
+    def _run(self, on_progress: Callable[[float], None]) -> SwarmResult:
         self._sweep()
         self.world.beat()
         for step in range(1, self.spec.run.steps + 1):
