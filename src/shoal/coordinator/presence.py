@@ -58,15 +58,16 @@ class Pollers:
 
     def note(self, key: str) -> None:
         if self.clock() - self.since >= POLLERS_S:
-            self._turn()
+            self.turn()
         self.newest.add(key)
 
     def count(self) -> int:
         if self.clock() - self.since >= POLLERS_S:
-            self._turn()
+            self.turn()
         return max(len(self.newest), len(self.before))
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Begins to count anew; those of the last seconds stay for as long again."""
         age_s = self.clock() - self.since
         self.before = self.newest if age_s < 2 * POLLERS_S else set()
         self.newest, self.since = set(), self.clock()

@@ -26,11 +26,12 @@ class EventClock:
         return self.now
 
     def after(self, seconds: float, event: Callable[[], object]) -> None:
-        heapq.heappush(self._events, (self.now + max(0.0, seconds), next(self._numbers), event))
+        at = self.now + seconds if seconds > 0.0 else self.now
+        heapq.heappush(self._events, (at, next(self._numbers), event))
 
     def in_line(self, seconds: float, event: Callable[[], object]) -> None:
         """The same as the last act of an event, for one that is seldom earlier than the last one that was put here."""
-        at, planned, line = self.now + max(0.0, seconds), self._events, self._line
+        at, planned, line = self.now + seconds if seconds > 0.0 else self.now, self._events, self._line
         if line:
             if line[-1][0] > at:
                 heapq.heappush(planned, (at, next(self._numbers), event))

@@ -68,7 +68,7 @@ class MemoryCoordinator:
                 lease=view, reason="granted", retry_after_s=0.5, wanted_version=decision.wanted_version
             )
         # As in the store, presence learns of a request when it is answered.
-        self.presence.asked(key, has_delivered=worker.delivered_at > 0)
+        self.presence.asked(key, self.clock(), has_delivered=worker.delivered_at > 0)
         return answer
 
     def _refusal(self, refused: leases.Refused) -> api.LeaseAnswer:

@@ -30,13 +30,14 @@ class Observed:
     keys: Sequence[Key]
     pace: deliveries.Pace
     is_enforced: bool
+    standard: tuple[bool, float]
+    """What a key is compared with: whether reliability counts, and what a reliable key may miss."""
     names: frozenset[str]
     """Of all keys that were looked at."""
     until: float
     """When one of them falls silent."""
     reliable: dict[str, list[str]] = field(default_factory=dict)
     """Keys that may fill a late slot, by numerics class, once somebody asked."""
-
 
 class Leasing:
     def __init__(self, tables: Tables, config: ShoalConfig, clock: Callable[[], float], secret: bytes) -> None:
@@ -88,9 +89,17 @@ class Leasing:
         pace = deliveries.pace(records, longest_s)
         until = self.presence.first_silent_at(present)
         names = frozenset(key.key for key in looked)
-        return Observed(current, pace, deliveries.is_enforced(records, pace), names, until)
+        is_enforced = deliveries.is_enforced(records, pace)
+        return Observed(current, pace, is_enforced, (is_enforced, pace.missed_limit), names, until)
 
     def is_reliable(self, key: Key, observed: Observed) -> bool:
+        """Judged again only if its record, its trust or what it is compared with is another one."""
+        judged, standard = key.judged, observed.standard
+        if judged is None or judged[0] is not key.record or judged[1] is not key.trust or judged[2] != standard:
+            judged = key.judged = (key.record, key.trust, standard, self._is_reliable(key, observed))
+        return judged[3]
+
+    def _is_reliable(self, key: Key, observed: Observed) -> bool:
         if not trust.is_usable(key.trust, self.config.trust):
             return False
         return not observed.is_enforced or deliveries.is_reliable(key.record, observed.pace)
@@ -101,9 +110,14 @@ class Leasing:
         now, tables = self.clock(), self.tables
         if tables.expiring and tables.expiring[0][0] < now:
             self.expire()
-        observed = self.observe()
-        common, is_reliable = self._common_view(observed), self.is_reliable(key, observed)
-        polling = self.presence.polling(has_delivered=key.delivered_at > 0)
+        observed = self._observed
+        if observed is None or now > observed.until:
+            observed = self.observe()
+        common = self._common
+        if common is None or not common.holds(tables.revision, observed, now):
+            common = self._common = self._common_now(observed, now)
+        is_reliable = self.is_reliable(key, observed)
+        polling = self.presence.polling_at(now, has_delivered=key.delivered_at > 0)
         late: leases.OpenSlot | None = None
         if is_reliable and self.has_backups and self._has_late_slots(now):
             late = self._late_slot(key, observed, held_versions, polling)
@@ -224,14 +238,8 @@ class Leasing:
         key.record = deliveries.after_failure(key.record, self.clock())
         self.changed(key)
 
-    def _common_view(self, observed: Observed) -> CommonView:
-        """What does not depend on the key that asks."""
-        known, now = self._common, self.clock()
-        if known is None or not known.holds(self.tables.revision, observed, now):
-            known = self._common = self._common_now(observed, now)
-        return known
-
     def _common_now(self, observed: Observed, now: float) -> CommonView:
+        """What does not depend on the key that asks."""
         step, versions = self.tables.step, self.tables.versions
         timing, is_steady = self._decide_timing(step)
         oldest = max(0, step - self.config.training.async_level)
@@ -357,8 +365,8 @@ class Leasing:
 
     def _has_late_slots(self, now: float) -> bool:
         """Whether a slot of the step may go to another key too."""
-        step = self.tables.of_step(len(self.tables.batches))
-        return bool(step.overdue) or (bool(step.due) and step.due[0][0] <= now)
+        step = self.tables.steps.get(len(self.tables.batches))
+        return step is not None and (bool(step.overdue) or (bool(step.due) and step.due[0][0] <= now))
 
     def _late_slot(
         self, key: Key, observed: Observed, held_versions: Sequence[int], polling: int

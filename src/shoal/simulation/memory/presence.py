@@ -6,7 +6,7 @@ A heartbeat of ten thousand keys costs one assignment here; what follows from it
 import heapq
 from collections.abc import Callable, Iterable
 
-from shoal.coordinator.presence import Presence, WorkerPresence
+from shoal.coordinator.presence import POLLERS_S, Presence, WorkerPresence
 from shoal.simulation.memory.tables import Key
 
 
@@ -25,16 +25,28 @@ class BeatingPresence(Presence):
         worker.seen_at = self.clock()
         return worker
 
-    def asked(self, key: str, *, has_delivered: bool) -> None:
-        """It was seen, and it asks for work."""
-        worker = self.workers.get(key)
+    def asked(self, key: str, now: float, *, has_delivered: bool) -> None:
+        """It was seen, and it asks for work: `seen` and `note_asking` for one moment."""
+        worker, pollers, delivering = self.workers.get(key), self.pollers, self.delivering_pollers
         if worker is None:
             self.seen(key)
         else:
-            worker.seen_at = self.clock()
-        self.pollers.note(key)
+            worker.seen_at = now
+        if now - pollers.since >= POLLERS_S:
+            pollers.turn()
+        pollers.newest.add(key)
         if has_delivered:
-            self.delivering_pollers.note(key)
+            if now - delivering.since >= POLLERS_S:
+                delivering.turn()
+            delivering.newest.add(key)
+
+    def polling_at(self, now: float, *, has_delivered: bool) -> int:
+        """`polling` for one moment."""
+        pollers = self.delivering_pollers if has_delivered else self.pollers
+        if now - pollers.since >= POLLERS_S:
+            pollers.turn()
+        newest, before = len(pollers.newest), len(pollers.before)
+        return newest if newest > before else before
 
     def leave(self, key: str) -> None:
         """Its last heartbeat was the last one of all keys."""

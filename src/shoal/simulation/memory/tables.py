@@ -36,6 +36,8 @@ class Key:
     waiting_unaudited: int = 0
     promised: int = 0
     """Groups that claimed files may leave without an audit."""
+    judged: tuple[deliveries.Record, trust.TrustRecord, tuple[bool, float], bool] | None = None
+    """Whether it is reliable, and what that followed from."""
 
 
 @dataclass(slots=True)
