@@ -177,7 +177,8 @@ class Member:
             self.waits_for = answer.reason
         arrives_in_s = max(0.0, self._arrives_at() - now)
         is_lacking = answer.reason == "need_weights"
-        self._ask_at(now + (min(answer.retry_after_s, arrives_in_s) if is_lacking else answer.retry_after_s))
+        asks_at = now + (min(answer.retry_after_s, arrives_in_s) if is_lacking else answer.retry_after_s)
+        self.clock.in_line(asks_at - now, self._asks)
 
     def _begin(self, lease: api.Lease) -> None:
         now = self.clock.now

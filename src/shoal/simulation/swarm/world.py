@@ -120,7 +120,7 @@ class World:
         wait_s = self._free_at - now
         if wait_s > self.slowest_answer_s:
             self.slowest_answer_s = wait_s
-        self.clock.in_line(wait_s, act)
+        self.clock.finally_after(wait_s, act)
 
     def beat(self) -> None:
         self.counted.heartbeats += len(self.keys)
