@@ -56,7 +56,8 @@ class MemoryCoordinator:
 
     def lease(self, key: str, request_id: str, held_versions: Sequence[int]) -> api.LeaseAnswer:
         worker = self._require(key)
-        if worker.trust.state in ("gone", "registered"):
+        was_absent = worker.trust.state in ("gone", "registered")
+        if was_absent:
             self._returned(worker)
         decision = self.leasing.decide(worker, tuple(held_versions))
         if isinstance(decision, leases.Refused):
@@ -68,7 +69,9 @@ class MemoryCoordinator:
                 lease=view, reason="granted", retry_after_s=0.5, wanted_version=decision.wanted_version
             )
         # As in the store, presence learns of a request when it is answered.
-        self.presence.asked(key, self.clock(), has_delivered=worker.delivered_at > 0)
+        if was_absent:
+            self.presence.seen(key)
+        self.presence.asked(worker, self.clock())
         return answer
 
     def _refusal(self, refused: leases.Refused) -> api.LeaseAnswer:
@@ -107,7 +110,7 @@ class MemoryCoordinator:
 
     def leave(self, key: str) -> None:
         """The key sends nothing more."""
-        self.presence.leave(key)
+        self.presence.leave(key, self.tables.keys[key].asked_at)
 
     def rejoin(self, key: str) -> None:
         self.presence.rejoin(key)

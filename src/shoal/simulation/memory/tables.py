@@ -38,6 +38,9 @@ class Key:
     """Groups that claimed files may leave without an audit."""
     judged: tuple[deliveries.Record, trust.TrustRecord, tuple[bool, float], bool] | None = None
     """Whether it is reliable, and what that followed from."""
+    asked_at: float = 0.0
+    turns: list[int] = field(default_factory=lambda: [-1, -1])
+    """In which it was last counted among the keys that ask, and among those of them that have delivered."""
 
 
 @dataclass(slots=True)
