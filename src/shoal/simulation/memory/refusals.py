@@ -106,6 +106,8 @@ class Refusals:
 
 
 def _seen_by(swarm: leases.SwarmView, kind: Kind, keys_polling: int) -> leases.SwarmView:
+    if not keys_polling and not kind.has_other_workers:
+        return swarm
     return replace(
         swarm,
         keys_polling=keys_polling,
