@@ -97,6 +97,7 @@ class Swarm:
             honest=len(honest),
             slot_s=min(self.world.workload.slot_s(group) for group in self.spec.workers),
             lease_s=self.world.config.coordinator.lease_s,
+            stage_s=self.spec.trainer.stage_s,
             arrival_s=max(self.world.broadcast.seconds(group, 1, 0) for group in range(len(self.spec.workers))),
         )
 
