@@ -208,10 +208,10 @@ class MemoryCoordinator:
         return batch.trained if batch.is_recorded else _trained(batch)
 
     def is_reliable(self, key: str) -> bool:
-        return self.leasing.is_reliable(self.tables.keys[key], self.leasing.observe())
+        return self.leasing.observer.is_reliable(self.tables.keys[key], self.leasing.observer.observe())
 
     def pace(self) -> Pace:
-        return self.leasing.observe().pace
+        return self.leasing.observer.observe().pace
 
     def close(self) -> None:
         """Nothing is open."""

@@ -6,17 +6,17 @@
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from shoal.config import ShoalConfig
 from shoal.coordinator.batching.timing import LeaseTiming
-from shoal.coordinator.rules import backups, batches, deliveries, freshness, leases, trust
+from shoal.coordinator.rules import backups, batches, deliveries, freshness, leases
 from shoal.coordinator.states import LeaseState, SlotState
-from shoal.coordinator.work.deliveries import OBSERVED_KEYS
 from shoal.coordinator.work.leasing import FAILING, PAGE, lease_name
 from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed
 from shoal.simulation.memory import slots
+from shoal.simulation.memory.observer import Observed, Observer
 from shoal.simulation.memory.presence import BeatingPresence
 from shoal.simulation.memory.refusals import BEST, CommonView, Kind, Refusals
 from shoal.simulation.memory.tables import Key, Lease, Slot, Tables
@@ -25,84 +25,18 @@ SETTLING_S = 1e-6
 """Just before a version settles no answer is kept: two sums of floats may differ in their last digit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    keys: Sequence[Key]
-    pace: deliveries.Pace
-    is_enforced: bool
-    standard: tuple[bool, float]
-    """What a key is compared with: whether reliability counts, and what a reliable key may miss."""
-    names: frozenset[str]
-    """Of all keys that were looked at."""
-    until: float
-    """When one of them falls silent."""
-    reliable: dict[str, list[str]] = field(default_factory=dict)
-    """Keys that may fill a late slot, by numerics class, once somebody asked."""
-
 class Leasing:
     def __init__(self, tables: Tables, config: ShoalConfig, clock: Callable[[], float], secret: bytes) -> None:
         self.tables, self.config, self.clock, self.secret = tables, config, clock, secret
         self.presence = BeatingPresence(clock, config.coordinator.gone_after_s)
+        self.observer = Observer(tables, config, clock, self.presence)
         self.timing = LeaseTiming() if config.coordinator.just_in_time else None
         self.has_backups = True
         """Only a simulation can do without them, to show what they are worth."""
-        self._observed: Observed | None = None
         self._counted: tuple[tuple[int, int], batches.StepCounts] | None = None
         self._common: CommonView | None = None
         self.refusals = Refusals(config.training, config.trust)
         self._numbers = itertools.count()
-
-    # What is known of keys
-
-    def changed(self, key: Key) -> None:
-        """Its record or trust is another one now."""
-        if self._observed is not None and key.key in self._observed.names:
-            self._observed = None
-
-    def delivered(self, key: Key) -> None:
-        """It has delivered last of all."""
-        self.tables.by_delivery.pop(key.key, None)
-        self.tables.by_delivery[key.key] = key
-        self._observed = None
-
-    def observe(self) -> Observed:
-        known = self._observed
-        if known is None or self.clock() > known.until:
-            known = self._observed = self._observe()
-        return known
-
-    def _observe(self) -> Observed:
-        longest_s, looked = self.config.coordinator.lease_s, list[Key]()
-        for key in reversed(self.tables.by_delivery.values()):
-            if key.trust.state != "banned":
-                looked.append(key)
-                if len(looked) == OBSERVED_KEYS:
-                    break
-        present = self.presence.present(looked)
-        newest_at = max((key.delivered_at for key in present), default=0.0)
-        oldest_at = min((key.delivered_at for key in present), default=0.0)
-        current = present
-        if not deliveries.are_all_current(newest_at - oldest_at, longest_s):
-            silences = ((key, newest_at - key.delivered_at) for key in present)
-            current = [key for key, silence_s in silences if deliveries.is_current(key.record, silence_s, longest_s)]
-        records = [key.record for key in current]
-        pace = deliveries.pace(records, longest_s)
-        until = self.presence.first_silent_at(present)
-        names = frozenset(key.key for key in looked)
-        is_enforced = deliveries.is_enforced(records, pace)
-        return Observed(current, pace, is_enforced, (is_enforced, pace.missed_limit), names, until)
-
-    def is_reliable(self, key: Key, observed: Observed) -> bool:
-        """Judged again only if its record, its trust or what it is compared with is another one."""
-        judged, standard = key.judged, observed.standard
-        if judged is None or judged[0] is not key.record or judged[1] is not key.trust or judged[2] != standard:
-            judged = key.judged = (key.record, key.trust, standard, self._is_reliable(key, observed))
-        return judged[3]
-
-    def _is_reliable(self, key: Key, observed: Observed) -> bool:
-        if not trust.is_usable(key.trust, self.config.trust):
-            return False
-        return not observed.is_enforced or deliveries.is_reliable(key.record, observed.pace)
 
     # One request for work
 
@@ -110,13 +44,13 @@ class Leasing:
         now, tables = self.clock(), self.tables
         if tables.expiring and tables.expiring[0][0] < now:
             self.expire()
-        observed = self._observed
+        observed = self.observer.known
         if observed is None or now > observed.until:
-            observed = self.observe()
+            observed = self.observer.observe()
         common = self._common
         if common is None or not common.holds(tables.revision, observed, now):
             common = self._common = self._common_now(observed, now)
-        is_reliable = self.is_reliable(key, observed)
+        is_reliable = self.observer.is_reliable(key, observed)
         polling = self.presence.polling_at(now, has_delivered=key.delivered_at > 0)
         late: leases.OpenSlot | None = None
         if is_reliable and self.has_backups and self._has_late_slots(now):
@@ -155,7 +89,7 @@ class Leasing:
         return self.refusals.get(common, kind._replace(is_full=True), held_versions, polling) if is_full else None
 
     def grant(self, key: Key, request_id: str, grant: leases.Grant) -> Lease:
-        now, pace = self.clock(), self.observe().pace
+        now, pace = self.clock(), self.observer.observe().pace
         step, due_at = self.tables.of_step(grant.step), now + pace.in_time_s
         is_new = grant.slot == len(step.slots)
         slot = (
@@ -216,7 +150,7 @@ class Leasing:
         if key.newest_used >= 0:
             published_at = self.tables.versions[version].published_at
             key.record = deliveries.after_first_use(key.record, now - published_at)
-            self.changed(key)
+            self.observer.changed(key)
         key.newest_used = version
 
     def expire(self) -> bool:
@@ -236,7 +170,7 @@ class Leasing:
     def fail(self, key: Key) -> None:
         """Counts a lease that came to nothing."""
         key.record = deliveries.after_failure(key.record, self.clock())
-        self.changed(key)
+        self.observer.changed(key)
 
     def _common_now(self, observed: Observed, now: float) -> CommonView:
         """What does not depend on the key that asks."""
@@ -377,7 +311,7 @@ class Leasing:
             for slot in slots.late_slots(self.tables.of_step(step), now)
             if slot.numerics_class == key.numerics_class and not slot.was_held_by(key)
         )
-        poll_s, others = leases.poll_s(polling), self._reliable_keys(observed, key.numerics_class)
+        poll_s, others = leases.poll_s(polling), self.observer.reliable_keys(observed, key.numerics_class)
         if not others:
             others = list(itertools.islice(self.presence.workers, PAGE))
         for slot in itertools.islice(fitting, PAGE):
@@ -385,13 +319,6 @@ class Leasing:
             if slot.version in held_versions and backups.may_take(view, key.key, others, self.secret, now, poll_s):
                 return leases.OpenSlot(slot.number, slot.version)
         return None
-
-    def _reliable_keys(self, observed: Observed, numerics_class: str) -> list[str]:
-        known = observed.reliable.get(numerics_class)
-        if known is None:
-            same = [one for one in observed.keys if one.numerics_class == numerics_class]
-            known = observed.reliable[numerics_class] = [one.key for one in same if self.is_reliable(one, observed)]
-        return known
 
     def _has_others(self, key: Key, *, active: bool) -> bool:
         """Whether another key that is present and does not fail took a lease lately."""
