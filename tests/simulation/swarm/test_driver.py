@@ -125,6 +125,15 @@ def test_a_swarm_in_which_nobody_stays_long_enough_is_stopped() -> None:
     json.dumps(hopping.to_json())
 
 
+@pytest.mark.parametrize("steps", [2, 3, 5])
+def test_a_short_simulation_does_not_count_its_first_batch_as_a_step(steps: int) -> None:
+    """Full weights take minutes to arrive, a step takes seconds."""
+    short = run_swarm(spec(run={"steps": steps}, weights={"full_bytes": 1e10}))
+    assert short.is_finished
+    assert short.first_step_s > 500
+    assert short.step_s <= short.slowest_step_s < 100
+
+
 def test_ages_never_exceed_the_asynchrony_level() -> None:
     for level in (0, 1, 3):
         result = run_swarm(spec(settings={"training": {"async_level": level}}))

@@ -20,7 +20,7 @@ from shoal.simulation.swarm.work import Workload
 from shoal.simulation.swarm.world import Counted, World
 
 WARM_UP = 8
-"""Steps that do not count, or a quarter of a shorter run: probation, first pace, three cycles for leases in time."""
+"""Steps that do not count, or a quarter of a shorter run, at least one: probation, first pace, three cycles for leases in time."""
 
 COLLECT_AFTER = 20_000
 """Files: slots and leases that refer to each other are about a hundred megabytes by then."""
@@ -38,7 +38,7 @@ class Swarm:
         self.world.on_file, self.world.on_verdict = self.validators.look, self.trainer.look
         groups = [(group, number) for group, one in enumerate(spec.workers) for number in range(one.count)]
         self.members = [Member(self.world, group, number) for group, number in groups]
-        self.warm_up = min(WARM_UP, spec.run.steps // 4)
+        self.warm_up = max(1, min(WARM_UP, spec.run.steps // 4))
         self.before, self.measured_from = Counted(), clock.now
         self.collected_at = 0.0
         self.stopped = ""
