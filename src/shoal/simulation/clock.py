@@ -63,7 +63,8 @@ class EventClock:
         end, planned, lines = self.now + longest_s, self._events, self._lines
         self._is_over, self._end, self._happened, self._most = is_over, end, 0, most_events
         while not is_over() and self._happened < most_events:
-            first, source = planned[0] if planned else None, None
+            first: Event | None = planned[0] if planned else None
+            source: deque[Event] | None = None
             for line in lines:
                 if line and (first is None or line[0] < first):
                     first, source = line[0], line
