@@ -39,6 +39,7 @@ class Observed:
     reliable: dict[str, list[str]] = field(default_factory=dict)
     """Keys that may fill a late slot, by numerics class, once somebody asked."""
 
+
 class Leasing:
     def __init__(self, tables: Tables, config: ShoalConfig, clock: Callable[[], float], secret: bytes) -> None:
         self.tables, self.config, self.clock, self.secret = tables, config, clock, secret
