@@ -74,7 +74,7 @@ class Validators:
         world, seed = self.world, claim.lease.slot_seed
         work = world.workload.of(seed)
         useful = {group.group for group in work.groups if group.useful}
-        audited = groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limit)
+        audited = groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limits)
         seconds = self.spec.file_s + world.workload.audit_tokens(work, audited) / self.spec.audit_tokens_per_s
         world.counted.validating_s += seconds
         world.counted.file_wait_s += world.clock.now - world.received_at.pop(claim.lease.lease_id, world.clock.now)
