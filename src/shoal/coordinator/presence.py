@@ -67,7 +67,7 @@ class Pollers:
         return max(len(self.newest), len(self.before))
 
     def turn(self) -> None:
-        """Begins to count anew; those of the last seconds stay for as long again."""
+        """Begins to count again; those of the last seconds stay for as long again."""
         age_s = self.clock() - self.since
         self.before = self.newest if age_s < 2 * POLLERS_S else set()
         self.newest, self.since = set(), self.clock()

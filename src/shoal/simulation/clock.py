@@ -1,7 +1,7 @@
 """An event clock: time jumps from one event to the next. Events of the same time happen in the order in which they were planned.
 
 Most events of a large swarm come nearly in the order in which they are planned: answers of one server, and requests that idle
-workers repeat after the same wait. They stand in lines, each in the order of time, which is cheaper than the heap of all others
+workers repeat after the same wait. They wait in lines, each in the order of time, which is cheaper than the heap of all others
 and gives the same order: the next event is the first of the heads.
 """
 

@@ -1,4 +1,4 @@
-"""Rows in memory are those of the store, whoever changed them and when."""
+"""Rows in memory are those of the store, whatever changed them and when."""
 
 import threading
 from collections.abc import Iterator

@@ -137,8 +137,6 @@ class SubmissionRow(Record):
     """Numbers of the groups that were drawn."""
     audit_step: int
     audit_rate: float
-    useful_rate: float
-    """Share of its useful groups that is audited at least."""
     numerics_class: str
     state: SubmissionState = SubmissionState.PENDING
     claim_id: str | None = None
@@ -159,6 +157,8 @@ class SubmissionRow(Record):
     """Entries that the ledger had when the file arrived."""
     paid: int = 0
     """Tokens that its slot was paid for, if it fills its slot."""
+    useful_rate: float = 0.0
+    """Share of its useful groups that is audited at least."""
 
     @property
     def audit_id(self) -> StepId:

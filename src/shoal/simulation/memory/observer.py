@@ -74,11 +74,11 @@ class Observer:
         return Observed(current, pace, is_enforced, (is_enforced, pace.missed_limit), names, until)
 
     def is_reliable(self, key: Key, observed: Observed) -> bool:
-        """Judged again only if its record, its trust or what it is compared with is another one."""
-        judged, standard = key.judged, observed.standard
-        if judged is None or judged[0] is not key.record or judged[1] is not key.trust or judged[2] != standard:
-            judged = key.judged = (key.record, key.trust, standard, self._is_reliable(key, observed))
-        return judged[3]
+        """Decided again only if its record, its trust or what it is compared with is another one."""
+        known, standard = key.reliability, observed.standard
+        if known is None or known[0] is not key.record or known[1] is not key.trust or known[2] != standard:
+            known = key.reliability = (key.record, key.trust, standard, self._is_reliable(key, observed))
+        return known[3]
 
     def _is_reliable(self, key: Key, observed: Observed) -> bool:
         if not trust.is_usable(key.trust, self.config.trust):

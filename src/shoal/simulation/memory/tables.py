@@ -36,7 +36,7 @@ class Key:
     waiting_unaudited: int = 0
     promised: int = 0
     """Groups that claimed files may leave without an audit."""
-    judged: tuple[deliveries.Record, trust.TrustRecord, tuple[bool, float], bool] | None = None
+    reliability: tuple[deliveries.Record, trust.TrustRecord, tuple[bool, float], bool] | None = None
     """Whether it is reliable, and what that followed from."""
     asked_at: float = 0.0
     turns: list[int] = field(default_factory=lambda: [-1, -1])
