@@ -194,12 +194,12 @@ class Files:
         self._decided(file)
 
     def _record_delivery(self, file: File, tokens: int) -> None:
-        key, lease, pace = file.lease.key, file.lease, self.leasing.observe().pace
+        key, lease, pace = file.lease.key, file.lease, self.leasing.observer.observe().pace
         record = deliveries.after_delivery(key.record, file.received_at - lease.issued_at, pace)
         busy_s = file.received_at - max(lease.issued_at, key.received_at)
         key.record = deliveries.after_tokens(record, tokens, busy_s)
         key.received_at, key.delivered_at = max(key.received_at, file.received_at), self.clock()
-        self.leasing.delivered(key)
+        self.leasing.observer.delivered(key)
 
     def _group(self, lease: Lease, body: api.VerdictBody, group: api.GroupVerdict) -> batches.GroupView:
         return batches.GroupView(
@@ -229,7 +229,7 @@ class Files:
 
     def set_trust(self, key: Key, record: trust.TrustRecord) -> None:
         key.trust = record
-        self.leasing.changed(key)
+        self.leasing.observer.changed(key)
 
     def _differs(self, file: File, body: api.VerdictBody) -> bool:
         counting = self._counting(file)

@@ -8,6 +8,8 @@ from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
 from shoal.simulation.swarm.world import World
 
+NO_METRICS = api.AuditMetrics()
+
 
 class SwarmTrainer:
     """Trains on each batch in turn; a version is staged, recorded and announced while the next step runs."""
@@ -92,6 +94,7 @@ class Validators:
             reasons=[Reason.COMMITMENT] if forged else [Reason.LOGPROBS] if is_junk else [],
             audited_groups=audited,
             groups=[] if forged or is_junk else list(work.groups),
+            metrics=NO_METRICS,
             seconds=seconds,
         )
         if body.accepted:
