@@ -17,7 +17,7 @@ from shoal.config import TrainingConfig, TrustConfig
 from shoal.coordinator.rules import batches
 from shoal.protocol.api import RunState
 
-POLLS_PER_S = 400
+POLLS_PER_S = 200
 """Idle workers of a large swarm ask less often, so that together they ask no more than this."""
 LONGEST_WAIT_S = 30.0
 """A key that waits for its next lease asks again by then."""
