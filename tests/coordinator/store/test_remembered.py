@@ -1,7 +1,7 @@
 """Rows in memory are those of the store, whatever changed them and when."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -151,7 +151,7 @@ def test_a_row_read_while_a_commit_is_under_way_is_not_kept(store: Store) -> Non
 
 
 class _Rows:
-    def __init__(self, rows: list[object]) -> None:
+    def __init__(self, rows: Sequence[object]) -> None:
         self._rows = rows
 
     def fetchone(self) -> object:

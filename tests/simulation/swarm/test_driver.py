@@ -56,7 +56,8 @@ def test_forgers_have_the_same_fate_with_the_store_of_a_run() -> None:
 
 def crowd(**changes: Any) -> dict[str, Any]:
     """More workers than work, some of them hostile or gone: most requests are refused."""
-    found = tree(**({"run": {"steps": 6}, "workers": CHURN | {"count": 24, "speed_spread": 0.4}} | changes))
+    sections: dict[str, Any] = {"run": {"steps": 6}, "workers": CHURN | {"count": 24, "speed_spread": 0.4}}
+    found = tree(**(sections | changes))
     found["workers"].append({"name": "forger", "count": 3, "tokens_per_s": 200, "rows": 8, "conduct": "forge"})
     return found
 

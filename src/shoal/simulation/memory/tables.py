@@ -7,7 +7,8 @@ store gets from SQL, so that a request costs the same in a swarm of ten and of t
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from shoal.coordinator.rules import batches, deliveries, trust
+from shoal.coordinator.rules import batches, deliveries
+from shoal.coordinator.rules.trust import TrustRecord
 from shoal.coordinator.states import LeaseState, SlotState, SubmissionState
 from shoal.protocol import api
 from shoal.simulation.operations import TrainedGroup
@@ -19,7 +20,7 @@ NO_DELIVERIES = deliveries.Record()
 class Key:
     key: str
     numerics_class: str
-    trust: trust.TrustRecord
+    trust: TrustRecord
     record: deliveries.Record = NO_DELIVERIES
     delivered_at: float = 0.0
     received_at: float = 0.0
@@ -36,7 +37,7 @@ class Key:
     waiting_unaudited: int = 0
     promised: int = 0
     """Groups that claimed files may leave without an audit."""
-    reliability: tuple[deliveries.Record, trust.TrustRecord, tuple[bool, float], bool] | None = None
+    reliability: tuple[deliveries.Record, TrustRecord, tuple[bool, float], bool] | None = None
     """Whether it is reliable, and what that followed from."""
     asked_at: float = 0.0
     turns: list[int] = field(default_factory=lambda: [-1, -1])
