@@ -21,12 +21,12 @@ def residual() -> str:
         [
             f"`{name}`",
             f"{known.limits.flips_per_1000:.2f}",
-            f"{known.limits.flip_margin_mean:.4f}",
+            f"{known.limits.flip_scale:.4f}",
             f"{known.evidence.residual_bits_per_1000_tokens:.2f}",
         ]
         for name, known in classes.items()
     ]
-    return table(["numerics class", "λ per 1,000", "μ", "bits per 1,000 tokens"], rows)
+    return table(["numerics class", "flips per 1,000", "scale", "bits per 1,000 tokens"], rows)
 
 
 def detection() -> str:

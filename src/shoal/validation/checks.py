@@ -21,6 +21,7 @@ from shoal.protocol.verdicts import Reason
 from shoal.tasks.workload import Reward, WorkItem, Workload
 from shoal.validation.calibration.limits import Limits
 from shoal.validation.findings import Finding, RejectedError
+from shoal.validation.flips import evidence
 from shoal.validation.replays import replay_rows
 
 TOLERATED_SHARE = 0.1
@@ -252,7 +253,7 @@ def check_sampling(scored: Sequence[Scored], limits: Limits) -> Outcome:
         margin_max=worst,
         margin_sum=margin_sum,
         rounding_flips=int(flipped.sum()),
-        drift_llr=limits.drift_llr(tokens, margin_sum),
+        drift_llrs=evidence(scored, limits.flip_scale),
     )
     if worst > limits.margin_max:
         count = int((margins > limits.margin_max).sum())

@@ -228,11 +228,12 @@ class VllmEngine:
 
 
 def _scored(parts: ScoredBytes, count: int) -> Scored:
-    margins, logprobs = (
-        torch.from_numpy(np.frombuffer(data, np.float32).copy()) for data in (parts.margins, parts.logprobs)
+    margins, logprobs, rivals = (
+        torch.from_numpy(np.frombuffer(data, np.float32).copy())
+        for data in (parts.margins, parts.logprobs, parts.rivals)
     )
     states = torch.from_numpy(np.frombuffer(parts.states, np.int16).copy()).view(torch.bfloat16)
-    return Scored(margins=margins, logprobs=logprobs, states=states.view(count, -1))
+    return Scored(margins, logprobs, states.view(count, -1), rivals.view(count, -1))
 
 
 def _check_version() -> None:
