@@ -28,8 +28,8 @@ Array = NDArray[np.float64]
 Narrow = Callable[[torch.Tensor], torch.Tensor]
 PASS_TOKENS = 2048
 LOGITS_ROWS = 256
-WIDE_HEAD = "+float32_logits"
-"""Ends the name of a worker that multiplies bf16 states and LM head in float32 and does not round the logits."""
+ROUNDED = "+rounded_logits"
+"""Ends the name of a worker that rounds its logits to bf16, as engines do that Shoal does not run."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def forced(
     }
     return {
         name: Draws(**drawn[name], **tokens, chunks=compared[_without_heat(worker)], chunk_submissions=chunk_numbers)
-        for name, worker in _with_heads(workers).items()
+        for name, worker in _with_rounded(workers).items()
     }
 
 
@@ -159,11 +159,10 @@ class Computed:
     engine: TorchEngine
     states_ND: torch.Tensor
 
-    def logits(self, part: slice, *, wide: bool) -> torch.Tensor:
+    def logits(self, part: slice, *, rounded: bool = False) -> torch.Tensor:
         runner: Any = self.engine._runner
-        if not wide or runner.dtype == torch.float32:
-            return torch.as_tensor(runner.logits(self.states_ND[part])).float()
-        return self.states_ND[part].float() @ runner.model.get_output_embeddings().weight.float().t()
+        logits_NV: torch.Tensor = runner.logits(self.states_ND[part])
+        return logits_NV.to(torch.bfloat16).float() if rounded else logits_NV
 
 
 def _without_heat(worker: Worker) -> Worker:
@@ -171,9 +170,9 @@ def _without_heat(worker: Worker) -> Worker:
     return replace(worker, heat=1.0)
 
 
-def _with_heads(workers: Mapping[str, Worker]) -> dict[str, Worker]:
-    wide = {name + WIDE_HEAD: worker for name, worker in workers.items() if worker.dtype == "bfloat16"}
-    return {**workers, **wide}
+def _with_rounded(workers: Mapping[str, Worker]) -> dict[str, Worker]:
+    rounded = {name + ROUNDED: worker for name, worker in workers.items() if worker.dtype == "bfloat16"}
+    return {**workers, **rounded}
 
 
 def _computed(
@@ -192,21 +191,21 @@ def _draw(
     places_N: torch.Tensor,
     temperature: float,
 ) -> dict[str, dict[str, Array]]:
-    names = _with_heads(workers)
+    names = _with_rounded(workers)
     drawn: dict[str, dict[str, list[torch.Tensor]]] = {
         name: {"margins": [], "rivals": [], "logprob_errors": [], "pair_errors": []} for name in names
     }
     for start in range(0, len(seeds_N), LOGITS_ROWS):
         part = slice(start, start + LOGITS_ROWS)
         noise = gumbel_noise(seeds_N[part], places_N[part], truth.engine.vocab_size)
-        scaled = truth.logits(part, wide=False) / temperature
+        scaled = truth.logits(part) / temperature
         scores = scaled + noise
         best, pair = scores.amax(-1), scores.topk(2, dim=-1).indices
         rivals = token_margins(scaled, seeds_N[part], places_N[part], pair[:, 0], 1.0)[2]
         between = _between(scores, pair)
         for name, worker in names.items():
-            wide = name.endswith(WIDE_HEAD)
-            own = computed[_without_heat(worker)].logits(part, wide=wide) / (temperature * worker.heat)
+            logits = computed[_without_heat(worker)].logits(part, rounded=name.endswith(ROUNDED))
+            own = logits / (temperature * worker.heat)
             tokens = (own + noise).argmax(-1)
             claimed = torch.log_softmax(own, -1) - torch.log_softmax(scaled, -1)
             found = {
