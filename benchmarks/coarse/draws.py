@@ -126,13 +126,20 @@ def generated(policy: Policy, worker: Engine, judge: TorchEngine, slots: Sequenc
     )
 
 
-def forced(
-    policy: Policy, workers: Mapping[str, Worker], judge: TorchEngine, slots: Sequence[int], most_tokens: int = 0
-) -> dict[str, Draws]:
-    """What each worker draws after the prefixes of one text, which the judge has sampled; each in bf16 with rounded logits too."""
+Text = tuple[Sequence[GenerationRequest], Sequence[Completion]]
+
+
+def text_of(policy: Policy, judge: TorchEngine, slots: Sequence[int], most_tokens: int = 0) -> Text:
     requests = policy.requests(slots, most_tokens)
-    made = judge.generate(requests, temperature=policy.temperature)
-    lengths, size = [len(row.tokens) for row in made], len(requests) // len(slots)
+    return requests, judge.generate(requests, temperature=policy.temperature)
+
+
+def forced(
+    policy: Policy, workers: Mapping[str, Worker], judge: TorchEngine, text: Text, submissions: int
+) -> dict[str, Draws]:
+    """What each worker draws after the prefixes of one text; those in bf16 with rounded logits too."""
+    requests, made = text
+    lengths, size = [len(row.tokens) for row in made], len(requests) // submissions
     truth = Computed(judge, states_of(judge, requests, made))
     computed = {
         worker: _computed(policy, worker, requests, made) for worker in {_without_heat(one) for one in workers.values()}

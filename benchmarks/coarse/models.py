@@ -4,10 +4,11 @@
 4-bit grid that its weights come from and trained for three steps at the learning rate of its example, in slots of four completions.
 """
 
+import json
 import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from adversaries.arena import OFF_THE_GRID, make_workload, train_versions, with_model
 from shoal.config import load_config
-from shoal.files import WEIGHTS_FILE
+from shoal.files import CONFIG_FILE, WEIGHTS_FILE
 from shoal.policy import TorchEngine, build_model, bundled_directory
-from shoal.policy.engine import GenerationRequest
+from shoal.policy.engine import Completion, GenerationRequest
 from shoal.policy.weights import unique_tensors
 from shoal.tasks.workload import WorkItem, Workload
 from shoal.validation.calibration.forgeries import Tensors, noisy, quantised
@@ -143,3 +144,37 @@ def bf16_steps(tensor: torch.Tensor) -> torch.Tensor:
 
 
 POLICIES = {"bundled": bundled, "smollm2": smollm2}
+
+
+LONG_TOKENS = {"bundled": 4000, "smollm2": 1000}
+LONG_ROWS = 4
+LONG_SPREAD = 3.0
+
+
+def long_texts(policy: Policy, number: int) -> tuple[Policy, tuple[list[GenerationRequest], list[Completion]]]:
+    """Long completions, with the policy to score them: the bundled architecture with random weights and random tokens, since the
+    bundled policy has 512 positions; SmolLM2 with text that it samples itself and does not end."""
+    generator, length = torch.Generator().manual_seed(number), LONG_TOKENS[policy.name]
+    if policy.name == "smollm2":
+        unending = TorchEngine(policy.true, eos_token_ids=[])
+        requests = policy.requests([600_000 + number], length)[:LONG_ROWS]
+        return policy, (requests, unending.generate(requests, temperature=1.0))
+    path = policy.root / "long"
+    if not (path / WEIGHTS_FILE).exists():
+        write_random(path, policy.true, length + 64)
+    requests = [GenerationRequest((5, 6, 7), 1000 * number + row, length) for row in range(LONG_ROWS)]
+    tokens = torch.randint(8, 300, (LONG_ROWS, length), generator=generator).tolist()
+    return replace(policy, true=path), (requests, [Completion(row, [0.0] * length) for row in tokens])
+
+
+def write_random(path: Path, like: Path, positions: int) -> None:
+    shutil.copytree(like, path, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
+    config = json.loads((path / CONFIG_FILE).read_text())
+    (path / CONFIG_FILE).write_text(json.dumps(config | {"max_position_embeddings": positions}))
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, tensor in load_file(like / WEIGHTS_FILE).items():
+        spread = (LONG_SPREAD if "embed" in name else 1.0) * tensor.shape[-1] ** -0.5
+        random = spread * torch.randn(tensor.shape, generator=generator)
+        tensors[name] = tensor if tensor.dim() < 2 else random.to(torch.bfloat16)
+    save_file(tensors, path / WEIGHTS_FILE, {"format": "pt"})

@@ -247,7 +247,7 @@ def _add_drift(connection: Transaction, run: Run, key: str, body: api.VerdictBod
     before, sums = worker.drift, _drift_sums(worker, body)
     worker = update(connection, worker, drift=drift.total(sums), drift_sums=drift.as_text(sums))
     if drift.level(worker.drift) == "cheating":
-        detail = f"draws add up to e^{worker.drift:.1f} against honest work"
+        detail = f"audits add up to e^{worker.drift:.1f} against honest work"
         ban(connection, run, worker, f"{Reason.SAMPLING_DRIFT}: {detail}", by="drift")
     elif drift.became_suspicious(before, worker.drift):
         save_trust(connection, worker, trust.after(trust_record(worker), "anomaly", run.config.trust))

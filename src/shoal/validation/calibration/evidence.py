@@ -14,6 +14,7 @@ from shoal.validation.calibration.limits import Evidence, FlipBin, Forgery, Limi
 from shoal.validation.calibration.work import Sample
 from shoal.validation.checks import compare
 from shoal.validation.flips import Draws, fit_scale, log_likelihoods
+from shoal.validation.ranks import distance, ladders
 
 SMALLEST_NOISE = 1e-4
 """Below this a margin is indistinguishable from the last bits of an fp32 sum on another machine."""
@@ -37,6 +38,8 @@ class Honest:
     """Without states."""
     logprobs: list[torch.Tensor] = field(default_factory=list)
     differences: list[ChunkDifference] = field(default_factory=list)
+    chunk_sizes: list[int] = field(default_factory=list)
+    """Tokens of each."""
     logprob_error: float = 0.0
 
     def add(self, sample: Sample) -> None:
@@ -49,6 +52,7 @@ class Honest:
         proofs = [proof for completion in sample.completions for proof in completion.proofs]
         chunks = [chunk for row in sample.scored for chunk in split_chunks(row.states)]
         self.differences += compare_chunks(proofs, chunks)
+        self.chunk_sizes += [len(chunk) for chunk in chunks]
 
     @property
     def tokens(self) -> int:
@@ -133,6 +137,7 @@ def limits_of(honest: Honest) -> Limits:
         mantissa_mean=2 * honest.worst("mantissa_mean") + 1.0,
         mantissa_median=2 * honest.worst("mantissa_median") + 1.0,
         logprob_error=max(SMALLEST_LOGPROB_ERROR, WORST_FACTOR * honest.logprob_error),
+        commitment_ladders=ladders([distance(one) for one in honest.differences], honest.chunk_sizes),
     )
 
 

@@ -15,6 +15,7 @@ from shoal.evaluation.statistics import poisson_allowance
 from shoal.files import CONFIG_FILE, digest_bytes, digest_file
 from shoal.policy.engine import LORA_CLASS
 from shoal.validation.flips import steerable_gap
+from shoal.validation.ranks import Ladder
 
 FALSE_DRIFTS = 1e-6
 """Per audited submission of an honest worker."""
@@ -43,6 +44,8 @@ class Limits(BaseModel):
     mantissa_median: float
     logprob_error: float
     """Largest difference between a claimed and the recomputed log-probability."""
+    commitment_ladders: list[Ladder] = []
+    """What the sequential test makes of differences of commitments; see `ranks`. Without any, nothing."""
 
     def flips_allowed(self, tokens: int) -> int:
         """Rounding flips that an honest submission of this size exceeds once in a million times."""
