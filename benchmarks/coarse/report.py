@@ -19,7 +19,13 @@ from shoal.evaluation.statistics import binomial_upper, poisson_allowance, poiss
 from shoal.policy.engine import Scored
 from shoal.proofs.commitments import CHUNK_TOKENS
 from shoal.validation import flips, ranks
-from shoal.validation.calibration.evidence import SMALLEST_FLIP_SCALE, SMALLEST_MARGIN_MAX, WORST_FACTOR
+from shoal.validation.calibration.evidence import (
+    SMALLEST_FLIP_SCALE,
+    WORST_FACTOR,
+    bounded_scales,
+    fit_of,
+    margin_limit,
+)
 from shoal.validation.calibration.limits import FALSE_DRIFTS
 
 AUC_TOKENS = 1000
@@ -45,15 +51,16 @@ class Bounds:
 
     @classmethod
     def of(cls, honest: Draws) -> "Bounds":
-        likely, upper = flips.fit_scale(flips.Draws.of([scored(honest)]))
+        worst_logprob = float(np.abs(honest.logprob_errors).max())
+        likely, upper = bounded_scales(flips.Draws.of([scored(honest)]), worst_logprob)
         return cls(
-            scale=max(SMALLEST_FLIP_SCALE, min(upper, float(np.abs(honest.logprob_errors).max()))),
+            scale=max(SMALLEST_FLIP_SCALE, upper),
             scale_likely=likely,
-            margin_max=max(SMALLEST_MARGIN_MAX, WORST_FACTOR * float(honest.margins.max())),
+            margin_max=margin_limit(float(honest.margins.max()), upper),
             flips_per_token=poisson_upper(int((honest.margins > NOISE).sum())) / len(honest.margins),
             mismatches=2 * float(honest.chunks[:, 0].max()) + 4,
             mantissa_mean=2 * float(honest.chunks[:, 2].max()) + 1,
-            logprob_error=WORST_FACTOR * float(np.abs(honest.logprob_errors).max()),
+            logprob_error=WORST_FACTOR * worst_logprob,
             ladders=ranks.ladders(distances(honest), chunk_sizes(honest)),
         )
 
@@ -203,8 +210,6 @@ def auc(cheat: Sequence[float], honest: Sequence[float]) -> float:
 
 def fit_table(honest: Draws, scale: float) -> list[dict[str, float]]:
     """Near-ties by width in scales: how many were lost, and how many the fitted scale expects."""
-    from shoal.validation.calibration.evidence import fit_of
-
     return [one.model_dump() for one in fit_of(flips.Draws.of([scored(honest)]), scale)]
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from shoal.config import build_config
@@ -11,11 +12,12 @@ from shoal.policy import bundled_directory
 from shoal.protocol.segments import sampled_places
 from shoal.tasks import TextCodec
 from shoal.validation import Calibration, Limits, load_calibration
+from shoal.validation.calibration.evidence import SMALLEST_MARGIN_MAX, bounded_scales, margin_limit
 from shoal.validation.calibration.forgeries import edited_token, forged_weights
 from shoal.validation.calibration.limits import ModelIdentity
 from shoal.validation.calibration.measure import calibrate, calibrate_run, table
 from shoal.validation.calibration.work import Machine, Setting, Work, generate
-from shoal.validation.flips import steerable_gap
+from shoal.validation.flips import Draws, steerable_gap
 from support.tiny_run import save_policy
 
 FLOAT32 = Machine(dtypes=("float32",))
@@ -218,3 +220,14 @@ def test_two_honest_files_may_differ_by_the_flips_of_both() -> None:
     assert fine.flips_between(1000) <= 1
     assert fine.flips_between(0) == 0
     assert 22 < coarse.flips_between(1000) < 40
+
+
+def test_a_sample_without_a_flip_does_not_make_the_next_flip_a_proof() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gaps = torch.rand(2000, 4, generator=generator).double().sort(dim=-1).values * 4 + 0.2
+    kept = Draws(torch.zeros(2000, dtype=torch.int64), gaps[:, :2], gaps[:, 2:])
+    _, upper = bounded_scales(kept, logprob_error=0.2)
+    assert upper > 0.02
+    assert margin_limit(0.0, upper) > 10 * upper
+    _, exact = bounded_scales(kept, logprob_error=1e-5)
+    assert margin_limit(0.0, exact) == SMALLEST_MARGIN_MAX

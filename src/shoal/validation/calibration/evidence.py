@@ -13,7 +13,7 @@ from shoal.protocol.api import AuditMetrics
 from shoal.validation.calibration.limits import Evidence, FlipBin, Forgery, Limits
 from shoal.validation.calibration.work import Sample
 from shoal.validation.checks import compare
-from shoal.validation.flips import Draws, fit_scale, log_likelihoods
+from shoal.validation.flips import TAIL_WIDTH, Draws, fit_scale, log_likelihoods
 from shoal.validation.ranks import distance, ladders
 
 SMALLEST_NOISE = 1e-4
@@ -25,6 +25,7 @@ LARGEST_GAP = 1e9
 """JSON has no infinity."""
 SMALLEST_MARGIN_MAX = 2.5e-3
 SMALLEST_LOGPROB_ERROR = 1e-3
+TAIL_DEVIATIONS = 6.0
 WORST_FACTOR = 3.0
 """From the worst honest margin seen to the limit: errors of rounding have Gaussian tails, so that no sample comes near."""
 
@@ -74,11 +75,8 @@ class Honest:
 
     @cached_property
     def flip_scales(self) -> tuple[float, float]:
-        """The most likely scale of the errors, and what they stay below. Flips are rare in exact numerics; there the largest
-        error of a log-probability bounds the scale better than their absence."""
-        likely, upper = fit_scale(self.draws)
-        bound = max(SMALLEST_FLIP_SCALE, min(upper, self.logprob_error))
-        return min(likely, bound), bound
+        """The most likely scale of the errors, and what they stay below."""
+        return bounded_scales(self.draws, self.logprob_error)
 
     @property
     def tie_density(self) -> float:
@@ -127,12 +125,24 @@ class Trials:
         return largest
 
 
+def bounded_scales(draws: Draws, logprob_error: float) -> tuple[float, float]:
+    """Flips are rare in exact numerics; there the largest error of a log-probability bounds the scale better than their absence."""
+    likely, upper = fit_scale(draws)
+    bound = min(upper, logprob_error)
+    return min(likely, bound), bound
+
+
+def margin_limit(worst: float, scale: float) -> float:
+    """Beyond what was seen, and beyond what the tail of the fitted errors exceeds in one of 10¹⁰ tokens."""
+    return max(SMALLEST_MARGIN_MAX, WORST_FACTOR * worst, TAIL_DEVIATIONS * TAIL_WIDTH * scale)
+
+
 def limits_of(honest: Honest) -> Limits:
     return Limits(
-        margin_max=max(SMALLEST_MARGIN_MAX, WORST_FACTOR * honest.margin_max),
+        margin_max=margin_limit(honest.margin_max, honest.flip_scales[1]),
         margin_noise=SMALLEST_NOISE,
         flips_per_1000=1000 * poisson_upper(honest.flips.numel()) / honest.tokens,
-        flip_scale=honest.flip_scales[1],
+        flip_scale=max(SMALLEST_FLIP_SCALE, honest.flip_scales[1]),
         exponent_mismatches=2 * int(honest.worst("exponent_mismatches")) + 4,
         mantissa_mean=2 * honest.worst("mantissa_mean") + 1.0,
         mantissa_median=2 * honest.worst("mantissa_median") + 1.0,
