@@ -3,7 +3,7 @@
     python benchmarks/detection_bf16.py --model bundled|smollm2 [--honest 40 --texts 12 --checks 2 --length 4] [--minutes 10]
     .venv-vllm/bin/python benchmarks/detection_bf16.py --model smollm2 --vllm 8
 
-Workers compute in bfloat16 with logits in float32, the judge in float32 throughout. Pieces: `honest` are submissions that the
+Workers compute in bfloat16 with logits in float32, the scorer in float32 throughout. Pieces: `honest` are submissions that the
 embedded engine samples in batches of several shapes, `vllm` the same on vLLM's CPU build, `text` the draws of every cheat after the
 prefixes of a common text (one prefill each), `check` a cheat that really generates, `length` honest draws at late positions. The
 first half of the honest pieces sets the limits, as a calibration does; the others are audited by them. `tokens_to_ban` counts
@@ -110,20 +110,20 @@ def main() -> None:
 
 
 def make_pieces(policy: Policy, store: Store, options: argparse.Namespace) -> None:
-    judge = policy.engine("true", "float32")
+    scorer = policy.engine("true", "float32")
     for slots in pieces(options.texts, FIRST_TEXT, options.slots):
         store.make(
             f"text-{slots[0]}-{options.slots}-{options.tokens}",
-            lambda s=slots: forced(policy, WORKERS, judge, text_of(policy, judge, s, options.tokens), len(s)),  # type: ignore[misc]
+            lambda s=slots: forced(policy, WORKERS, scorer, text_of(policy, scorer, s, options.tokens), len(s)),  # type: ignore[misc]
         )
     for number, slots in enumerate(pieces(options.honest, FIRST_HONEST, options.slots)):
         rows = SHAPES[number % len(SHAPES)]
-        store.make(f"honest-{slots[0]}-{options.slots}", lambda s=slots, n=rows: honest_piece(policy, judge, s, n))  # type: ignore[misc]
+        store.make(f"honest-{slots[0]}-{options.slots}", lambda s=slots, n=rows: honest_piece(policy, scorer, s, n))  # type: ignore[misc]
     for slots in pieces(options.checks, FIRST_CHECK, options.slots):
         for name in CHECKED:
             store.make(
                 f"check-{name}-{slots[0]}-{options.slots}",
-                lambda s=slots, n=name: {n: cheat_piece(policy, judge, s, CHEATS[n])},  # type: ignore[misc]
+                lambda s=slots, n=name: {n: cheat_piece(policy, scorer, s, CHEATS[n])},  # type: ignore[misc]
             )
     for number in range(options.length):
         store.make(f"length-{number}", lambda n=number: length_piece(policy, n))  # type: ignore[misc]
@@ -133,12 +133,12 @@ def pieces(count: int, first: int, size: int) -> list[range]:
     return [range(first + at * size, first + (at + 1) * size) for at in range(count)]
 
 
-def honest_piece(policy: Policy, judge: TorchEngine, slots: Sequence[int], rows: int) -> dict[str, Draws]:
-    return {HONEST: generated(policy, policy.engine("true", "bfloat16", rows), judge, slots)}
+def honest_piece(policy: Policy, scorer: TorchEngine, slots: Sequence[int], rows: int) -> dict[str, Draws]:
+    return {HONEST: generated(policy, policy.engine("true", "bfloat16", rows), scorer, slots)}
 
 
-def cheat_piece(policy: Policy, judge: TorchEngine, slots: Sequence[int], cheat: Worker) -> Draws:
-    return generated(policy, policy.engine(cheat.weights, cheat.dtype), judge, slots, cheat.heat)
+def cheat_piece(policy: Policy, scorer: TorchEngine, slots: Sequence[int], cheat: Worker) -> Draws:
+    return generated(policy, policy.engine(cheat.weights, cheat.dtype), scorer, slots, cheat.heat)
 
 
 def length_piece(policy: Policy, number: int) -> dict[str, Draws]:
@@ -149,14 +149,14 @@ def length_piece(policy: Policy, number: int) -> dict[str, Draws]:
 def make_vllm(policy: Policy, store: Store, options: argparse.Namespace) -> None:
     from shoal.policy.vllm.engine import VllmEngine
 
-    # Before the judge: vLLM looks through all modules of the process and stumbles over those of a compiler.
+    # Before the scorer: vLLM looks through all modules of the process and stumbles over those of a compiler.
     ends = policy.workload.codec.eos_token_ids
     worker = VllmEngine(policy.true, eos_token_ids=ends, dtype="bfloat16", max_batch=64, max_tokens=512)
-    judge = policy.engine("true", "float32")
+    scorer = policy.engine("true", "float32")
     for slots in pieces(options.vllm, FIRST_VLLM, options.slots):
         store.make(
             f"vllm-{slots[0]}-{options.slots}",
-            lambda s=slots: {HONEST: generated(policy, worker, judge, s)},  # type: ignore[misc]
+            lambda s=slots: {HONEST: generated(policy, worker, scorer, s)},  # type: ignore[misc]
         )
 
 

@@ -1,6 +1,6 @@
-"""What workers draw, and how the judge sees it, as arrays: one row per sampled token, one per chunk of commitments.
+"""What workers draw, and how the scorer sees it, as arrays: one row per sampled token, one per chunk of commitments.
 
-`generated` is the real thing: an engine samples, the judge scores. `forced` gives every kind of worker the same text: given its
+`generated` is the real thing: an engine samples, the scorer scores. `forced` gives every kind of worker the same text: given its
 prefix, the draw of a token depends on nothing else, so one prefill per kind of worker shows at every place which token it would
 have drawn. `benchmarks/detection_bf16.py` compares the two on a sample.
 
@@ -99,11 +99,11 @@ class Draws:
         )
 
 
-def generated(policy: Policy, worker: Engine, judge: TorchEngine, slots: Sequence[int], heat: float = 1.0) -> Draws:
+def generated(policy: Policy, worker: Engine, scorer: TorchEngine, slots: Sequence[int], heat: float = 1.0) -> Draws:
     """Submissions of a worker, as an audit of all their groups sees them."""
     requests = policy.requests(slots)
     made = worker.generate(requests, temperature=heat * policy.temperature)
-    scored = judge.score(
+    scored = scorer.score(
         [
             ScoreRequest(request.prompt_tokens, tuple(row.tokens), request.seed)
             for request, row in zip(requests, made, strict=True)
@@ -129,18 +129,18 @@ def generated(policy: Policy, worker: Engine, judge: TorchEngine, slots: Sequenc
 Text = tuple[Sequence[GenerationRequest], Sequence[Completion]]
 
 
-def text_of(policy: Policy, judge: TorchEngine, slots: Sequence[int], most_tokens: int = 0) -> Text:
+def text_of(policy: Policy, scorer: TorchEngine, slots: Sequence[int], most_tokens: int = 0) -> Text:
     requests = policy.requests(slots, most_tokens)
-    return requests, judge.generate(requests, temperature=policy.temperature)
+    return requests, scorer.generate(requests, temperature=policy.temperature)
 
 
 def forced(
-    policy: Policy, workers: Mapping[str, Worker], judge: TorchEngine, text: Text, submissions: int
+    policy: Policy, workers: Mapping[str, Worker], scorer: TorchEngine, text: Text, submissions: int
 ) -> dict[str, Draws]:
     """What each worker draws after the prefixes of one text; those in bf16 with rounded logits too."""
     requests, made = text
     lengths, size = [len(row.tokens) for row in made], len(requests) // submissions
-    truth = Computed(judge, states_of(judge, requests, made))
+    truth = Computed(scorer, states_of(scorer, requests, made))
     computed = {
         worker: _computed(policy, worker, requests, made) for worker in {_without_heat(one) for one in workers.values()}
     }

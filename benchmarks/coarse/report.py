@@ -21,9 +21,9 @@ from shoal.proofs.commitments import CHUNK_TOKENS
 from shoal.validation import flips, ranks
 from shoal.validation.calibration.evidence import (
     SMALLEST_FLIP_SCALE,
-    WORST_FACTOR,
     bounded_scales,
     fit_of,
+    logprob_limit,
     margin_limit,
 )
 from shoal.validation.calibration.limits import FALSE_DRIFTS
@@ -60,7 +60,7 @@ class Bounds:
             flips_per_token=poisson_upper(int((honest.margins > NOISE).sum())) / len(honest.margins),
             mismatches=2 * float(honest.chunks[:, 0].max()) + 4,
             mantissa_mean=2 * float(honest.chunks[:, 2].max()) + 1,
-            logprob_error=WORST_FACTOR * worst_logprob,
+            logprob_error=logprob_limit(worst_logprob, upper),
             ladders=ranks.ladders(distances(honest), chunk_sizes(honest)),
         )
 
@@ -94,7 +94,7 @@ class Audit:
     """A margin that no honest worker has: a proof."""
     many_flips: bool
     commitments: bool
-    """A proof, against whoever commits to what it computed."""
+    """A proof, against anyone who commits to what it computed."""
     logprobs: bool
 
 
@@ -180,7 +180,7 @@ def _career(found: Sequence[Audit], own_proofs: bool, draw: random.Random) -> in
     while tokens < LONGEST_CAREER:
         one = draw.choice(found)
         tokens += one.tokens
-        # Whoever proves with the true model has commitments like honest ones, or better: half of their ratio, 1 / 2, each.
+        # Anyone who proves with the true model has commitments like honest ones, or better: half of their ratio, 1 / 2, each.
         sums = drift.after(sums, [*one.llrs, one.commitment_llr if own_proofs else -1.0])
         proof = one.sampling or (own_proofs and one.commitments)
         if proof or drift.level(drift.total(sums)) == "cheating":
@@ -209,12 +209,12 @@ def auc(cheat: Sequence[float], honest: Sequence[float]) -> float:
 
 
 def fit_table(honest: Draws, scale: float) -> list[dict[str, float]]:
-    """Near-ties by width in scales: how many were lost, and how many the fitted scale expects."""
+    """Close draws by width in scales: how many were lost, and how many the fitted scale expects."""
     return [one.model_dump() for one in fit_of(flips.Draws.of([scored(honest)]), scale)]
 
 
 def by_position(draws: Draws, edges: Sequence[int]) -> list[dict[str, Any]]:
-    """Does rounding grow with position? Errors of near-ties and flips, by the index of the token."""
+    """Does rounding grow with position? Errors of close draws and flips, by the index of the token."""
     rows, first = [], 0
     for edge in edges:
         here = (draws.places >= first) & (draws.places < edge)

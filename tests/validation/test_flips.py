@@ -90,7 +90,7 @@ def test_what_is_left_out_as_no_near_tie_changes_nothing() -> None:
     draws = flips.Draws.of([work(SCALE, tokens=4000)])
     for alternative in flips.ALTERNATIVES.values():
         whole = flips.ratios(draws, SCALE, alternative).sum()
-        near = flips.ratios(flips.near_ties(draws, SCALE), SCALE, alternative).sum()
+        near = flips.ratios(flips.close_draws(draws, SCALE), SCALE, alternative).sum()
         assert float(near) == pytest.approx(float(whole), abs=1e-6)
 
 

@@ -57,7 +57,7 @@ def test_lengths_that_were_not_measured_say_nothing() -> None:
     assert few == [[], [], [], []]
 
 
-def test_exact_numerics_leave_room_for_last_bits() -> None:
+def test_exact_numerics_allow_for_last_bits() -> None:
     exact = ranks.ladders([0.0] * 200, [32] * 200)
     assert evidence([0.0078] * 100, exact) < 0
     assert evidence([0.5] * 8, exact) > 13

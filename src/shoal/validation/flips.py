@@ -1,9 +1,9 @@
 """Likelihood ratios of rounding flips: whether honest numerics explain which tokens an audited worker drew.
 
 In: of each token its margin and the gaps of the winner's two closest rivals (`Scored`), and the scale of the numerics class. Out:
-one log-likelihood ratio for each alternative, which the coordinator adds up per key. Every near-tie counts, whether it was lost or
-kept, at its own width, so the ratios do not depend on how many near-ties a policy has. Honest work has an expected ratio of at most
-1 as long as the class's scale is not below the true one. One token adds at most LARGEST_LLR, however far an outlier lies.
+one log-likelihood ratio for each alternative, which the coordinator adds up per key. Every close draw counts, whether it was lost
+or kept, at its own width, so the ratios do not depend on how many of them a policy has. Honest work has an expected ratio of at
+most 1 as long as the class's scale is not below the true one. One token adds at most LARGEST_LLR, however far an outlier lies.
 
 Model: numerics move the score of a rival against the winner's by a random error, and a flip happens where it exceeds the gap. The
 error is Gaussian with the class's scale, and TAIL_WIDTH times as wide in TAIL_SHARE of all cases: measured errors in bfloat16 have
@@ -93,11 +93,11 @@ def ratios(draws: Draws, scale: float, alternative: Alternative) -> Tensor:
 
 def evidence(scored: Sequence[Scored], scale: float) -> list[float]:
     """Of all tokens together, in the order of ALTERNATIVES."""
-    draws = near_ties(Draws.of(scored), scale)
+    draws = close_draws(Draws.of(scored), scale)
     return [float(ratios(draws, scale, alternative).sum()) for alternative in ALTERNATIVES.values()]
 
 
-def near_ties(draws: Draws, scale: float) -> Draws:
+def close_draws(draws: Draws, scale: float) -> Draws:
     """Draws that some alternative explains otherwise; the rest, most of them, have ratios of 1."""
     widest = 8 * TAIL_WIDTH * scale * max(alternative.coarser for alternative in ALTERNATIVES.values())
     tilted_N = (0.1 * draws.logit_gaps_N2.nan_to_num(posinf=0.0)).abs().amax(-1)
@@ -115,7 +115,7 @@ def fit_scale(draws: Draws) -> tuple[float, float]:
 
 @lru_cache(maxsize=1)
 def steerable_gap() -> float:
-    """In scales: the width up to which a worker may decide every near-tie for good.
+    """In scales: the width up to which a worker may decide every close draw for good.
 
     Losing all ties below a width m and none above adds ∫ ratio(lost) up to m and ∫ ratio(kept) beyond. Where the sum of the most
     sensitive alternative is zero, the sequential test does not rise.

@@ -1,4 +1,4 @@
-"""Commitments as evidence for the sequential test: how far a worker's states lie from the judge's, among honest ones.
+"""Commitments as evidence for the sequential test: how far a worker's states lie from the validator's.
 
 In: the difference of each chunk, and ladders that a calibration made of honest chunks. Out: one log-likelihood ratio. No model of
 the differences is needed: a chunk that only a share p of honest chunks exceeds counts as the ratio 1 / (2·√p), whose expectation

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import torch
 
+from shoal.coordinator.rules import drift
 from shoal.evaluation.statistics import binomial_upper, poisson_upper
 from shoal.policy.engine import Scored
 from shoal.proofs.commitments import ChunkDifference, compare_chunks, split_chunks
@@ -20,7 +21,7 @@ SMALLEST_NOISE = 1e-4
 """Below this a margin is indistinguishable from the last bits of an fp32 sum on another machine."""
 SMALLEST_FLIP_SCALE = 8e-4
 FIT_EDGES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""In scales: widths of near-ties at which the fit is shown."""
+"""In scales: widths of close draws at which the fit is shown."""
 LARGEST_GAP = 1e9
 """JSON has no infinity."""
 SMALLEST_MARGIN_MAX = 2.5e-3
@@ -117,11 +118,11 @@ class Trials:
 
     @property
     def largest_drift(self) -> float:
-        """As if one key had sent them all, one after the other: Page's rule for each alternative, and the mean of the ratios."""
-        sums, largest = [0.0] * len(self.metrics[0].drift_llrs), 0.0
+        """Of the sequential test, as if one key had sent them all, one after the other."""
+        sums, largest = drift.Sums(), 0.0
         for one in self.metrics:
-            sums = [max(0.0, known + new) for known, new in zip(sums, one.drift_llrs, strict=True)]
-            largest = max(largest, float(torch.tensor(sums).double().exp().mean().log()))
+            sums = drift.after(sums, one.drift_llrs)
+            largest = max(largest, drift.total(sums))
         return largest
 
 
@@ -137,6 +138,10 @@ def margin_limit(worst: float, scale: float) -> float:
     return max(SMALLEST_MARGIN_MAX, WORST_FACTOR * worst, TAIL_DEVIATIONS * TAIL_WIDTH * scale)
 
 
+def logprob_limit(worst: float, scale: float) -> float:
+    return max(SMALLEST_LOGPROB_ERROR, WORST_FACTOR * worst, TAIL_DEVIATIONS * TAIL_WIDTH * scale)
+
+
 def limits_of(honest: Honest) -> Limits:
     return Limits(
         margin_max=margin_limit(honest.margin_max, honest.flip_scales[1]),
@@ -146,7 +151,7 @@ def limits_of(honest: Honest) -> Limits:
         exponent_mismatches=2 * int(honest.worst("exponent_mismatches")) + 4,
         mantissa_mean=2 * honest.worst("mantissa_mean") + 1.0,
         mantissa_median=2 * honest.worst("mantissa_median") + 1.0,
-        logprob_error=max(SMALLEST_LOGPROB_ERROR, WORST_FACTOR * honest.logprob_error),
+        logprob_error=logprob_limit(honest.logprob_error, honest.flip_scales[1]),
         commitment_ladders=ladders([distance(one) for one in honest.differences], honest.chunk_sizes),
     )
 
@@ -175,7 +180,7 @@ def evidence_of(limits: Limits, honest: Honest, tested: Trials, forged: Mapping[
 
 
 def fit_of(draws: Draws, scale: float) -> list[FlipBin]:
-    """Observed and expected flips by the width of the near-tie; the last bin has all that are wider."""
+    """Observed and expected flips by the width of the close draw; the last bin has all that are wider."""
     lost_N, expected_N = draws.rank_N > 0, _flip_probabilities(draws, scale)
     edges = [*(edge * scale for edge in FIT_EDGES), float("inf")]
     bins, below = [], 0.0

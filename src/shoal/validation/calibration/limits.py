@@ -80,7 +80,7 @@ class Forgery(BaseModel):
 
 
 class FlipBin(BaseModel):
-    """Near-ties of one width: how many the honest workers lost, and how many the fitted scale expects."""
+    """Close draws of one width: how many the honest workers lost, and how many the fitted scale expects."""
 
     model_config = ConfigDict(frozen=True)
     gap_below: float
