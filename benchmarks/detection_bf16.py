@@ -45,7 +45,7 @@ from shoal.policy import TorchEngine  # noqa: E402
 
 AGAIN = 75
 FIRST_HONEST, FIRST_TEXT, FIRST_CHECK, FIRST_VLLM = 100_000, 300_000, 400_000, 500_000
-SHAPES = (256, 64, 33, 512, 7, 128)
+SHAPES = (256, 64, 33, 512, 16, 128)
 """Rows per batch of honest workers, in turn."""
 CHECKED = ("int8", "int4", "temperature_x0.95")
 POSITIONS = {"bundled": (32, 128, 512, 1000, 2000, 3000, 4000), "smollm2": (32, 128, 256, 512, 768, 1000)}
