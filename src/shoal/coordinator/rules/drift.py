@@ -6,7 +6,6 @@ likelihood ratios decides: an honest key crosses the limit, on average, not befo
 however many alternatives there are (the mean of e-detectors is one; Shin, Ramdas and Rinaldo 2023).
 """
 
-import json
 import math
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -47,11 +46,3 @@ def level(drift: float) -> DriftLevel:
 
 def became_suspicious(before: float, now: float) -> bool:
     return level(before) == "honest" and level(now) == "suspicious"
-
-
-def as_text(sums: Sums) -> str:
-    return json.dumps(sums)
-
-
-def from_text(text: str) -> Sums:
-    return tuple(map(float, json.loads(text)))

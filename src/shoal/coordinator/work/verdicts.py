@@ -137,7 +137,7 @@ def _drift_level(connection: Connection, row: SubmissionRow, body: api.VerdictBo
 
 
 def _drift_sums(worker: WorkerRow, body: api.VerdictBody) -> drift.Sums:
-    return drift.after(drift.from_text(worker.drift_sums), body.metrics.drift_llrs)
+    return drift.after(tuple(json.loads(worker.drift_sums)), body.metrics.drift_llrs)
 
 
 def _accept(
@@ -245,7 +245,7 @@ def _add_drift(connection: Transaction, run: Run, key: str, body: api.VerdictBod
     if worker.state == "banned":
         return
     before, sums = worker.drift, _drift_sums(worker, body)
-    worker = update(connection, worker, drift=drift.total(sums), drift_sums=drift.as_text(sums))
+    worker = update(connection, worker, drift=drift.total(sums), drift_sums=json.dumps(sums))
     if drift.level(worker.drift) == "cheating":
         detail = f"audits add up to e^{worker.drift:.1f} against honest work"
         ban(connection, run, worker, f"{Reason.SAMPLING_DRIFT}: {detail}", by="drift")

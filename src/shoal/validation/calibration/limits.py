@@ -5,11 +5,13 @@ from honest runs and from forgeries, with the measured error rates beside the li
 fault, never a verdict; a model that it was not made for is refused.
 """
 
+import math
 from importlib.resources import files
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from shoal.coordinator.rules.drift import BAN_AT
 from shoal.errors import ConfigError
 from shoal.evaluation.statistics import poisson_allowance
 from shoal.files import CONFIG_FILE, digest_bytes, digest_file
@@ -78,6 +80,11 @@ class Forgery(BaseModel):
     drift_per_submission: float
     """Evidence that the sequential test's most sensitive alternative gains from each; if positive, even misses end in a ban."""
 
+    @property
+    def submissions_to_ban(self) -> int | None:
+        """About how many audited ones the sequential test takes; None if it never bans."""
+        return math.ceil(BAN_AT / self.drift_per_submission) if self.drift_per_submission > 0 else None
+
 
 class FlipBin(BaseModel):
     """Close draws of one width: how many the honest workers lost, and how many the fitted scale expects."""
@@ -116,9 +123,14 @@ class Evidence(BaseModel):
 
     @property
     def missed(self) -> dict[str, str]:
-        """Each forgery that an audit let pass, with how many of how many."""
-        found = {name: forgery for name, forgery in self.forgeries.items() if forgery.missed}
-        return {name: f"{forgery.missed} of {forgery.submissions}" for name, forgery in found.items()}
+        """Each forgery that an audit let pass, with how many of how many, and when it is banned nevertheless."""
+        return {name: _missed(forgery) for name, forgery in self.forgeries.items() if forgery.missed}
+
+
+def _missed(forgery: Forgery) -> str:
+    until = forgery.submissions_to_ban
+    ends = f"banned after about {until} audits" if until else "never banned"
+    return f"{forgery.missed} of {forgery.submissions}, {ends}"
 
 
 class NumericsClass(BaseModel):
