@@ -54,7 +54,8 @@ CREATE INDEX leases_by_issue ON leases (by_active_key, issued_at, worker);
 CREATE TABLE submissions (
   submission_id TEXT PRIMARY KEY, lease_id TEXT NOT NULL UNIQUE, worker TEXT NOT NULL, digest TEXT NOT NULL,
   size_bytes BIGINT NOT NULL, signature TEXT NOT NULL, received_at DOUBLE PRECISION NOT NULL, audit_groups TEXT NOT NULL,
-  audit_step BIGINT NOT NULL, audit_rate DOUBLE PRECISION NOT NULL, numerics_class TEXT NOT NULL, state TEXT NOT NULL,
+  audit_step BIGINT NOT NULL, audit_rate DOUBLE PRECISION NOT NULL, useful_rate DOUBLE PRECISION NOT NULL,
+  numerics_class TEXT NOT NULL, state TEXT NOT NULL,
   claim_id TEXT, claimed_by TEXT, claim_request TEXT, claim_expires DOUBLE PRECISION, tries BIGINT NOT NULL,
   faults BIGINT NOT NULL, retry_at DOUBLE PRECISION NOT NULL, decided_at DOUBLE PRECISION, verdict TEXT,
   collected_at DOUBLE PRECISION, unaudited_limit BIGINT NOT NULL, audit_epoch BIGINT NOT NULL,

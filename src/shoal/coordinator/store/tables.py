@@ -15,6 +15,7 @@ from shoal.protocol.steps import StepId, VersionId
 class WorkerRow(Record):
     table: ClassVar[str] = "workers"
     key_columns: ClassVar[tuple[str, ...]] = ("key",)
+    is_remembered: ClassVar[bool] = True
 
     key: str
     name: str
@@ -138,6 +139,8 @@ class SubmissionRow(Record):
     """Numbers of the groups that were drawn."""
     audit_step: int
     audit_rate: float
+    useful_rate: float
+    """Share of its useful groups that is audited at least."""
     numerics_class: str
     state: SubmissionState = SubmissionState.PENDING
     claim_id: str | None = None

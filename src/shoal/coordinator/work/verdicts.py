@@ -118,6 +118,7 @@ def _close(
         drift=_drift_level(connection, row, body),
         audit_drawn=row.groups_to_audit,
         audit_rate=row.audit_rate,
+        useful_rate=row.useful_rate,
         audit_step=row.audit_id,
         verdict=digest_bytes(verdict.encode()),
         salt=_salt(run, row),

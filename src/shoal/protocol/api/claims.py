@@ -34,8 +34,8 @@ class Claim(Answer):
     """Groups that the audit draw, or a doubt, has chosen."""
     audit_order: list[int] = []
     """All groups, in the order in which more of them are audited."""
-    unaudited_limit: Annotated[int, Field(ge=0)] = 1 << 20
-    """How many groups that carry a training signal may stay without an audit."""
+    unaudited_limits: list[Annotated[int, Field(ge=0)]] = []
+    """How many groups that carry a training signal may stay without an audit, by how many there are; all, if it says nothing."""
     numerics_class: str = ""
     """Under which the worker was registered when the file arrived; empty if it was not noted."""
 

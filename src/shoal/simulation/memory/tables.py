@@ -36,6 +36,11 @@ class Key:
     waiting_unaudited: int = 0
     promised: int = 0
     """Groups that claimed files may leave without an audit."""
+    judged: tuple[deliveries.Record, trust.TrustRecord, tuple[bool, float], bool] | None = None
+    """Whether it is reliable, and what that followed from."""
+    asked_at: float = 0.0
+    turns: list[int] = field(default_factory=lambda: [-1, -1])
+    """In which it was last counted among the keys that ask, and among those of them that have delivered."""
 
 
 @dataclass(slots=True)
@@ -50,6 +55,8 @@ class Lease:
     by_active_key: bool
     state: LeaseState = LeaseState.LEASED
     file: "File | None" = None
+    view: api.Lease | None = None
+    """As its key and a validator see it."""
 
 
 @dataclass(slots=True, eq=False)
