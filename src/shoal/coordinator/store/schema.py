@@ -95,7 +95,7 @@ CREATE TABLE ledger (
   previous TEXT NOT NULL, hash TEXT NOT NULL, signature TEXT NOT NULL);
 """
 
-MIGRATIONS: dict[int, str] = {17: FIRST}
+MIGRATIONS: dict[int, str] = {18: FIRST}
 """By the schema version that each leads to, in order."""
 
 
