@@ -55,7 +55,7 @@ def busy(swarm: Swarm) -> list[str]:
             swarm.client("run").unban(ban)
         if step == 3:
             submit("dan")
-            swarm.accept(metrics=api.AuditMetrics(tokens=9, drift_llr=20.0), useful=0)
+            swarm.accept(metrics=api.AuditMetrics(tokens=9, drift_llrs=[20.0]), useful=0)
         submit("ann")
         swarm.accept()
         swarm.publish(step + 1)

@@ -37,7 +37,7 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
         swarm.produce(ann, useful=1)
         swarm.work(eve)
         claim = swarm.claim()
-        metrics = api.AuditMetrics(tokens=10, margin_max=0.625, drift_llr=3.5)
+        metrics = api.AuditMetrics(tokens=10, margin_max=0.625, drift_llrs=[3.5])
         swarm.send_verdict(
             api.VerdictBody(
                 claim_id=claim.claim_id, submission_id=claim.submission_id, accepted=False, audited_groups=[0, 1],

@@ -20,7 +20,7 @@ CREATE TABLE workers (
   missed DOUBLE PRECISION NOT NULL, failures BIGINT NOT NULL, failed_at DOUBLE PRECISION NOT NULL,
   work_s DOUBLE PRECISION NOT NULL, lag_s DOUBLE PRECISION NOT NULL, delivered_at DOUBLE PRECISION NOT NULL,
   newest_used BIGINT NOT NULL, tokens DOUBLE PRECISION NOT NULL, busy_s DOUBLE PRECISION NOT NULL,
-  slot_tokens DOUBLE PRECISION NOT NULL, received_at DOUBLE PRECISION NOT NULL);
+  slot_tokens DOUBLE PRECISION NOT NULL, received_at DOUBLE PRECISION NOT NULL, drift_sums TEXT NOT NULL);
 CREATE INDEX workers_by_state ON workers (state, key);
 CREATE INDEX workers_by_delivery ON workers (delivered_at);
 CREATE TABLE presence (
@@ -95,7 +95,7 @@ CREATE TABLE ledger (
   previous TEXT NOT NULL, hash TEXT NOT NULL, signature TEXT NOT NULL);
 """
 
-MIGRATIONS: dict[int, str] = {17: FIRST}
+MIGRATIONS: dict[int, str] = {18: FIRST}
 """By the schema version that each leads to, in order."""
 
 

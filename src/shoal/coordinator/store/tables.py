@@ -30,6 +30,7 @@ class WorkerRow(Record):
     clean_audits: float = 0.0
     anomalies: int = 0
     drift: float = 0.0
+    """Total of the sequential test; `drift_sums` has its parts (`rules.drift`)."""
     accepted: int = 0
     rejected: int = 0
     credit_held: int = 0
@@ -50,6 +51,7 @@ class WorkerRow(Record):
     slot_tokens: float = 0.0
     received_at: float = 0.0
     """Of its newest accepted file."""
+    drift_sums: str = "[]"
 
 
 @dataclass(frozen=True, slots=True)

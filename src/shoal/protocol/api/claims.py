@@ -75,8 +75,8 @@ class AuditMetrics(Body):
     exponent_mismatches_max: Count = 0
     mantissa_mean_max: float = 0.0
     logprob_error_max: float = 0.0
-    drift_llr: float = 0.0
-    """Log-likelihood ratio of numerics coarser than honest ones; the coordinator adds it up per worker."""
+    drift_llrs: Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(max_length=16)] = []
+    """Log-likelihood ratios of alternatives to honest numerics; the coordinator adds each up per worker."""
 
 
 class VerdictBody(Body):
