@@ -1,7 +1,7 @@
 """Models that integrate frames over time: up to which length each family tracks a state, and what a longer trained window is worth.
 
-    python benchmarks/recurrence.py critical [--steps 1000]          # part 2: shell game and forward jumps
-    python benchmarks/recurrence.py length [--steps 300] [--repo P]  # part 4: loss against trained length, and over time
+    python benchmarks/recurrence.py critical [--steps N]             # part 2: shell game and forward jumps
+    python benchmarks/recurrence.py length [--steps 500] [--repo P]  # part 4: loss against trained length, and over time
     python benchmarks/recurrence.py swarm                            # part 5: a frame policy trained by a swarm
     python benchmarks/recurrence.py                                  # all
 
@@ -11,7 +11,6 @@ minutes, `critical` about 20.
 """
 
 import argparse
-import itertools
 import json
 import os
 import platform
@@ -19,10 +18,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from shoal.files import write_atomic
 
@@ -35,9 +33,16 @@ Piece = dict[str, Any]
 
 
 def critical_piece(task: str, model: str, options: dict[str, Any]) -> Piece:
-    from benchmarks.frame_experiments.critical_length import Plan, measure
+    from benchmarks.frame_experiments.critical_length import measure
 
-    return measure(model, task, Plan(steps=options["steps"], seed=options["seed"]))
+    return measure(model, task, critical_plan(task, options))
+
+
+def critical_plan(task: str, options: dict[str, Any]) -> Any:
+    from benchmarks.frame_experiments.critical_length import PLANS
+
+    plan = replace(PLANS[task], seed=options["seed"])
+    return replace(plan, steps=options["steps"]) if options["steps"] else plan
 
 
 def length_piece(length: int, batch: int, options: dict[str, Any]) -> Piece:
@@ -82,9 +87,12 @@ def critical(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
     from benchmarks.frame_experiments.sequence_models import MODELS
     from benchmarks.frame_experiments.tracking import TASKS
 
-    folder = options["pieces"] / f"critical-{options['steps']}-{options['seed']}"
+    def path(task: str, model: str) -> Path:
+        steps = critical_plan(task, options).steps
+        return Path(options["pieces"]) / f"critical-{task}-{steps}-{options['seed']}" / f"{model}.json"
+
     jobs = {
-        (task, model): pool.submit(stored, folder / f"{task}-{model}.json", critical_piece, task, model, options)
+        (task, model): pool.submit(stored, path(task, model), critical_piece, task, model, options)
         for task in TASKS
         for model in MODELS
     }
@@ -99,6 +107,7 @@ def critical(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
             "critical_length": {model: row["critical_length"] for model, row in rows.items()},
             "parameters": {model: row["parameters"] for model, row in rows.items()},
             "by_position": {model: row["accuracy_unseen"] for model, row in rows.items()},
+            "steps": critical_plan(task, options).steps,
         }
     shell = tasks["shell"]
     return {
@@ -106,12 +115,11 @@ def critical(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
         "lstm_accuracy_256": shell["accuracy_256"]["lstm"],
         "critical_length": {model: length for model, length in shell["critical_length"].items() if model != "lstm"},
         "tasks": tasks,
-        "steps": options["steps"],
     }
 
 
 def length(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
-    from benchmarks.frame_experiments.fits import alpha_interval, crossing_s, power_law, power_law_with_floor
+    from benchmarks.frame_experiments.length_summary import summarise
 
     source = "commits" if options["repo"] else "repairs"
     folder = options["pieces"] / f"length-{source}-{options['steps']}-{options['seed']}"
@@ -120,46 +128,7 @@ def length(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
     jobs = [pool.submit(stored, folder / f"L{a}-B{b}.json", length_piece, a, b, options) for a, b in runs]
     pieces = {run: job.result() for run, job in zip(runs, jobs, strict=True)}
     rows = [pieces[length, 8] for length in LENGTHS]
-    fitted = [row for row in rows if row["length"] >= 2]
-    lengths = [row["length"] for row in fitted]
-    last = str(options["steps"])
-    own = np.array([row["milestones"][last]["own"] for row in fitted])
-    carried = np.array([row["milestones"][last]["carried"] for row in fitted])
-    alpha, _, r2 = power_law(lengths, own.mean(axis=1))
-    floor, floor_alpha, _, floor_r2 = power_law_with_floor(lengths, own.mean(axis=1))
-    carried_alpha, _, carried_r2 = power_law(lengths, carried.mean(axis=1))
-    overtaken = {
-        str(short["length"]): crossing_s(short["curve"], double["curve"]) for short, double in itertools.pairwise(rows)
-    }
-    control = pieces[CONTROL]["milestones"][last]["carried"]
-    longest = rows[-1]
-    running = np.cumsum(longest["milestones"][last]["by_position"]) / np.arange(1, LENGTHS[-1] + 1)
-    return {
-        "alpha": round(alpha, 4),
-        "alpha_interval": [round(value, 4) for value in alpha_interval(lengths, own)],
-        "r2": round(r2, 4),
-        "with_floor": {"floor": round(floor, 3), "alpha": round(floor_alpha, 4), "r2": round(floor_r2, 4)},
-        "alpha_same_targets": round(carried_alpha, 4),
-        "r2_same_targets": round(carried_r2, 4),
-        "overtaken_by_double": overtaken,
-        "equal_frames_gap": round(float(np.mean(control) - carried[-1].mean()), 4),
-        "own_length_loss": {str(row["length"]): _mean(row["milestones"][last]["own"]) for row in rows},
-        "same_targets_loss": {str(row["length"]): _mean(row["milestones"][last]["carried"]) for row in rows},
-        "own_loss_by_step": {
-            step: {str(row["length"]): _mean(row["milestones"][step]["own"]) for row in rows}
-            for step in longest["milestones"]
-        },
-        "running_mean_of_longest": {str(at): round(float(running[at - 1]), 4) for at in LENGTHS},
-        "history": longest["history"],
-        "curves": {str(row["length"]): row["curve"] for row in rows},
-        "frames_per_s": {str(row["length"]): row["frames_per_s"] for row in rows},
-        "steps": options["steps"],
-        "source": source,
-    }
-
-
-def _mean(values: list[float]) -> float:
-    return round(float(np.mean(values)), 4)
+    return {**summarise(rows, pieces[CONTROL], options["steps"]), "source": source}
 
 
 def swarm(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
@@ -170,15 +139,18 @@ def swarm(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
 
 
 PARTS = {"critical": critical, "length": length, "swarm": swarm}
-DEFAULT_STEPS = {"critical": 1000, "length": 300, "swarm": 0}
+DEFAULT_STEPS = {"critical": 0, "length": 500, "swarm": 0}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=PARTS, help="one part; without it, all")
-    parser.add_argument("--steps", type=int, help="training steps per model")
+    parser.add_argument("--steps", type=int, help="training steps per model; each part has its own number")
     parser.add_argument(
-        "--least-s", type=float, default=75.0, help="CPU seconds that every run of `length` has at least"
+        "--least-s",
+        type=float,
+        default=130.0,
+        help="CPU seconds that a run of `length` has at least; twice as many from 32 on",
     )
     parser.add_argument("--repo", type=Path, help="a git repository whose commits are the sessions")
     parser.add_argument("--seed", type=int, default=0)

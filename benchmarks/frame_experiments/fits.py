@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 SAMPLES = 2_000
+FARTHEST = float(np.log(86_400.0))
+"""A crossing beyond a day of one core is not a forecast."""
 
 
 def power_law(lengths: Sequence[int], losses: Floats) -> tuple[float, float, float]:
@@ -39,6 +41,13 @@ def alpha_interval(lengths: Sequence[int], by_session: Floats, seed: int = 0) ->
     return float(np.percentile(alphas, 2.5)), float(np.percentile(alphas, 97.5))
 
 
+def mean_interval(values: Floats, seed: int = 0) -> tuple[float, float]:
+    """95 % of the mean over resampled sessions."""
+    rng = np.random.default_rng(seed)
+    means = values[rng.integers(0, len(values), (SAMPLES, len(values)))].mean(axis=1)
+    return float(np.percentile(means, 2.5)), float(np.percentile(means, 97.5))
+
+
 def crossing_s(short: Sequence[Mapping[str, float]], long: Sequence[Mapping[str, float]]) -> float | None:
     """CPU seconds after which the longer run's loss stays below the shorter one's while both ran; none if it does not."""
     times, gap = _gap(short, long)
@@ -46,6 +55,22 @@ def crossing_s(short: Sequence[Mapping[str, float]], long: Sequence[Mapping[str,
     if not len(times) or (len(above) and above[-1] == len(times) - 1):
         return None
     return float(times[above[-1] + 1]) if len(above) else float(times[0])
+
+
+def extrapolated_crossing_s(short: Sequence[Mapping[str, float]], long: Sequence[Mapping[str, float]]) -> float | None:
+    """Where lines through the later halves of both curves meet, loss against the logarithm of time; none if they do not."""
+    (a, b), (c, d) = (_late_line(curve) for curve in (short, long))
+    if c >= a:
+        return None
+    exponent = (d - b) / (a - c)
+    after = min(short[-1]["cpu_s"], long[-1]["cpu_s"])
+    return round(float(np.exp(exponent)), 1) if np.log(after) < exponent < FARTHEST else None
+
+
+def _late_line(curve: Sequence[Mapping[str, float]]) -> tuple[float, float]:
+    late = curve[len(curve) // 2 :]
+    slope, offset = np.polyfit(np.log([point["cpu_s"] for point in late]), [point["loss"] for point in late], 1)
+    return float(slope), float(offset)
 
 
 def _gap(short: Sequence[Mapping[str, float]], long: Sequence[Mapping[str, float]]) -> tuple[Floats, Floats]:

@@ -29,11 +29,14 @@ from shoal.frames import (
     committed,
     damaged,
     library_files,
+    parameter_count,
     standard_library,
 )
 from shoal.frames.corpus import Change, Split
+from shoal.frames.model import State
 
 LEARNING_RATE, CLIP = 2e-3, 1.0
+LONG = 32
 KEPT = 8
 """Own frames that remain when the history before them is another session's."""
 
@@ -41,14 +44,20 @@ KEPT = 8
 @dataclass(frozen=True)
 class Plan:
     batch: int = 8
-    steps: int = 300
-    least_s: float = 75.0
+    steps: int = 500
+    least_s: float = 130.0
     """CPU seconds: a run goes on until it has both, so that runs of different lengths can be compared over time."""
-    evaluate_every_s: float = 15.0
-    streams: int = 32
+    first_s: float = 3.0
+    growth: float = 1.3
+    """First held-out evaluation, and the ratio of the times of two: short runs cross early, long ones late."""
+    streams: int = 48
     stream_length: int = 384
-    train_actions: int = 400_000
+    train_actions: int = 600_000
     seed: int = 0
+
+    def seconds(self, length: int) -> float:
+        """Twice as long from `LONG` on: those runs are slower per step, and cross later."""
+        return self.least_s * (2 if length >= LONG else 1)
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,7 @@ def run(
     curve: list[dict[str, float]] = []
     milestones: dict[str, object] = {}
     wanted = {plan.steps // 4, plan.steps // 2, plan.steps}
-    spent, measured_at = 0.0, 0.0
+    spent, next_at = 0.0, plan.first_s
     for step in itertools.count(1):
         started = time.process_time()
         optimiser.zero_grad()
@@ -123,23 +132,23 @@ def run(
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimiser.step()
         spent += time.process_time() - started
-        is_over = step >= plan.steps and (spent >= plan.least_s or not own_length)
+        is_over = step >= plan.steps and (spent >= plan.seconds(length) or not own_length)
         if step in wanted:
             milestones[str(step)] = evaluate(model, data, length)
-        if spent - measured_at >= plan.evaluate_every_s or is_over:
+        if spent >= next_at or is_over:
             curve.append(
-                {"cpu_s": round(spent, 1), "step": step, "loss": _mean(evaluate(model, data, length)["carried"])}
+                {"cpu_s": round(spent, 3), "step": step, "loss": _mean(evaluate(model, data, length)["carried"])}
             )
-            measured_at = spent
+            next_at = spent * plan.growth
         if is_over:
             break
     result: dict[str, object] = {
         "length": length, "batch": batch, "steps": step, "cpu_s": round(spent, 1), "milestones": milestones,
         "curve": curve, "final": evaluate(model, data, length), "plan": asdict(plan),
-        "frames_per_s": round(step * length * batch / spent, 1),
+        "parameters": parameter_count(model), "frames_per_s": round(step * length * batch / spent, 1),
     }  # fmt: skip
     if length > KEPT:
-        result["history"] = history_control(model, data)
+        result["history"] = history_control(model, data, length)
     return result
 
 
@@ -184,19 +193,39 @@ def token_losses(model: FrameModel, x_LBC: Tensor, targets_LB: Tensor) -> Tensor
 
 
 @torch.no_grad()
-def history_control(model: FrameModel, data: Data) -> dict[str, float]:
-    """Loss of a window's last action: with its own history, with another session's before the last frames, with those alone."""
-    x_LBC = embed(model, data.frames_LB)
-    length = min(128, len(x_LBC))
-    own, other = x_LBC[:length], x_LBC[:length].roll(1, dims=1)
-    target = data.targets_LB[length - 1]
-    mixed = torch.cat([other[: length - KEPT], own[length - KEPT :]])
+def history_control(model: FrameModel, data: Data, length: int) -> dict[str, float]:
+    """Loss in the second half of windows: with their own history, with another session's before the last frames, with those
+    frames alone."""
+    whole = len(data.targets_LB) // length * length
+    frames, targets = (_cut(part[:whole], length) for part in (data.frames_LB, data.targets_LB))
+    x_LBC = embed(model, frames)
+    first = max(length // 2, KEPT)
+    places = range(first, length)
+    recent = torch.cat([x_LBC[at + 1 - KEPT : at + 1] for at in places], dim=1)
+    target = targets[first:].flatten()
+    borders = [at + 1 - KEPT for at in places]
+    before = states_before(model, x_LBC, borders)
+    swapped = states_before(model, x_LBC.roll(1, dims=1), borders)
+    fresh = model.integrator.first_state(recent.shape[1])
     return {
-        name: round(float(_last_loss(model, history, target)), 4)
-        for name, history in (("own", own), ("swapped", mixed), ("last_frames", own[length - KEPT :]))
+        name: round(float(_last_loss(model, recent, state, target)), 4)
+        for name, state in (("own", before), ("swapped", swapped), ("last_frames", fresh))
     }
 
 
-def _last_loss(model: FrameModel, x_LBC: Tensor, target_B: Tensor) -> Tensor:
-    states, _ = model.integrator(x_LBC, model.integrator.first_state(x_LBC.shape[1]))
+def states_before(model: FrameModel, x_LBC: Tensor, places: list[int]) -> State:
+    """The state of every stream before each of these places, in growing order, side by side."""
+    state = model.integrator.first_state(x_LBC.shape[1])
+    found, at = [], 0
+    for place in places:
+        if place > at:
+            _, state = model.integrator(x_LBC[at:place], state)
+            at = place
+        found.append(state)
+    hidden, cell = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+    return hidden, cell
+
+
+def _last_loss(model: FrameModel, x_LBC: Tensor, state: State, target_B: Tensor) -> Tensor:
+    states, _ = model.integrator(x_LBC, state)
     return F.cross_entropy(model.action_head(states[-1]), target_B)
