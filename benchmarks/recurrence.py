@@ -11,6 +11,7 @@ minutes, `critical` about 20.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -22,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shoal.errors import ShoalError
 from shoal.files import write_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,6 +61,13 @@ def length_plan(options: dict[str, Any]) -> Any:
     from benchmarks.frame_experiments.length_scaling import Plan
 
     return Plan(steps=options["steps"], least_s=options["least_s"], seed=options["seed"])
+
+
+def length_folder(options: dict[str, Any]) -> str:
+    """Runs of other data or another plan have another folder."""
+    repository = options["repo"]
+    data = f"commits-{hashlib.sha256(str(repository.resolve()).encode()).hexdigest()[:8]}" if repository else "repairs"
+    return f"length-{data}-{options['steps']}-{options['least_s']:g}-{options['seed']}"
 
 
 def length_data(folder: Path, options: dict[str, Any]) -> Path:
@@ -121,8 +130,8 @@ def critical(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
 def length(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
     from benchmarks.frame_experiments.length_summary import summarise
 
-    source = "commits" if options["repo"] else "repairs"
-    folder = options["pieces"] / f"length-{source}-{options['steps']}-{options['seed']}"
+    source = f"commits of {options['repo'].resolve().name}" if options["repo"] else "repairs"
+    folder = options["pieces"] / length_folder(options)
     options = options | {"data": length_data(folder, options)}
     runs = [(length, 8) for length in LENGTHS[::-1]] + [CONTROL]  # the longest first, so that no core waits for it
     jobs = [pool.submit(stored, folder / f"L{a}-B{b}.json", length_piece, a, b, options) for a, b in runs]
@@ -145,7 +154,7 @@ DEFAULT_STEPS = {"critical": 0, "length": 500, "swarm": 0}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=PARTS, help="one part; without it, all")
-    parser.add_argument("--steps", type=int, help="training steps per model; each part has its own number")
+    parser.add_argument("--steps", type=positive, help="training steps per model; each part has its own number")
     parser.add_argument(
         "--least-s",
         type=float,
@@ -154,10 +163,23 @@ def main() -> None:
     )
     parser.add_argument("--repo", type=Path, help="a git repository whose commits are the sessions")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=positive, default=2)
     parser.add_argument("--pictures", type=Path, help="a directory for the plots")
     parser.add_argument("--pieces", type=Path, default=ROOT / "runs" / "recurrence")
     options = vars(parser.parse_args())
+    try:
+        print(json.dumps(measure(options)))
+    except ShoalError as error:
+        raise SystemExit(f"recurrence.py: {error}") from None
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
+
+
+def measure(options: dict[str, Any]) -> Piece:
     results: Piece = {"benchmark": "recurrence", "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
     for part in [options["part"]] if options["part"] else PARTS:
         steps = options["steps"] or DEFAULT_STEPS[part]
@@ -167,7 +189,7 @@ def main() -> None:
             from benchmarks.frame_experiments.pictures import DRAW
 
             DRAW[part](results[part], options["pictures"] / f"recurrence_{part}.png")
-    print(json.dumps(results))
+    return results
 
 
 if __name__ == "__main__":

@@ -91,7 +91,15 @@ def make_data(plan: Plan, shape: FrameShape, repository: Path | None = None) -> 
         changes = _changes(split, seed, repository, skipped)
         most = plan.stream_length if split == "heldout" else 768
         return build_dataset(
-            changes, table, shape.rows, shape.columns, actions=actions, least=least, most=most, seed=seed
+            changes,
+            table,
+            shape.rows,
+            shape.columns,
+            actions=actions,
+            least=least,
+            most=most,
+            seed=seed,
+            skipped=skipped,
         )
 
     texts = (

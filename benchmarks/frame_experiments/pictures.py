@@ -33,6 +33,7 @@ def draw_length(result: dict[str, Any], path: Path) -> None:
     for name, label in (
         ("own_length_loss", "at the own length"),
         ("same_targets_loss", "same targets, state carried on"),
+        ("running_mean_of_longest", "longest run, first positions only"),
     ):
         lengths = [int(length) for length in result[name]]
         by_length.loglog(lengths, list(result[name].values()), "o-", label=label, base=2, linewidth=1.2)
@@ -44,6 +45,7 @@ def draw_length(result: dict[str, Any], path: Path) -> None:
         )
     over_time.set(title="same targets, by trained length", xlabel="CPU seconds", ylabel="held-out loss")
     over_time.set_xscale("log")
+    over_time.set_ylim(top=max(curve[len(curve) // 3]["loss"] for curve in result["curves"].values()))
     over_time.legend(fontsize=8, ncols=2)
     figure.savefig(path, dpi=DPI)
 
