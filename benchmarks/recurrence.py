@@ -1,7 +1,7 @@
 """Models that integrate frames over time: up to which length each family tracks a state, and what a longer trained window is worth.
 
     python benchmarks/recurrence.py critical [--steps N]             # part 2: shell game and forward jumps
-    python benchmarks/recurrence.py length [--steps 500] [--repo P]  # part 4: loss against trained length, and over time
+    python benchmarks/recurrence.py length [--steps 400] [--repo P]  # part 4: loss against trained length, and over time
     python benchmarks/recurrence.py swarm                            # part 5: a frame policy trained by a swarm
     python benchmarks/recurrence.py                                  # all
 
@@ -148,7 +148,7 @@ def swarm(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
 
 
 PARTS = {"critical": critical, "length": length, "swarm": swarm}
-DEFAULT_STEPS = {"critical": 0, "length": 500, "swarm": 0}
+DEFAULT_STEPS = {"critical": 0, "length": 400, "swarm": 0}
 
 
 def main() -> None:
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument(
         "--least-s",
         type=float,
-        default=130.0,
+        default=90.0,
         help="CPU seconds that a run of `length` has at least; twice as many from 32 on",
     )
     parser.add_argument("--repo", type=Path, help="a git repository whose commits are the sessions")

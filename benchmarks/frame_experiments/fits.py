@@ -48,18 +48,22 @@ def mean_interval(values: Floats, seed: int = 0) -> tuple[float, float]:
     return float(np.percentile(means, 2.5)), float(np.percentile(means, 97.5))
 
 
-def crossing_s(short: Sequence[Mapping[str, float]], long: Sequence[Mapping[str, float]]) -> float | None:
+Curve = Sequence[Mapping[str, float]]
+"""Points with `cpu_s` and losses by name."""
+
+
+def crossing_s(short: Curve, long: Curve, name: str) -> float | None:
     """CPU seconds after which the longer run's loss stays below the shorter one's while both ran; none if it does not."""
-    times, gap = _gap(short, long)
+    times, gap = _gap(short, long, name)
     above = np.flatnonzero(gap >= 0)
     if not len(times) or (len(above) and above[-1] == len(times) - 1):
         return None
     return float(times[above[-1] + 1]) if len(above) else float(times[0])
 
 
-def extrapolated_crossing_s(short: Sequence[Mapping[str, float]], long: Sequence[Mapping[str, float]]) -> float | None:
+def extrapolated_crossing_s(short: Curve, long: Curve, name: str) -> float | None:
     """Where lines through the later halves of both curves meet, loss against the logarithm of time; none if they do not."""
-    (a, b), (c, d) = (_late_line(curve) for curve in (short, long))
+    (a, b), (c, d) = (_late_line(curve, name) for curve in (short, long))
     if c >= a:
         return None
     exponent = (d - b) / (a - c)
@@ -67,15 +71,15 @@ def extrapolated_crossing_s(short: Sequence[Mapping[str, float]], long: Sequence
     return round(float(np.exp(exponent)), 1) if np.log(after) < exponent < FARTHEST else None
 
 
-def _late_line(curve: Sequence[Mapping[str, float]]) -> tuple[float, float]:
+def _late_line(curve: Curve, name: str) -> tuple[float, float]:
     late = curve[len(curve) // 2 :]
-    slope, offset = np.polyfit(np.log([point["cpu_s"] for point in late]), [point["loss"] for point in late], 1)
+    slope, offset = np.polyfit(np.log([point["cpu_s"] for point in late]), [point[name] for point in late], 1)
     return float(slope), float(offset)
 
 
-def _gap(short: Sequence[Mapping[str, float]], long: Sequence[Mapping[str, float]]) -> tuple[Floats, Floats]:
-    a_times, a_losses = (np.array([point[name] for point in short]) for name in ("cpu_s", "loss"))
-    b_times, b_losses = (np.array([point[name] for point in long]) for name in ("cpu_s", "loss"))
+def _gap(short: Curve, long: Curve, name: str) -> tuple[Floats, Floats]:
+    a_times, a_losses = (np.array([point[key] for point in short]) for key in ("cpu_s", name))
+    b_times, b_losses = (np.array([point[key] for point in long]) for key in ("cpu_s", name))
     end = min(a_times[-1], b_times[-1])
     times = np.unique(np.concatenate([a_times, b_times]))
     times = times[(times >= max(a_times[0], b_times[0])) & (times <= end)]

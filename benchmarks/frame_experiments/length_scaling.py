@@ -1,9 +1,10 @@
 """Loss against trained length: one run per length with the same first weights, batch and data, measured on the same held-out
 sessions.
 
-Four quantities. (1) Loss at the run's own length from the first state, the paper's quantity. (2) Loss on long streams with
-the state carried on: the same targets for every run. (3) Loss by position of the longest run. (4) Loss over CPU seconds of
-one thread, off the clock while it is measured. A run is one piece that is stored when it ends.
+Every loss is that of the same held-out actions. `own`: windows of the trained length from the first state, the paper's
+quantity; early positions have little history. `recent`: the same, but every action has at least half of that length before it,
+where its session has. `carried`: the state is carried on over the whole stream, also beyond the trained length. All are taken
+over CPU seconds of one thread, off the clock while they are measured. A run is one piece that is stored when it ends.
 """
 
 import itertools
@@ -36,6 +37,7 @@ from shoal.frames.corpus import Change, Split
 from shoal.frames.model import State
 
 LEARNING_RATE, CLIP = 2e-3, 1.0
+LOSSES = ("own", "recent", "carried")
 LONG = 32
 KEPT = 8
 """Own frames that remain when the history before them is another session's."""
@@ -44,13 +46,13 @@ KEPT = 8
 @dataclass(frozen=True)
 class Plan:
     batch: int = 8
-    steps: int = 500
-    least_s: float = 130.0
+    steps: int = 400
+    least_s: float = 90.0
     """CPU seconds: a run goes on until it has both, so that runs of different lengths can be compared over time."""
     first_s: float = 3.0
-    growth: float = 1.3
+    growth: float = 1.4
     """First held-out evaluation, and the ratio of the times of two: short runs cross early, long ones late."""
-    streams: int = 48
+    streams: int = 32
     stream_length: int = 384
     train_actions: int = 600_000
     seed: int = 0
@@ -141,19 +143,19 @@ def run(
         optimiser.step()
         spent += time.process_time() - started
         is_over = step >= plan.steps and (spent >= plan.seconds(length) or not own_length)
-        if step in wanted:
-            milestones[str(step)] = evaluate(model, data, length)
-        if spent >= next_at or is_over:
-            curve.append(
-                {"cpu_s": round(spent, 3), "step": step, "loss": _mean(evaluate(model, data, length)["carried"])}
-            )
+        if step in wanted or spent >= next_at or is_over:
+            found = evaluate(model, data, length)
+            curve.append({"cpu_s": round(spent, 3), "step": step, **{name: _mean(found[name]) for name in LOSSES}})
+            if step in wanted:
+                milestones[str(step)] = found
+        if spent >= next_at:
             next_at = spent * plan.growth
         if is_over:
             break
     result: dict[str, object] = {
         "length": length, "batch": batch, "steps": step, "cpu_s": round(spent, 1), "milestones": milestones,
-        "curve": curve, "final": evaluate(model, data, length), "plan": asdict(plan),
-        "parameters": parameter_count(model), "frames_per_s": round(step * length * batch / spent, 1),
+        "curve": curve, "final": found, "plan": asdict(plan), "parameters": parameter_count(model),
+        "frames_per_s": round(step * length * batch / spent, 1),
     }  # fmt: skip
     if length > KEPT:
         result["history"] = history_control(model, data, length)
@@ -167,24 +169,40 @@ def _mean(values: object) -> float:
 
 @torch.no_grad()
 def evaluate(model: FrameModel, data: Data, length: int) -> dict[str, list[float]]:
-    """Per session: loss at the own length from the first state, and with the state carried on; and loss by position."""
+    """Losses per session, and by position of a window."""
     x_LBC = embed(model, data.frames_LB)
-    carried = token_losses(model, x_LBC, data.targets_LB)
-    whole = len(x_LBC) // length * length
-    own = token_losses(model, *(_cut(part[:whole], length) for part in (x_LBC, data.targets_LB)))
-    sessions = data.targets_LB.shape[1]
-    per_session = own.mean(dim=0).reshape(-1, sessions).mean(dim=0)
+    windows = token_losses(model, *(_cut(part, length) for part in (x_LBC, data.targets_LB)))
+    own = _joined(windows, data.targets_LB.shape[1])
+    carried = token_losses(model, x_LBC, data.targets_LB)[: len(own)]
+    found = {"own": own, "recent": _recent(model, x_LBC, data.targets_LB, own, length), "carried": carried}
     return {
-        "own": [round(value, 5) for value in per_session.tolist()],
-        "carried": [round(value, 5) for value in carried.mean(dim=0).tolist()],
-        "by_position": [round(value, 5) for value in own.mean(dim=1).tolist()],
+        **{name: [round(value, 5) for value in losses.mean(dim=0).tolist()] for name, losses in found.items()},
+        "by_position": [round(value, 5) for value in windows.mean(dim=1).tolist()],
     }
 
 
+def _recent(model: FrameModel, x_LBC: Tensor, targets_LB: Tensor, own_LB: Tensor, length: int) -> Tensor:
+    """Windows shifted by half a length give their second halves for the first halves of the others, but the first."""
+    half = length // 2
+    if not half or len(x_LBC) < length + half:
+        return own_LB
+    shifted = token_losses(model, *(_cut(part[half:], length) for part in (x_LBC, targets_LB)))
+    losses_LB = own_LB.clone()
+    for number, window in enumerate(shifted.unflatten(1, (-1, targets_LB.shape[1])).unbind(dim=1), 1):
+        place = number * length
+        losses_LB[place : place + half] = window[length - half :][: len(losses_LB) - place]
+    return losses_LB
+
+
 def _cut(stream: Tensor, length: int) -> Tensor:
-    """[K·L, B, …] as [L, K·B, …]: every window by itself."""
-    windows = stream.reshape(-1, length, *stream.shape[1:])
-    return windows.transpose(0, 1).flatten(1, 2)
+    """[K·L + rest, B, …] as [L, K·B, …]: every window by itself; the rest is left out."""
+    whole = stream[: len(stream) // length * length]
+    return whole.reshape(-1, length, *stream.shape[1:]).transpose(0, 1).flatten(1, 2)
+
+
+def _joined(windows: Tensor, streams: int) -> Tensor:
+    """[L, K·B] as [K·L, B]."""
+    return windows.unflatten(1, (-1, streams)).transpose(0, 1).flatten(0, 1)
 
 
 @torch.no_grad()
@@ -204,8 +222,7 @@ def token_losses(model: FrameModel, x_LBC: Tensor, targets_LB: Tensor) -> Tensor
 def history_control(model: FrameModel, data: Data, length: int) -> dict[str, float]:
     """Loss in the second half of windows: with their own history, with another session's before the last frames, with those
     frames alone."""
-    whole = len(data.targets_LB) // length * length
-    frames, targets = (_cut(part[:whole], length) for part in (data.frames_LB, data.targets_LB))
+    frames, targets = (_cut(part, length) for part in (data.frames_LB, data.targets_LB))
     x_LBC = embed(model, frames)
     first = max(length // 2, KEPT)
     places = range(first, length)

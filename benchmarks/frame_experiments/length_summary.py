@@ -19,37 +19,46 @@ from benchmarks.frame_experiments.fits import (
     power_law,
     power_law_with_floor,
 )
+from benchmarks.frame_experiments.length_scaling import LOSSES
 
 Piece = dict[str, Any]
 LEAST_FITTED = 2
 
 
 def summarise(rows: Sequence[Piece], control: Piece, steps: int) -> Piece:
+    """The paper's quantity, `own`, has the plain names; the same of the other losses end in theirs."""
     last, longest = str(steps), rows[-1]
     fitted = [row for row in rows if row["length"] >= LEAST_FITTED]
     lengths = [row["length"] for row in fitted]
-    own = exponent(lengths, by_session(fitted, last, "own"))
-    same = exponent(lengths, by_session(fitted, last, "carried"))
-    gap = np.array(control["milestones"][last]["carried"]) - np.array(longest["milestones"][last]["carried"])
+    found: Piece = exponent(lengths, by_session(fitted, last, "own"))
+    found |= {"with_floor": with_floor(lengths, by_session(fitted, last, "own")), **crossings(rows, "own")}
+    for name in ("recent", "carried"):
+        also = exponent(lengths, by_session(fitted, last, name)) | crossings(rows, name)
+        found |= {f"{key}_{name}": value for key, value in also.items()}
     return {
-        **own,
-        "with_floor": with_floor(lengths, by_session(fitted, last, "own")),
-        **{f"{name}_same_targets": value for name, value in same.items()},
+        **found,
+        **equal_frames(control["milestones"][last], longest["milestones"][last]),
+        "losses": {name: losses(rows, last, name) for name in LOSSES},
+        "own_by_step": {step: losses(rows, step, "own") for step in longest["milestones"]},
         "alpha_by_step": {step: exponent(lengths, by_session(fitted, step, "own")) for step in longest["milestones"]},
-        **crossings(rows),
-        "equal_frames_gap": _rounded(gap.mean()),
-        "equal_frames_gap_interval": [_rounded(value) for value in mean_interval(gap)],
-        "own_length_loss": losses(rows, last, "own"),
-        "same_targets_loss": losses(rows, last, "carried"),
-        "own_loss_by_step": {step: losses(rows, step, "own") for step in longest["milestones"]},
-        "equal_frames_loss": {name: _mean(control["milestones"][last][name]) for name in ("own", "carried")},
         "running_mean_of_longest": running_mean(longest["milestones"][last]["by_position"], rows),
-        "history": longest["history"],
+        "history": {str(row["length"]): row["history"] for row in rows if "history" in row},
         "curves": {str(row["length"]): row["curve"] for row in rows},
         "frames_per_s": {str(row["length"]): row["frames_per_s"] for row in rows},
         "cpu_s": {f"{row['length']}x{row['batch']}": row["cpu_s"] for row in (*rows, control)},
         **{name: longest[name] for name in ("parameters", "train_actions", "skipped_files", "plan")},
         "steps": steps,
+    }
+
+
+def equal_frames(control: Piece, longest: Piece) -> Piece:
+    """How much lower the loss of the long windows is than that of as many frames in short ones; the headline is `recent`."""
+    gaps = {name: np.array(control[name]) - np.array(longest[name]) for name in LOSSES}
+    return {
+        "equal_frames_gap": _rounded(gaps["recent"].mean()),
+        "equal_frames_gap_interval": [_rounded(value) for value in mean_interval(gaps["recent"])],
+        "equal_frames_gaps": {name: _rounded(gap.mean()) for name, gap in gaps.items()},
+        "equal_frames_loss": {name: _mean(control[name]) for name in LOSSES},
     }
 
 
@@ -69,15 +78,12 @@ def with_floor(lengths: Sequence[int], by_session: Floats) -> Piece:
     return {"floor": _rounded(floor), "alpha": _rounded(alpha), "r2": _rounded(r2)}
 
 
-def crossings(rows: Sequence[Piece]) -> Piece:
+def crossings(rows: Sequence[Piece], name: str) -> Piece:
     """When the longer of two runs stays below the shorter one, measured where both ran; beyond that, extrapolated."""
     curves = {row["length"]: row["curve"] for row in rows}
-    found = {f"{a}-{b}": crossing_s(curves[a], curves[b]) for a, b in itertools.combinations(curves, 2)}
-    beyond = {
-        f"{a}-{b}": extrapolated_crossing_s(curves[a], curves[b])
-        for a, b in itertools.combinations(curves, 2)
-        if found[f"{a}-{b}"] is None
-    }
+    pairs = {f"{a}-{b}": (curves[a], curves[b]) for a, b in itertools.combinations(curves, 2)}
+    found = {pair: crossing_s(*both, name) for pair, both in pairs.items()}
+    beyond = {pair: extrapolated_crossing_s(*pairs[pair], name) for pair, at in found.items() if at is None}
     doubles = {str(a): found[f"{a}-{b}"] for a, b in itertools.pairwise(curves)}
     return {"overtaken_by_double": doubles, "crossings_s": found, "extrapolated_crossings_s": beyond}
 

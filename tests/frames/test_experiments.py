@@ -138,9 +138,9 @@ def curve(*losses: float) -> list[dict[str, float]]:
 
 
 def test_a_run_is_overtaken_when_the_longer_one_stays_below_it() -> None:
-    assert crossing_s(curve(3.0, 2.0, 1.9), curve(4.0, 1.9, 1.5)) == 20.0
-    assert crossing_s(curve(3.0, 2.0, 1.9), curve(2.0, 1.9, 2.5)) is None
-    assert crossing_s(curve(3.0, 2.0), curve(2.0, 1.0)) == 10.0
+    assert crossing_s(curve(3.0, 2.0, 1.9), curve(4.0, 1.9, 1.5), "loss") == 20.0
+    assert crossing_s(curve(3.0, 2.0, 1.9), curve(2.0, 1.9, 2.5), "loss") is None
+    assert crossing_s(curve(3.0, 2.0), curve(2.0, 1.0), "loss") == 10.0
 
 
 def falling(slope: float, offset: float) -> list[dict[str, float]]:
@@ -149,10 +149,10 @@ def falling(slope: float, offset: float) -> list[dict[str, float]]:
 
 def test_a_crossing_beyond_the_runs_is_extrapolated_and_lines_that_part_have_none() -> None:
     short, long = falling(0.1, 3.0), falling(0.2, 4.0)
-    assert crossing_s(short, long) is None
-    assert extrapolated_crossing_s(short, long) == pytest.approx(2.0**10, rel=1e-3)
-    assert extrapolated_crossing_s(long, short) is None
-    assert extrapolated_crossing_s(short, falling(0.1001, 9.0)) is None, "later than a day"
+    assert crossing_s(short, long, "loss") is None
+    assert extrapolated_crossing_s(short, long, "loss") == pytest.approx(2.0**10, rel=1e-3)
+    assert extrapolated_crossing_s(long, short, "loss") is None
+    assert extrapolated_crossing_s(short, falling(0.1001, 9.0), "loss") is None, "later than a day"
 
 
 def test_the_interval_of_a_mean_contains_it() -> None:
@@ -176,6 +176,22 @@ def test_windows_from_the_first_state_and_carried_streams_are_measured_on_the_sa
     assert whole["own"] == pytest.approx(whole["carried"], abs=1e-4)
     assert evaluate(model, data, 8)["own"] != pytest.approx(whole["carried"], abs=1e-6)
     assert len(evaluate(model, data, 8)["by_position"]) == 8
+
+
+def test_recent_losses_are_those_of_windows_with_at_least_half_of_their_history() -> None:
+    shape = FrameShape.small(rows=4, columns=8, actions=220)
+    data = tiny_data(shape)
+    model = FrameModel(shape)
+    with torch.no_grad():
+        model.integrator.lstm.bias_ih_l0[shape.hidden : 2 * shape.hidden] = 5.0  # it remembers
+        x_LBC = embed(model, data.frames_LB)
+        expected = torch.empty(data.targets_LB.shape)
+        for at in range(24):
+            first = 0 if at < 8 else at // 4 * 4 - 4
+            part = slice(first, at + 1)
+            expected[at] = token_losses(model, x_LBC[part], data.targets_LB[part])[-1]
+    assert evaluate(model, data, 8)["recent"] == pytest.approx(expected.mean(dim=0).tolist(), abs=1e-4)
+    assert evaluate(model, data, 1)["recent"] == evaluate(model, data, 1)["own"]
 
 
 def test_with_its_own_history_the_control_is_the_loss_of_the_second_half() -> None:
