@@ -47,6 +47,7 @@ def summarise(rows: Sequence[Piece], control: Piece, steps: int) -> Piece:
         "frames_per_s": {str(row["length"]): row["frames_per_s"] for row in rows},
         "cpu_s": {f"{row['length']}x{row['batch']}": row["cpu_s"] for row in (*rows, control)},
         **{name: longest[name] for name in ("parameters", "train_actions", "skipped_files", "plan")},
+        "heldout_sessions": len(longest["milestones"][last]["own"]),
         "steps": steps,
     }
 

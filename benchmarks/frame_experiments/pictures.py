@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
 SIZE_IN = (10.0, 3.6)
 DPI = 110
@@ -36,7 +37,13 @@ def draw_length(result: dict[str, Any], path: Path) -> None:
         "run of 128, its first positions": result["running_mean_of_longest"],
     }
     for label, losses in shown.items():
-        by_length.loglog([int(at) for at in losses], list(losses.values()), "o-", label=label, base=2, linewidth=1.2)
+        by_length.plot([int(at) for at in losses], list(losses.values()), "o-", label=label, linewidth=1.2)
+    by_length.set_xscale("log", base=2)
+    by_length.set_yscale("log")
+    by_length.yaxis.set_major_locator(MaxNLocator(6))
+    for set_formatter in (by_length.yaxis.set_major_formatter, by_length.xaxis.set_major_formatter):
+        set_formatter(StrMethodFormatter("{x:g}"))
+    by_length.yaxis.set_minor_locator(NullLocator())
     by_length.set(title=f"α = {result['alpha']}, R² = {result['r2']}", xlabel="trained length", ylabel="held-out loss")
     by_length.legend(fontsize=8)
     for length, curve in result["curves"].items():
