@@ -53,7 +53,7 @@ def length_piece(length: int, batch: int, options: dict[str, Any]) -> Piece:
 
     plan = length_plan(options)
     data = Data.load(options["data"])
-    result = run(length, batch, data, FrameShape.small(), plan, own_length=batch == plan.batch)
+    result = run(length, batch, data, FrameShape.small(), plan, is_control=batch != plan.batch)
     return {**result, "skipped_files": data.skipped, "train_actions": len(data.train)}
 
 

@@ -123,9 +123,9 @@ def _changes(split: Split, seed: int, repository: Path | None, skipped: Counter[
 
 
 def run(
-    length: int, batch: int, data: Data, shape: FrameShape, plan: Plan, *, own_length: bool = True
+    length: int, batch: int, data: Data, shape: FrameShape, plan: Plan, *, is_control: bool = False
 ) -> dict[str, object]:
-    """Trains one model and measures it on the way; `own_length` false stops at the number of steps."""
+    """Trains one model and measures it on the way; a control stops after half of the steps."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
     model = FrameModel(shape)
@@ -142,7 +142,7 @@ def run(
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimiser.step()
         spent += time.process_time() - started
-        is_over = step >= plan.steps and (spent >= plan.seconds(length) or not own_length)
+        is_over = step == plan.steps // 2 if is_control else step >= plan.steps and spent >= plan.seconds(length)
         if step in wanted or spent >= next_at or is_over:
             found = evaluate(model, data, length)
             curve.append({"cpu_s": round(spent, 3), "step": step, **{name: _mean(found[name]) for name in LOSSES}})

@@ -37,7 +37,7 @@ def summarise(rows: Sequence[Piece], control: Piece, steps: int) -> Piece:
         found |= {f"{key}_{name}": value for key, value in also.items()}
     return {
         **found,
-        **equal_frames(control["milestones"][last], longest["milestones"][last]),
+        **equal_frames(control["milestones"][str(steps // 2)], longest["milestones"][str(steps // 2)]),
         "losses": {name: losses(rows, last, name) for name in LOSSES},
         "own_by_step": {step: losses(rows, step, "own") for step in longest["milestones"]},
         "alpha_by_step": {step: exponent(lengths, by_session(fitted, step, "own")) for step in longest["milestones"]},
@@ -53,7 +53,7 @@ def summarise(rows: Sequence[Piece], control: Piece, steps: int) -> Piece:
 
 
 def equal_frames(control: Piece, longest: Piece) -> Piece:
-    """How much lower the loss of the long windows is than that of as many frames in short ones; the headline is `recent`."""
+    """How much lower the loss of the long windows is than that of as many frames in short ones; `recent` is the headline."""
     gaps = {name: np.array(control[name]) - np.array(longest[name]) for name in LOSSES}
     return {
         "equal_frames_gap": _rounded(gaps["recent"].mean()),

@@ -213,7 +213,7 @@ def test_runs_of_several_lengths_are_summed_up() -> None:
     shape = FrameShape.small(rows=4, columns=8, actions=220)
     plan = LengthPlan(batch=2, steps=4, least_s=0.0, first_s=0.0, growth=1.0)
     rows = [run(length, 2, tiny_data(shape), shape, plan) for length in (1, 2, 4, 12)]
-    control = run(2, 12, tiny_data(shape), shape, plan, own_length=False)
+    control = run(2, 12, tiny_data(shape), shape, plan, is_control=True)
     found = summarise([{**row, "train_actions": 1, "skipped_files": {}} for row in rows], control, 4)
     assert set(found["overtaken_by_double"]) == {"1", "2", "4"}
     assert len(found["crossings_s"]) == 6
