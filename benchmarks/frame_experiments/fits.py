@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 SAMPLES = 2_000
+LEAST_POINTS = 4
+"""Of a curve whose later half has a direction."""
 FARTHEST = float(np.log(86_400.0))
 """A crossing beyond a day of one core is not a forecast."""
 
@@ -63,6 +65,8 @@ def crossing_s(short: Curve, long: Curve, name: str) -> float | None:
 
 def extrapolated_crossing_s(short: Curve, long: Curve, name: str) -> float | None:
     """Where lines through the later halves of both curves meet, loss against the logarithm of time; none if they do not."""
+    if min(len(short), len(long)) < LEAST_POINTS:
+        return None
     (a, b), (c, d) = (_late_line(curve, name) for curve in (short, long))
     if c >= a:
         return None

@@ -62,6 +62,10 @@ class Plan:
         return self.least_s * (2 if length >= LONG else 1)
 
 
+def halfway(steps: int) -> int:
+    return max(1, steps // 2)
+
+
 @dataclass(frozen=True)
 class Data:
     train: Dataset
@@ -133,7 +137,7 @@ def run(
     windows = data.train.windows(length, batch, plan.seed)
     curve: list[dict[str, float]] = []
     milestones: dict[str, object] = {}
-    wanted = {plan.steps // 4, plan.steps // 2, plan.steps}
+    wanted = {max(1, plan.steps // 4), halfway(plan.steps), plan.steps}
     spent, next_at = 0.0, plan.first_s
     for step in itertools.count(1):
         started = time.process_time()
@@ -142,7 +146,7 @@ def run(
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimiser.step()
         spent += time.process_time() - started
-        is_over = step == plan.steps // 2 if is_control else step >= plan.steps and spent >= plan.seconds(length)
+        is_over = step == halfway(plan.steps) if is_control else step >= plan.steps and spent >= plan.seconds(length)
         if step in wanted or spent >= next_at or is_over:
             found = evaluate(model, data, length)
             curve.append({"cpu_s": round(spent, 3), "step": step, **{name: _mean(found[name]) for name in LOSSES}})

@@ -19,7 +19,7 @@ from benchmarks.frame_experiments.fits import (
     power_law,
     power_law_with_floor,
 )
-from benchmarks.frame_experiments.length_scaling import LOSSES
+from benchmarks.frame_experiments.length_scaling import LOSSES, halfway
 
 Piece = dict[str, Any]
 LEAST_FITTED = 2
@@ -27,7 +27,7 @@ LEAST_FITTED = 2
 
 def summarise(rows: Sequence[Piece], control: Piece, steps: int) -> Piece:
     """The paper's quantity, `own`, has the plain names; the same of the other losses end in theirs."""
-    last, longest = str(steps), rows[-1]
+    last, half, longest = str(steps), str(halfway(steps)), rows[-1]
     fitted = [row for row in rows if row["length"] >= LEAST_FITTED]
     lengths = [row["length"] for row in fitted]
     found: Piece = exponent(lengths, by_session(fitted, last, "own"))
@@ -37,7 +37,7 @@ def summarise(rows: Sequence[Piece], control: Piece, steps: int) -> Piece:
         found |= {f"{key}_{name}": value for key, value in also.items()}
     return {
         **found,
-        **equal_frames(control["milestones"][str(steps // 2)], longest["milestones"][str(steps // 2)]),
+        **equal_frames(control["milestones"][half], longest["milestones"][half]),
         "losses": {name: losses(rows, last, name) for name in LOSSES},
         "own_by_step": {step: losses(rows, step, "own") for step in longest["milestones"]},
         "alpha_by_step": {step: exponent(lengths, by_session(fitted, step, "own")) for step in longest["milestones"]},

@@ -209,17 +209,18 @@ def test_with_its_own_history_the_control_is_the_loss_of_the_second_half() -> No
     )
 
 
-def test_runs_of_several_lengths_are_summed_up() -> None:
+@pytest.mark.parametrize(("steps", "milestones"), [(4, {"1", "2", "4"}), (1, {"1"})])
+def test_runs_of_several_lengths_are_summed_up(steps: int, milestones: set[str]) -> None:
     shape = FrameShape.small(rows=4, columns=8, actions=220)
-    plan = LengthPlan(batch=2, steps=4, least_s=0.0, first_s=0.0, growth=1.0)
+    plan = LengthPlan(batch=2, steps=steps, least_s=0.0, first_s=0.0, growth=1.0)
     rows = [run(length, 2, tiny_data(shape), shape, plan) for length in (1, 2, 4, 12)]
     control = run(2, 12, tiny_data(shape), shape, plan, is_control=True)
-    found = summarise([{**row, "train_actions": 1, "skipped_files": {}} for row in rows], control, 4)
+    found = summarise([{**row, "train_actions": 1, "skipped_files": {}} for row in rows], control, steps)
     assert set(found["overtaken_by_double"]) == {"1", "2", "4"}
     assert len(found["crossings_s"]) == 6
     low, high = found["alpha_interval"]
     assert low <= found["alpha"] <= high
-    assert set(found["alpha_by_step"]) == {"1", "2", "4"}
+    assert set(found["alpha_by_step"]) == milestones
     assert list(found["running_mean_of_longest"]) == ["1", "2", "4", "12"]
 
 
