@@ -1,7 +1,7 @@
 """Models that integrate frames over time: up to which length each family tracks a state, and what a longer trained window is worth.
 
     python benchmarks/recurrence.py critical [--steps N]             # part 2: shell game and forward jumps
-    python benchmarks/recurrence.py length [--steps 400] [--repo P]  # part 4: loss against trained length, and over time
+    python benchmarks/recurrence.py length [--steps 800] [--repo P]  # part 4: loss against trained length, and over time
     python benchmarks/recurrence.py swarm                            # part 5: a frame policy trained by a swarm
     python benchmarks/recurrence.py                                  # all
 
@@ -48,12 +48,11 @@ def critical_plan(task: str, options: dict[str, Any]) -> Any:
 
 
 def length_piece(length: int, batch: int, options: dict[str, Any]) -> Piece:
-    from benchmarks.frame_experiments.length_scaling import Data, run
-    from shoal.frames import FrameShape
+    from benchmarks.frame_experiments.length_scaling import SHAPE, Data, run
 
     plan = length_plan(options)
     data = Data.load(options["data"])
-    result = run(length, batch, data, FrameShape.small(), plan, is_control=batch != plan.batch)
+    result = run(length, batch, data, SHAPE, plan, is_control=batch != plan.batch)
     return {**result, "skipped_files": data.skipped, "train_actions": len(data.train)}
 
 
@@ -72,13 +71,12 @@ def length_folder(options: dict[str, Any]) -> str:
 
 def length_data(folder: Path, options: dict[str, Any]) -> Path:
     """The sessions of all pieces, made once."""
-    from benchmarks.frame_experiments.length_scaling import make_data
-    from shoal.frames import FrameShape
+    from benchmarks.frame_experiments.length_scaling import SHAPE, make_data
 
     path = folder / "sessions.npz"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        make_data(length_plan(options), FrameShape.small(), options["repo"]).save(path)
+        make_data(length_plan(options), SHAPE, options["repo"]).save(path)
         print(f"wrote {path}", flush=True)
     return path
 
@@ -148,7 +146,7 @@ def swarm(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
 
 
 PARTS = {"critical": critical, "length": length, "swarm": swarm}
-DEFAULT_STEPS = {"critical": 0, "length": 400, "swarm": 0}
+DEFAULT_STEPS = {"critical": 0, "length": 800, "swarm": 0}
 
 
 def main() -> None:
@@ -158,7 +156,7 @@ def main() -> None:
     parser.add_argument(
         "--least-s",
         type=float,
-        default=90.0,
+        default=80.0,
         help="CPU seconds that a run of `length` has at least; twice as many from 32 on",
     )
     parser.add_argument("--repo", type=Path, help="a git repository whose commits are the sessions")

@@ -15,7 +15,15 @@ from benchmarks.frame_experiments.fits import (
     power_law,
     power_law_with_floor,
 )
-from benchmarks.frame_experiments.length_scaling import Data, embed, evaluate, history_control, run, token_losses
+from benchmarks.frame_experiments.length_scaling import (
+    Data,
+    embed,
+    evaluate,
+    first_model,
+    history_control,
+    run,
+    token_losses,
+)
 from benchmarks.frame_experiments.length_scaling import Plan as LengthPlan
 from benchmarks.frame_experiments.length_summary import summarise
 from benchmarks.frame_experiments.sequence_models import MODELS, MinGRU, build
@@ -222,6 +230,18 @@ def test_runs_of_several_lengths_are_summed_up(steps: int, milestones: set[str])
     assert low <= found["alpha"] <= high
     assert set(found["alpha_by_step"]) == milestones
     assert list(found["running_mean_of_longest"]) == ["1", "2", "4", "12"]
+
+
+def test_a_run_starts_from_how_often_each_action_occurs() -> None:
+    shape = FrameShape.small(rows=4, columns=8, actions=220)
+    train = tiny_data(shape).train
+    model = first_model(shape, train)
+    with torch.no_grad():
+        model.action_head.weight.zero_()
+        logits, _ = model(torch.from_numpy(train.frames_NRC[:1, None]))
+    often = np.bincount(train.actions_N, minlength=220)
+    assert int(logits.argmax()) in np.flatnonzero(often == often.max())
+    assert float(logits.logsumexp(dim=-1)) == pytest.approx(0.0, abs=1e-5)
 
 
 def test_training_windows_of_the_data_are_as_long_as_asked() -> None:
