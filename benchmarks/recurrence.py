@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument(
         "--least-s",
         type=float,
-        default=80.0,
+        default=60.0,
         help="CPU seconds that a run of `length` has at least; twice as many from 32 on",
     )
     parser.add_argument("--repo", type=Path, help="a git repository whose commits are the sessions")
