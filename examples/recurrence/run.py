@@ -32,7 +32,7 @@ SMOKE = (
     *("--validation.calibration", "build/recurrence-smoke/calibration.json", "--tasks.heldout", "64"),
     *("--training.groups_per_step", "8", "--evaluation.every", "1"),
 )
-EPOCHS, SMOKE_EPOCHS = 8, 1
+EPOCHS, SMOKE_EPOCHS = 16, 1
 
 
 def main() -> None:
