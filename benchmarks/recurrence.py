@@ -7,7 +7,7 @@
 
 Every model is one piece, trained in a process of its own on one thread and stored below --pieces, so an interrupted run
 continues. Times are CPU seconds of that thread: other work on the machine does not change them. `length` needs about 15 CPU
-minutes, `critical` about 20.
+minutes, `critical` about 25.
 """
 
 import argparse
