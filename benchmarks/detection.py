@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=4, help="submissions per cheat")
     parser.add_argument("--honest", type=int, default=12, help="honest submissions in float32")
     parser.add_argument("--honest-bfloat16", type=int, default=4, help="honest submissions in bfloat16")
+    parser.add_argument("--most-slots", type=int, default=0, help="slots that a cheat may use up; default: 4 per trial")
     parser.add_argument("--only", nargs="*", default=[], help="names of cheats; all without it")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "detection", help="where results are kept")
     parser.add_argument("--model", type=Path, help="another model, moved off its grid, in small slots; a smoke")
@@ -241,7 +242,7 @@ def measure(arena: Arena, results: Results, options: argparse.Namespace) -> dict
     quick, slow = (ADAPTER_CHEATS, ADAPTER_SLOW_CHEATS) if options.adapters else (CHEATS, SLOW_CHEATS)
     chosen = [name for name in [*quick, *slow] if not options.only or name in options.only]
     outcomes: dict[str, list[AuditOutcome]] = {name: [] for name in ["honest", *chosen]}
-    for slots in batches(MOST_SLOTS * options.trials):
+    for slots in batches(options.most_slots or MOST_SLOTS * options.trials):
         # Some cheats change nothing on some slots: those go on until they have their trials.
         open_names = [name for name in outcomes if len(outcomes[name]) < options.trials]
         for name in open_names:

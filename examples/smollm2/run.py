@@ -32,13 +32,11 @@ RUN_FILE = "examples/smollm2/run.toml"
 GOAL = 0.15
 """By how much held-out accuracy has to rise."""
 SMOKE = (
-    *("--run.dir", "runs/smollm2-smoke", "--run.name", "smollm2-smoke", "--run.steps", "3"),
-    *("--training.groups_per_step", "4", "--training.checkpoint_every", "1", "--tasks.heldout", "32"),
+    *("--run.steps", "3", "--training.groups_per_step", "4"),
+    *("--training.checkpoint_every", "1", "--tasks.heldout", "32"),
 )
-LORA = (
-    *("--run.dir", "runs/smollm2-lora", "--run.name", "smollm2-lora", "--model.lora.rank", "16"),
-    *("--training.learning_rate", "1.5e-4"),  # ten times that of full training
-)
+LORA = ("--model.lora.rank", "16", "--training.learning_rate", "1.5e-4")
+"""Ten times the rate of full training."""
 U16 = NDArray[np.uint16]
 
 
@@ -48,7 +46,9 @@ def main() -> None:
     parser.add_argument("--lora", action="store_true", help="train an adapter instead of all weights")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    settings = (*(LORA if options.lora else ()), *(SMOKE if options.smoke else ()))
+    name = f"smollm2{'-lora' if options.lora else ''}{'-smoke' if options.smoke else ''}"
+    settings = ("--run.dir", f"runs/{name}", "--run.name", name)
+    settings = (*settings, *(LORA if options.lora else ()), *(SMOKE if options.smoke else ()))
     config = load_config(ROOT / RUN_FILE, settings)
     tasks, trained, run_dir = Path(config.tasks.source).parent, config.run.dir / "policy", ROOT / config.run.dir
     started = time.monotonic()

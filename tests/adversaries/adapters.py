@@ -7,6 +7,8 @@ as close as in a run. The stronger version of each proves with the true policy.
 import shutil
 from pathlib import Path
 
+import torch
+
 from adversaries.arena import Arena, RememberingEngine, make_workload
 from adversaries.cheats import Cheat, made_once, stale, stale_true_proofs, with_model
 from shoal.config import LoraConfig, ShoalConfig
@@ -51,6 +53,20 @@ def train_adapters(root: Path, config: ShoalConfig) -> list[Path]:
     return versions
 
 
+def nearest_lower_rank(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Half of the rank, chosen so that as little as possible of what the adapter adds is lost."""
+    made = {}
+    for name, down in tensors.items():
+        if not name.endswith("lora_A.weight"):
+            continue
+        up_name, rank = name.replace("lora_A", "lora_B"), len(down)
+        left, sizes, right = torch.linalg.svd(tensors[up_name] @ down, full_matrices=False)
+        sizes[rank // 2 :] = 0
+        made[name] = right[:rank].contiguous()
+        made[up_name] = (left * sizes)[:, :rank].contiguous()
+    return made
+
+
 def changed_adapter(forge: Forge, name: str, *, prove: bool = False) -> Cheat:
     def make(arena: Arena, path: Path) -> None:
         with forged_weights(arena.policy, forge) as forged:
@@ -83,10 +99,12 @@ ADAPTER_CHEATS: dict[str, Cheat] = {
     "adapter_off_true_proofs": changed_adapter(adapter_off, "off", prove=True),
     "adapter_lower_rank": changed_adapter(lower_rank, "lower-rank"),
     "adapter_lower_rank_true_proofs": changed_adapter(lower_rank, "lower-rank", prove=True),
+    "adapter_nearest_rank": changed_adapter(nearest_lower_rank, "nearest-rank"),
 }
 ADAPTER_SLOW_CHEATS: dict[str, Cheat] = {
     "merged_bf16": with_model(made_once("merged", _merged)),
     "merged_bf16_true_proofs": with_model(made_once("merged", _merged), prove=True),
     "int8_base": with_model(made_once("int8-base", _int8_base)),
     "int8_base_true_proofs": with_model(made_once("int8-base", _int8_base), prove=True),
+    "adapter_nearest_rank_true_proofs": changed_adapter(nearest_lower_rank, "nearest-rank", prove=True),
 }

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 reward_model_app = typer.Typer(no_args_is_help=True, help="A reward model for the validator's side.")
 
-Model = Annotated[str, typer.Option(help="`bundled`, a model directory, or a Hugging Face id.")]
+Model = Annotated[str, typer.Option(help="`bundled`, a model or PEFT directory, or a Hugging Face id.")]
 TASKS_HELP = "A JSONL or Parquet file, a directory of them, hf:ORG/NAME, reasoning-gym:NAME or builtin:NAME."
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N tasks.")]
 Seed = Annotated[str, typer.Option(help="Other seeds give other samples.")]
@@ -31,7 +31,7 @@ Seed = Annotated[str, typer.Option(help="Other seeds give other samples.")]
 
 @asks
 def evaluate_policy(
-    policy: Annotated[str, typer.Argument(help="`bundled`, a model directory, or a Hugging Face id.")],
+    policy: Annotated[str, typer.Argument(help="`bundled`, a model or PEFT directory, or a Hugging Face id.")],
     tasks: Annotated[
         str | None, typer.Option(help=f"{TASKS_HELP} Default: what --run is measured on, or builtin:chain-sums.")
     ] = None,

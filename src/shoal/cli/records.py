@@ -171,6 +171,9 @@ def calibrate(
     prompts: Annotated[
         int, typer.Option(help="Honest completions of a full batch: more make the limits tighter.")
     ] = 384,
+    submissions: Annotated[
+        int, typer.Option(min=1, help="Honest submissions that test the limits, and half as many of each forgery.")
+    ] = 30,
     engine: Annotated[EngineKind, typer.Option(help="What honest workers generate with.")] = "torch",
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the torch engine computes.")] = "cpu",
     dtype: Annotated[
@@ -186,7 +189,9 @@ def calibrate(
     machine = Machine(engine, device, tuple(dtype or Machine.dtypes))
     config = run_config(context, where)
     with progress_bar("calibrating") as on_share:
-        made = calibrate_run(config, prompts, out, machine=machine, extend=extend, on_share=on_share)
+        made = calibrate_run(
+            config, prompts, out, machine=machine, extend=extend, on_share=on_share, honest_submissions=submissions
+        )
     for line in table(made):
         report(line)
     report(f"wrote {out}")

@@ -42,7 +42,7 @@ class RunConfig(Section):
 class LoraConfig(Section):
     rank: Annotated[int, Field(ge=0, le=4096)] = 0
     """Rank of a LoRA adapter that is trained and published instead of the weights; 0 trains all weights."""
-    alpha: Annotated[float, Field(gt=0)] = 32.0
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
     """The adapter's part of a layer's output is scaled by alpha / rank."""
     target_modules: tuple[str, ...] = ()
     """Linear layers with an adapter, by the end of their names, such as `q_proj`; none named adapts all but the LM head."""

@@ -4,7 +4,7 @@ Libraries and environment variables can reduce float32 products behind a program
 (AMX). Such work differs from honest float32 work, so audits would reject it and penalise its worker, or a validator would score
 by it. A product with a permuted identity has one non-zero term per sum, so exact numerics return every bit of the other factor.
 A mode may change at any time, by a verifier's library for instance: engines ask again before every pass, and try again with every
-version that they load.
+version that they read.
 """
 
 from collections.abc import Callable, Mapping

@@ -11,6 +11,7 @@ from shoal.config import LoraConfig
 from shoal.policy import EngineBusyError, GenerationRequest, ScoreRequest, TorchEngine, WeightsNotLoadedError
 from shoal.policy.architecture import meta_model
 from shoal.policy.directory import ModelError, read_config
+from shoal.policy.engine import generate_all
 from shoal.policy.engines import choose_numerics, policy_engine
 from shoal.policy.lora.files import as_factors, factor_shapes, merge, read_factors, read_settings, write_adapter
 from shoal.policy.lora.targets import LoraError, target_names
@@ -88,9 +89,10 @@ def test_versions_stay_resident_and_a_swap_reads_nothing(tmp_path: Path, monkeyp
     assert sampled(engine) != before
 
     def fail(*_: object) -> None:
-        raise AssertionError("read again")
+        raise AssertionError("read or tried again")
 
     monkeypatch.setattr("shoal.policy.lora.resident.read_factors", fail)
+    monkeypatch.setattr("shoal.policy.embedded.engine.use_exact_products", fail)
     engine.load(first)
     assert sampled(engine) == before
 
@@ -124,7 +126,7 @@ def test_a_refused_adapter_leaves_the_old_one(tmp_path: Path) -> None:
     assert sampled(engine) == before
 
 
-def test_a_swap_waits_for_running_requests_and_voids_what_was_kept(tmp_path: Path) -> None:
+def test_a_swap_waits_for_running_requests(tmp_path: Path) -> None:
     lora, base = LoraConfig(rank=2), VECTORS / "base"
     first, second = (random_adapter(base, tmp_path / str(seed), lora, seed) for seed in (1, 2))
     engine = engine_on(base, lora)
@@ -134,6 +136,37 @@ def test_a_swap_waits_for_running_requests_and_voids_what_was_kept(tmp_path: Pat
         stream.step()
         with pytest.raises(EngineBusyError):
             engine.load(second)
+
+
+def test_an_open_stream_uses_nothing_of_the_old_adapter(tmp_path: Path) -> None:
+    lora, base = LoraConfig(rank=2), VECTORS / "base"
+    first, second = (random_adapter(base, tmp_path / str(seed), lora, seed, 1.0) for seed in (1, 2))
+    request = [GenerationRequest((3, 4, 5, 6), 1, 12)]
+
+    def alone(adapter: Path) -> list[int]:
+        engine = engine_on(base, lora)
+        engine.load(adapter)
+        return engine.generate(request, temperature=1.0)[0].tokens
+
+    engine = engine_on(base, lora)
+    engine.load(first)
+    with engine.open(temperature=1.0, max_tokens=32) as stream:
+        found = []
+        for adapter in (first, second, first):
+            engine.load(adapter)
+            found.append(generate_all(stream, request, None)[0].tokens)
+    assert found == [alone(first), alone(second), alone(first)]
+    assert found[0] != found[1]
+
+
+def test_an_adapter_with_nan_leaves_the_old_one(tmp_path: Path) -> None:
+    lora, base = LoraConfig(rank=2), VECTORS / "base"
+    engine = engine_on(base, lora)
+    engine.load(random_adapter(base, tmp_path / "a", lora))
+    before = sampled(engine)
+    with pytest.raises(LoraError, match="not finite"):
+        engine.load(random_adapter(base, tmp_path / "b", lora, std=float("nan")))
+    assert sampled(engine) == before
 
 
 @pytest.mark.parametrize("family", ["llama-biased", "qwen2", "qwen3", "mistral", "gemma3", "granite", "gpt-neox"])

@@ -64,7 +64,15 @@ def test_a_written_adapter_is_read_again_bit_for_bit(tmp_path: Path) -> None:
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
         ({"peft_type": "LOHA"}, "peft_type"),
-        ({"r": "many"}, "no adapter config"),
+        ({"r": "many"}, "sets r to 'many': Input should be a valid integer"),
+        ({"r": 0}, "has rank 0: it adapts nothing"),
+        ({"r": -4}, "sets r to -4"),
+        ({"lora_alpha": 0}, "sets lora_alpha to 0"),
+        ({"lora_alpha": -16}, "sets lora_alpha to -16"),
+        ({"lora_alpha": float("inf")}, "sets lora_alpha to inf: Input should be a finite number"),
+        ({"lora_alpha": float("nan")}, "sets lora_alpha to nan"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights to 'pissa'"),
+        ({"target_modules": ".*_proj"}, "target_modules is no list of names"),
         ({"target_modules": None}, "no adapter config"),
     ],
 )
@@ -81,6 +89,12 @@ def test_another_rank_a_foreign_and_a_missing_tensor_are_refused(adapter: Path) 
         ({**tensors, "base_model.model.x.lora_A.weight": torch.zeros(4, 16)}, "no factor of an adapted layer"),
         ({name: tensor for name, tensor in tensors.items() if name != first}, "lacks"),
         ({**tensors, first: tensors[first].to(torch.int32)}, "no floating-point"),
+        ({**tensors, first: torch.full_like(tensors[first], torch.nan)}, f"not finite in {first}"),
+        ({**tensors, first: tensors[first] - torch.inf}, "not finite"),
+        ({**tensors, first: tensors[first].T}, "shape"),
+        ({**tensors, first: tensors[first].reshape(-1)}, "shape"),
+        ({**tensors, first: tensors[first][:0]}, "shape .0, 32."),
+        ({**tensors, "../../escape": torch.zeros(1)}, "no factor of an adapted layer"),
     ):
         save_file({name: tensor.contiguous() for name, tensor in changed.items()}, adapter / WEIGHTS_NAME)
         with pytest.raises(LoraError, match=says):

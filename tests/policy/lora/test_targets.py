@@ -34,6 +34,10 @@ def test_targets_are_ends_of_names_or_whole_paths() -> None:
     [
         ("llama", {"target_modules": ("q_porj",)}, "q_porj.*Nearest: q_proj"),
         ("llama", {"target_modules": ("proj",)}, "does not have.*Nearest"),
+        ("llama", {"target_modules": ("../../../etc/passwd",)}, "does not have.*Nearest"),
+        ("llama", {"target_modules": ("q_proj", "")}, "has an empty name"),
+        ("llama", {"target_modules": (".*_proj",)}, "does not have.*Nearest: .*_proj"),
+        ("llama", {"target_modules": ("self_attn",)}, "is a LlamaAttention and not a linear layer"),
         ("llama", {"target_modules": ("q_proj", "lm_head")}, "the LM head, which cannot be adapted"),
         ("llama", {"target_modules": ("embed_tokens",)}, "is a Embedding and not a linear layer"),
         ("llama", {"rank": 49}, "Rank 49 does not fit LlamaForCausalLM: the largest rank of a layer to adapt is 48"),

@@ -191,8 +191,11 @@ def test_a_new_kind_of_machine_is_added_beside_the_known_ones(tmp_path: Path) ->
     out = tmp_path / "calibration.json"
     calibrate_run(config, 2, out, machine=FLOAT32)
     first = load_calibration(str(out))
-    calibrate_run(config, 2, out, machine=Machine(dtypes=("bfloat16",)), extend=True)
+    calibrate_run(config, 2, out, machine=Machine(dtypes=("bfloat16",)), extend=True, honest_submissions=4)
     both = load_calibration(str(out))
+    counts = [known.evidence.honest_submissions for known in both.classes.values()]
+    assert counts[1] == 4 + 2 < counts[0], "each of four settings has whole submissions"
+    assert {row.submissions for row in both.classes["torch/bfloat16/cpu"].evidence.forgeries.values()} == {3}
     assert list(both.classes) == ["torch/float32/cpu", "torch/bfloat16/cpu"]
     assert both.classes["torch/float32/cpu"] == first.classes["torch/float32/cpu"]
     other = build_config({"model": {"path": str(save_policy(tmp_path / "other", seed=4))}, "tasks": {"count": 8}})

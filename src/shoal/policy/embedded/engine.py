@@ -83,13 +83,12 @@ class TorchEngine:
     def load(self, directory: Path) -> None:
         if self._stream is not None and self._stream.unfinished:
             raise EngineBusyError(f"{self._stream.unfinished} requests still run with the old weights.")
-        use_exact_products(self._runner.device)
         if self._adapters is not None:
-            self._adapters.use(directory)
+            self._adapters.use(directory, self._try_products)
         elif self._resident is not None:
-            self._resident.use(weights_identity(directory), lambda: load_weights(self._runner.model, directory))
+            self._resident.use(weights_identity(directory), lambda: self._read(directory))
         else:
-            load_weights(self._runner.model, directory)
+            self._read(directory)
         self._weights += 1
         if self._stream is not None:
             self._stream.weights_changed(self._weights)
@@ -98,6 +97,14 @@ class TorchEngine:
         elif not self._loaded:
             self._prepare()
             self._loaded = True
+
+    def _read(self, directory: Path) -> None:
+        self._try_products()
+        load_weights(self._runner.model, directory)
+
+    def _try_products(self) -> None:
+        """With every version that is read; a change to one that is here costs less than the try."""
+        use_exact_products(self._runner.device)
 
     def _prepare(self) -> None:
         self._runner.prepare()

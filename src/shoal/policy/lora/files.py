@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -41,8 +42,10 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None, []),
     "alora_invocation_tokens": (None, []),
     "use_qalora": (False, None),
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),  # the others begin by changing the base
 }
 """What Shoal computes; absent means plain."""
+_PEFT_NAMES = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
 
 
 def read_settings(directory: Path) -> LoraConfig:
@@ -53,8 +56,14 @@ def read_settings(directory: Path) -> LoraConfig:
         lora = LoraConfig(
             rank=content["r"], alpha=content["lora_alpha"], target_modules=_targets(content["target_modules"])
         )
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        field = _PEFT_NAMES[str(wrong["loc"][0])]
+        raise LoraError(f"{path} sets {field} to {wrong['input']!r}: {wrong['msg']}.") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LoraError(f"{path} is no adapter config of LoRA: {first_line(error)}.") from None
+    if lora.rank == 0:
+        raise LoraError(f"{path} has rank 0: it adapts nothing.")
     for name, plain in _PLAIN.items():
         if name in content and content[name] not in plain:
             raise LoraError(
@@ -110,6 +119,8 @@ def read_factors(directory: Path, shapes: Mapping[str, tuple[int, int]]) -> dict
         raise LoraError(f"The adapter in {directory} lacks {some_names(missing)}.")
     if wrong := sorted(name for name, tensor in found.items() if not tensor.is_floating_point()):
         raise LoraError(f"The adapter in {directory} has no floating-point numbers in {some_names(wrong)}.")
+    if wrong := sorted(name for name, tensor in found.items() if not tensor.isfinite().all()):
+        raise LoraError(f"The adapter in {directory} has numbers that are not finite in {some_names(wrong)}.")
     return {name: tensor.float() for name, tensor in found.items()}
 
 

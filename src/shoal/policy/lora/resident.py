@@ -5,6 +5,7 @@ fraction of what the base takes; beyond it the one that was used longest ago is 
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,11 @@ class ResidentAdapters:
     def __len__(self) -> int:
         return len(self._resident)
 
-    def use(self, directory: Path) -> None:
+    def use(self, directory: Path, before_reading: Callable[[], None] = lambda: None) -> None:
         """Compute with the adapter of that directory; on refusal the one in use stays."""
         identity = weights_identity(directory)
         if identity not in self._resident:
+            before_reading()
             self._resident[identity] = self._read(directory)
         self._resident.move_to_end(identity)
         for name, factors in self._resident[identity].items():

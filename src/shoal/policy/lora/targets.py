@@ -48,6 +48,8 @@ def _means(target: str, name: str) -> bool:
 def _check_target(model: Any, linears: dict[str, nn.Linear], target: str) -> None:
     if any(_means(target, name) for name in linears):
         return
+    if not target:
+        raise LoraError(f"{SETTING} has an empty name.")
     known = list(dict.fromkeys(name.rpartition(".")[2] for name in linears))
     others = [module for name, module in model.named_modules() if _means(target, name)]
     if others and others[0] is model.get_output_embeddings():

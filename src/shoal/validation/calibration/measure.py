@@ -46,7 +46,7 @@ HONEST_SETTINGS = (Setting(1, 128), Setting(2, 128), Setting(2, 32, 0.5), Settin
 HONEST_SUBMISSIONS = 30
 """Of all settings together: if none is rejected, fewer than 10 % of honest submissions are (95 % bound)."""
 FORGED_SUBMISSIONS = 16
-"""Of each forgery: if none is missed, fewer than 17 % are (95 % bound)."""
+"""Of each forgery: if none is missed, fewer than 17 % are (95 % bound). In a smaller calibration there are fewer."""
 
 Share = Callable[[float], None]
 """Takes the share of the work that is done."""
@@ -60,6 +60,7 @@ def calibrate_run(
     *,
     machine: Machine = Machine(),  # noqa: B008  # frozen
     extend: bool = False,
+    honest_submissions: int = HONEST_SUBMISSIONS,
     on_share: Share = lambda share: None,
 ) -> Calibration:
     """Calibrates the model and settings of a run; writes the classes into the file, beside those that it has if it is extended."""
@@ -69,7 +70,14 @@ def calibrate_run(
         old.require_model(ModelIdentity.of(directory))
     with _adapter(config, directory) as adapter:
         work = Work.of(config, directory, prompt_count, adapter)
-        made = calibrate(work, model_name=config.model.path, machine=machine, on_share=on_share)
+        made = calibrate(
+            work,
+            model_name=config.model.path,
+            machine=machine,
+            honest_submissions=honest_submissions,
+            forged_submissions=-(-honest_submissions * FORGED_SUBMISSIONS // HONEST_SUBMISSIONS),
+            on_share=on_share,
+        )
     whole = made if old is None else made.model_copy(update={"classes": old.classes | made.classes})
     write_atomic(out, whole.model_dump_json(indent=2).encode() + b"\n")
     return made
