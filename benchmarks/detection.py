@@ -372,6 +372,7 @@ class Career:
 def career(outcomes: Sequence[AuditOutcome], limits: Limits, draw: random.Random) -> Career:
     """Cheats sampled from the trials, verified as the coordinator would: claims always, each group by a draw of its own."""
     record = trust.TrustRecord("active", clean_audits=round(TRUST.probation_audits / FLOOR))
+    sums: drift.Sums = ()
     total, unused, tokens = 0.0, None, 0
     for number in range(1, LONGEST_CAREER + 1):
         outcome = draw.choice(outcomes)
@@ -382,7 +383,8 @@ def career(outcomes: Sequence[AuditOutcome], limits: Limits, draw: random.Random
         found = joint(drawn, limits) if drawn else None
         tokens += found.metrics.tokens if found else outcome.tokens
         severity = most_severe(list(found.reasons if found else outcome.reasons))
-        before, total = total, drift.after(total, found.metrics.drift_llr if found else 0.0)
+        sums = drift.after(sums, found.metrics.drift_llrs if found else ())
+        before, total = total, drift.total(sums)
         if severity is Severity.PROOF or drift.level(total) == "cheating":
             return Career(unused or number, number, tokens)
         anomalies = (severity is Severity.ANOMALY) + drift.became_suspicious(before, total)
@@ -412,10 +414,11 @@ def worst_or_none(values: Sequence[int | None]) -> int | None:
 
 def largest_drift(outcomes: Sequence[AuditOutcome]) -> float:
     """As if one worker had made them all."""
-    total, largest = 0.0, 0.0
+    sums: drift.Sums = ()
+    largest = 0.0
     for outcome in outcomes:
-        total = drift.after(total, outcome.metrics.drift_llr if outcome.metrics else 0.0)
-        largest = max(largest, total)
+        sums = drift.after(sums, outcome.metrics.drift_llrs if outcome.metrics else ())
+        largest = max(largest, drift.total(sums))
     return largest
 
 

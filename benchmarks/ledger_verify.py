@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shoal.config import TrustConfig
+from shoal.config import TrainingConfig, TrustConfig
 from shoal.coordinator import ledger
 from shoal.coordinator.ledger.chain import Entry, entry_hash
 from shoal.coordinator.ledger.verification import verify_ledger
-from shoal.coordinator.rules import credit, trust
+from shoal.coordinator.rules import credit, trust, unaudited
 from shoal.identity import Keypair
 from shoal.protocol.signing import submission_message
 from shoal.protocol.steps import StepId, group_name, step_commitment, step_secret
@@ -31,6 +31,7 @@ KEYS = [Keypair.from_seed(bytes([number]) * 32) for number in range(1, 51)]
 COORDINATOR, RUN = Keypair.from_seed(b"c" * 32), Keypair.from_seed(b"r" * 32)
 SLOTS, GROUPS, TOKENS = 64, 8, 1000
 TERMS = TrustConfig(stake_tokens=100_000)
+USEFUL_RATE = unaudited.useful_rate(TrainingConfig(groups_per_step=SLOTS * GROUPS), TERMS)
 
 
 def facts(entries: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -38,8 +39,9 @@ def facts(entries: int) -> Iterator[tuple[str, dict[str, Any]]]:
     records = {key.public: trust.TrustRecord("probation") for key in KEYS}
     held = dict.fromkeys(records, 0)
     yield "run", {"run_id": "long", "run_key": RUN.public, "secret_commitment": ""}
-    chosen = TERMS.model_dump(include={"stake_tokens", "probation_audits", "audit_floor"})
-    yield "terms", {"trust": chosen, "async_level": 2, "slot_tokens": GROUPS * TOKENS}
+    chosen = TERMS.model_dump(include={"stake_tokens", "probation_audits", "audit_floor", "unaudited_share"})
+    terms = {"async_level": 2, "groups_per_step": SLOTS * GROUPS, "slot_tokens": GROUPS * TOKENS}
+    yield "terms", {"trust": chosen, **terms}
     yield from (commitment(StepId(step=step)) for step in range(2))
     yield "version", {"version": 0, "manifest": "", "weights": ""}
     made, step = 5, StepId()
@@ -75,13 +77,16 @@ def commitment(step: StepId) -> tuple[str, dict[str, Any]]:
 
 def verdict(key: Keypair, step: StepId, slot: int, secret: bytes, rate: float, position: int) -> dict[str, Any]:
     lease, file = f"{step.step:016x}{slot:016x}", f"{step.step:032x}{slot:032x}"
-    drawn = list(trust.audited_groups(secret, file, rate, GROUPS))
+    drawn, order = list(trust.audited_groups(secret, file, rate, GROUPS)), trust.audit_order(secret, file, GROUPS)
+    limits = unaudited.limits_of_file(USEFUL_RATE, GROUPS, trust.rounding(secret, file), SLOTS * GROUPS)
+    audited = trust.groups_to_audit(drawn, order, range(GROUPS), limits)
     return {
         "worker": key.public, **step.fields(), "slot": slot, "lease": lease, "version": step.step, "file": file,
         "signature": key.sign(submission_message("long", lease, file)), "issued": 0.0, "received": 0.0,
         "position": position, "use": "counts", "accepted": True, "reasons": [], "tokens": GROUPS * TOKENS,
-        "groups": GROUPS, "useful": list(range(GROUPS)), "shares": None, "files": 0, "audited": drawn,
-        "drift": "honest", "audit_drawn": drawn, "audit_rate": rate, "audit_step": list(step), "verdict": "0" * 64,
+        "groups": GROUPS, "useful": list(range(GROUPS)), "shares": None, "files": 0, "audited": audited,
+        "drift": "honest", "audit_drawn": drawn, "audit_rate": rate, "useful_rate": USEFUL_RATE,
+        "audit_step": list(step), "verdict": "0" * 64,
     }  # fmt: skip
 
 

@@ -5,12 +5,13 @@
 The demo's recipe (bundled policy, 8 groups per slot, batches of 32) gives real policy versions. `honest`: the trainer's statistic
 of honest groups at ages 0 to 2 and three temperatures. `kinds`: poisoned groups of five kinds, each with the trainer's statistic
 and the verdict of a real audit. `careers`: the coordinator's own code with 8 honest keys and 1 or 3 hostile ones, all at the floor.
-Hostile keys forge all groups of a file (`all`), only as many useful ones as may stay without an audit (`share`), a single one
-(`one`), or all useful ones of just those files that have no more than may stay without an audit, where nothing but the draw audits
-(`patient`); the worst counts. `median_consumed` is per key, `_together` of all hostile keys. `narrow`: three keys where less of one
-key may stay without an audit. `heldout`: real trainings without poison, with eight groups, and with as many groups as the median of
-the worst careers consumed together, in a row. Every piece is a file in `--runs`, so an interrupted benchmark goes on where it was;
-the report says what is missing.
+Hostile keys forge all groups of a file (`all`), only as many useful ones as one key may have without an audit (`share`), a single
+one (`one`), two (`pair`), two when all of them hold a slot at once (`together`), or all useful ones of just those files that have
+no more than one key may have without an audit (`patient`); the worst counts. `median_consumed` is per key, `_together` of all
+hostile keys. `honest_audited`: what the limits on unaudited groups cost 8 honest keys at the floor, with other shares, and with the
+limit per key alone. `heldout`: real trainings without poison, with eight groups, and with as many groups as the median of the worst
+careers consumed together, in a row. Every piece is a file in `--runs`, so an interrupted benchmark goes on where it was; the report
+says what is missing.
 """
 
 import argparse
@@ -29,7 +30,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.poisoning.careers import STRATEGIES, careers  # noqa: E402
+from benchmarks.poisoning.careers import STRATEGIES, careers, honest_audited  # noqa: E402
 from benchmarks.poisoning.forgeries import KINDS, kinds  # noqa: E402
 from benchmarks.poisoning.policies import AGES, VERSIONS, Policies, honest  # noqa: E402
 from benchmarks.poisoning.recipe import demo  # noqa: E402
@@ -37,8 +38,8 @@ from benchmarks.poisoning.trainings import ONE_KEY, TRAINED_STEPS, schedule, tra
 from shoal.files import write_atomic  # noqa: E402
 
 TEMPERATURES = (0.6, 1.0, 1.3)
-NARROW_SHARE = 0.04
-"""One group of 32."""
+SHARES = (0.04, 0.1, 0.2, 1.0)
+"""Of a batch without an audit; the second is the default, the last leaves it to the draw."""
 
 
 class Pieces:
@@ -166,7 +167,7 @@ class Measurement:
         }
         if of_careers:
             worst = result["worst_career"]
-            result |= self._narrow(found[worst.split(",")[0]], typical)
+            result |= self._honest_audited()
             result |= self._trainings(found[worst.split(",")[0]], schedule(median_career(of_careers[worst])))
         machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
         return {
@@ -207,17 +208,11 @@ class Measurement:
         }
         return {name: one for name, one in made.items() if one is not None}
 
-    def _narrow(self, kind: dict[str, Any], typical: Sequence[float]) -> dict[str, Any]:
-        """What another limit on unaudited groups of one key gives and costs."""
-        made = {
-            strategy: self.pieces.get(
-                f"narrow-{strategy}",
-                lambda s=strategy: careers(kind, typical, 3, s, self.options.careers, NARROW_SHARE),  # type: ignore[misc]
-            )
-            for strategy in STRATEGIES
-        }
-        known = {strategy: summary_of_career(one) for strategy, one in made.items() if one is not None}
-        return {"narrow": {"unaudited_share": NARROW_SHARE, "careers": known}}
+    def _honest_audited(self) -> dict[str, Any]:
+        """Share of the useful groups of honest keys that is audited."""
+        made = {str(share): self.pieces.get(f"audited-{share}", lambda s=share: honest_audited(s)) for share in SHARES}  # type: ignore[misc]
+        made["0.1, per key only"] = self.pieces.get("audited-per-key", lambda: honest_audited(0.1, per_key_only=True))
+        return {"honest_audited": made}
 
     def _trainings(self, worst: dict[str, Any], together: Sequence[int]) -> dict[str, Any]:
         gaps: dict[str, list[float]] = {"one_key": [], "at_once": [], "together": []}

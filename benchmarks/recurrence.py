@@ -1,17 +1,17 @@
 """Models that integrate frames over time: up to which length each family tracks a state, and what a longer trained window is worth.
 
-    python benchmarks/recurrence.py critical [--steps 1000]          # part 2: shell game and forward jumps
-    python benchmarks/recurrence.py length [--steps 300] [--repo P]  # part 4: loss against trained length, and over time
+    python benchmarks/recurrence.py critical [--steps N]             # part 2: shell game and forward jumps
+    python benchmarks/recurrence.py length [--steps 800] [--repo P]  # part 4: loss against trained length, and over time
     python benchmarks/recurrence.py swarm                            # part 5: a frame policy trained by a swarm
     python benchmarks/recurrence.py                                  # all
 
 Every model is one piece, trained in a process of its own on one thread and stored below --pieces, so an interrupted run
 continues. Times are CPU seconds of that thread: other work on the machine does not change them. `length` needs about 15 CPU
-minutes, `critical` about 20.
+minutes, `critical` about 25.
 """
 
 import argparse
-import itertools
+import hashlib
 import json
 import os
 import platform
@@ -19,11 +19,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from shoal.errors import ShoalError
 from shoal.files import write_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,18 +35,24 @@ Piece = dict[str, Any]
 
 
 def critical_piece(task: str, model: str, options: dict[str, Any]) -> Piece:
-    from benchmarks.frame_experiments.critical_length import Plan, measure
+    from benchmarks.frame_experiments.critical_length import measure
 
-    return measure(model, task, Plan(steps=options["steps"], seed=options["seed"]))
+    return measure(model, task, critical_plan(task, options))
+
+
+def critical_plan(task: str, options: dict[str, Any]) -> Any:
+    from benchmarks.frame_experiments.critical_length import PLANS
+
+    plan = replace(PLANS[task], seed=options["seed"])
+    return replace(plan, steps=options["steps"]) if options["steps"] else plan
 
 
 def length_piece(length: int, batch: int, options: dict[str, Any]) -> Piece:
-    from benchmarks.frame_experiments.length_scaling import Data, run
-    from shoal.frames import FrameShape
+    from benchmarks.frame_experiments.length_scaling import SHAPE, Data, run
 
     plan = length_plan(options)
     data = Data.load(options["data"])
-    result = run(length, batch, data, FrameShape.small(), plan, own_length=batch == plan.batch)
+    result = run(length, batch, data, SHAPE, plan, is_control=batch != plan.batch)
     return {**result, "skipped_files": data.skipped, "train_actions": len(data.train)}
 
 
@@ -56,15 +62,21 @@ def length_plan(options: dict[str, Any]) -> Any:
     return Plan(steps=options["steps"], least_s=options["least_s"], seed=options["seed"])
 
 
+def length_folder(options: dict[str, Any]) -> str:
+    """Runs of other data or another plan have another folder."""
+    repository = options["repo"]
+    data = f"commits-{hashlib.sha256(str(repository.resolve()).encode()).hexdigest()[:8]}" if repository else "repairs"
+    return f"length-{data}-{options['steps']}-{options['least_s']:g}-{options['seed']}"
+
+
 def length_data(folder: Path, options: dict[str, Any]) -> Path:
     """The sessions of all pieces, made once."""
-    from benchmarks.frame_experiments.length_scaling import make_data
-    from shoal.frames import FrameShape
+    from benchmarks.frame_experiments.length_scaling import SHAPE, make_data
 
     path = folder / "sessions.npz"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        make_data(length_plan(options), FrameShape.small(), options["repo"]).save(path)
+        make_data(length_plan(options), SHAPE, options["repo"]).save(path)
         print(f"wrote {path}", flush=True)
     return path
 
@@ -82,9 +94,12 @@ def critical(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
     from benchmarks.frame_experiments.sequence_models import MODELS
     from benchmarks.frame_experiments.tracking import TASKS
 
-    folder = options["pieces"] / f"critical-{options['steps']}-{options['seed']}"
+    def path(task: str, model: str) -> Path:
+        steps = critical_plan(task, options).steps
+        return Path(options["pieces"]) / f"critical-{task}-{steps}-{options['seed']}" / f"{model}.json"
+
     jobs = {
-        (task, model): pool.submit(stored, folder / f"{task}-{model}.json", critical_piece, task, model, options)
+        (task, model): pool.submit(stored, path(task, model), critical_piece, task, model, options)
         for task in TASKS
         for model in MODELS
     }
@@ -99,6 +114,7 @@ def critical(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
             "critical_length": {model: row["critical_length"] for model, row in rows.items()},
             "parameters": {model: row["parameters"] for model, row in rows.items()},
             "by_position": {model: row["accuracy_unseen"] for model, row in rows.items()},
+            "steps": critical_plan(task, options).steps,
         }
     shell = tasks["shell"]
     return {
@@ -106,60 +122,20 @@ def critical(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
         "lstm_accuracy_256": shell["accuracy_256"]["lstm"],
         "critical_length": {model: length for model, length in shell["critical_length"].items() if model != "lstm"},
         "tasks": tasks,
-        "steps": options["steps"],
     }
 
 
 def length(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
-    from benchmarks.frame_experiments.fits import alpha_interval, crossing_s, power_law, power_law_with_floor
+    from benchmarks.frame_experiments.length_summary import summarise
 
-    source = "commits" if options["repo"] else "repairs"
-    folder = options["pieces"] / f"length-{source}-{options['steps']}-{options['seed']}"
+    source = f"commits of {options['repo'].resolve().name}" if options["repo"] else "repairs"
+    folder = options["pieces"] / length_folder(options)
     options = options | {"data": length_data(folder, options)}
     runs = [(length, 8) for length in LENGTHS[::-1]] + [CONTROL]  # the longest first, so that no core waits for it
     jobs = [pool.submit(stored, folder / f"L{a}-B{b}.json", length_piece, a, b, options) for a, b in runs]
     pieces = {run: job.result() for run, job in zip(runs, jobs, strict=True)}
     rows = [pieces[length, 8] for length in LENGTHS]
-    fitted = [row for row in rows if row["length"] >= 2]
-    lengths = [row["length"] for row in fitted]
-    last = str(options["steps"])
-    own = np.array([row["milestones"][last]["own"] for row in fitted])
-    carried = np.array([row["milestones"][last]["carried"] for row in fitted])
-    alpha, _, r2 = power_law(lengths, own.mean(axis=1))
-    floor, floor_alpha, _, floor_r2 = power_law_with_floor(lengths, own.mean(axis=1))
-    carried_alpha, _, carried_r2 = power_law(lengths, carried.mean(axis=1))
-    overtaken = {
-        str(short["length"]): crossing_s(short["curve"], double["curve"]) for short, double in itertools.pairwise(rows)
-    }
-    control = pieces[CONTROL]["milestones"][last]["carried"]
-    longest = rows[-1]
-    running = np.cumsum(longest["milestones"][last]["by_position"]) / np.arange(1, LENGTHS[-1] + 1)
-    return {
-        "alpha": round(alpha, 4),
-        "alpha_interval": [round(value, 4) for value in alpha_interval(lengths, own)],
-        "r2": round(r2, 4),
-        "with_floor": {"floor": round(floor, 3), "alpha": round(floor_alpha, 4), "r2": round(floor_r2, 4)},
-        "alpha_same_targets": round(carried_alpha, 4),
-        "r2_same_targets": round(carried_r2, 4),
-        "overtaken_by_double": overtaken,
-        "equal_frames_gap": round(float(np.mean(control) - carried[-1].mean()), 4),
-        "own_length_loss": {str(row["length"]): _mean(row["milestones"][last]["own"]) for row in rows},
-        "same_targets_loss": {str(row["length"]): _mean(row["milestones"][last]["carried"]) for row in rows},
-        "own_loss_by_step": {
-            step: {str(row["length"]): _mean(row["milestones"][step]["own"]) for row in rows}
-            for step in longest["milestones"]
-        },
-        "running_mean_of_longest": {str(at): round(float(running[at - 1]), 4) for at in LENGTHS},
-        "history": longest["history"],
-        "curves": {str(row["length"]): row["curve"] for row in rows},
-        "frames_per_s": {str(row["length"]): row["frames_per_s"] for row in rows},
-        "steps": options["steps"],
-        "source": source,
-    }
-
-
-def _mean(values: list[float]) -> float:
-    return round(float(np.mean(values)), 4)
+    return {**summarise(rows, pieces[CONTROL], options["steps"]), "source": source}
 
 
 def swarm(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
@@ -170,22 +146,38 @@ def swarm(options: dict[str, Any], pool: ProcessPoolExecutor) -> Piece:
 
 
 PARTS = {"critical": critical, "length": length, "swarm": swarm}
-DEFAULT_STEPS = {"critical": 1000, "length": 300, "swarm": 0}
+DEFAULT_STEPS = {"critical": 0, "length": 800, "swarm": 0}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=PARTS, help="one part; without it, all")
-    parser.add_argument("--steps", type=int, help="training steps per model")
+    parser.add_argument("--steps", type=positive, help="training steps per model; each part has its own number")
     parser.add_argument(
-        "--least-s", type=float, default=75.0, help="CPU seconds that every run of `length` has at least"
+        "--least-s",
+        type=float,
+        default=60.0,
+        help="CPU seconds that a run of `length` has at least; twice as many from 32 on",
     )
     parser.add_argument("--repo", type=Path, help="a git repository whose commits are the sessions")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=positive, default=2)
     parser.add_argument("--pictures", type=Path, help="a directory for the plots")
     parser.add_argument("--pieces", type=Path, default=ROOT / "runs" / "recurrence")
     options = vars(parser.parse_args())
+    try:
+        print(json.dumps(measure(options)))
+    except ShoalError as error:
+        raise SystemExit(f"recurrence.py: {error}") from None
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
+
+
+def measure(options: dict[str, Any]) -> Piece:
     results: Piece = {"benchmark": "recurrence", "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
     for part in [options["part"]] if options["part"] else PARTS:
         steps = options["steps"] or DEFAULT_STEPS[part]
@@ -195,7 +187,7 @@ def main() -> None:
             from benchmarks.frame_experiments.pictures import DRAW
 
             DRAW[part](results[part], options["pictures"] / f"recurrence_{part}.png")
-    print(json.dumps(results))
+    return results
 
 
 if __name__ == "__main__":

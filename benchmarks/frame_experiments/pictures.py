@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
 SIZE_IN = (10.0, 3.6)
 DPI = 110
@@ -30,19 +31,25 @@ def draw_critical(result: dict[str, Any], path: Path) -> None:
 def draw_length(result: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=SIZE_IN, layout="constrained")
     by_length, over_time = figure.subplots(1, 2)
-    for name, label in (
-        ("own_length_loss", "at the own length"),
-        ("same_targets_loss", "same targets, state carried on"),
-    ):
-        lengths = [int(length) for length in result[name]]
-        by_length.loglog(lengths, list(result[name].values()), "o-", label=label, base=2, linewidth=1.2)
+    shown = {
+        "windows of the own length": result["losses"]["own"],
+        "half of it to all of it as history": result["losses"]["recent"],
+        "run of 128, its first positions": result["running_mean_of_longest"],
+    }
+    for label, losses in shown.items():
+        by_length.plot([int(at) for at in losses], list(losses.values()), "o-", label=label, linewidth=1.2)
+    by_length.set_xscale("log", base=2)
+    by_length.set_yscale("log")
+    by_length.yaxis.set_major_locator(MaxNLocator(6))
+    for set_formatter in (by_length.yaxis.set_major_formatter, by_length.xaxis.set_major_formatter):
+        set_formatter(StrMethodFormatter("{x:g}"))
+    by_length.yaxis.set_minor_locator(NullLocator())
     by_length.set(title=f"α = {result['alpha']}, R² = {result['r2']}", xlabel="trained length", ylabel="held-out loss")
     by_length.legend(fontsize=8)
     for length, curve in result["curves"].items():
-        over_time.plot(
-            [point["cpu_s"] for point in curve], [point["loss"] for point in curve], label=length, linewidth=1.2
-        )
-    over_time.set(title="same targets, by trained length", xlabel="CPU seconds", ylabel="held-out loss")
+        times, losses = ([point[name] for point in curve] for name in ("cpu_s", "own"))
+        over_time.plot(times, losses, label=length, linewidth=1.2)
+    over_time.set(title="windows of the own length", xlabel="CPU seconds", ylabel="held-out loss")
     over_time.set_xscale("log")
     over_time.legend(fontsize=8, ncols=2)
     figure.savefig(path, dpi=DPI)

@@ -26,6 +26,8 @@ class Task:
     fields: tuple[int, ...]
     """Values of each part of a symbol; its embedding is the sum over the parts."""
     labels: int
+    weights: tuple[float, ...]
+    """Of the labels in the loss: rare ones count as much as frequent ones."""
 
     def batch(self, count: int, length: int, seed: int) -> tuple[Ints, Ints]:
         """Symbols [B, L, fields] and labels [B, L]."""
@@ -82,7 +84,8 @@ def _jump_floor(seed: int, count: int = 4_000) -> float:
     return float(votes[np.arange(count), chosen] @ (1 / shares)[chosen] / count / JUMPS.labels)
 
 
-SHELL = Task("shell", (len(SWAPS),), CUPS)
-JUMPS = Task("jumps", (LONGEST_JUMP, LONGEST_JUMP, 2), 3)
+SHELL = Task("shell", (len(SWAPS),), CUPS, (1.0,) * CUPS)
+JUMPS = Task("jumps", (LONGEST_JUMP, LONGEST_JUMP, 2), 3, (1.0, 15.0, 15.0))
+"""One block in 8.5 runs, and half of those with either register."""
 TASKS = {task.name: task for task in (SHELL, JUMPS)}
 _LABELS = {"shell": _ball, "jumps": _halts}

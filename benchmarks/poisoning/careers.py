@@ -5,9 +5,10 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 from benchmarks.poisoning.recipe import demo
-from shoal.coordinator.rules.batches import unaudited_limit
+from shoal.coordinator.rules import unaudited
 from shoal.coordinator.rules.trust import groups_to_audit
 from shoal.coordinator.store.rows import select
 from shoal.coordinator.store.tables import GroupRow, WorkerRow
@@ -17,11 +18,12 @@ from shoal.protocol.verdicts import Reason
 from shoal.simulation import EventClock, LocalCoordinator
 
 HONEST_KEYS = 8
-STRATEGIES = ("all", "share", "one", "patient")
+STRATEGIES = ("all", "share", "one", "pair", "together", "patient")
 USEFUL = 0.55
 """Share of honest groups that have a signal."""
 LONGEST_CAREER = 200
 """Steps."""
+HONEST_STEPS = 60
 
 
 class Career:
@@ -43,7 +45,7 @@ class Career:
         if unaudited_share is not None:
             trust = self.config.trust.model_copy(update={"unaudited_share": unaudited_share})
             self.config = self.config.model_copy(update={"trust": trust})
-        self.limit = unaudited_limit(self.config.training, self.config.trust)
+        self.limit = unaudited.limit_of_key(self.config.training, self.config.trust)
         self.clock = EventClock()
         secret = bytes.fromhex(digest_bytes(f"career {seed} {hostile} {strategy}".encode()))
         self.coordinator = LocalCoordinator(self.config, self.clock, secret)
@@ -87,6 +89,18 @@ class Career:
             "audited": audited,
         }
 
+    def run_honest(self, steps: int) -> float:
+        """Share of the useful groups that is audited."""
+        for step in range(steps):
+            while self.coordinator.step() == step:
+                self._work()
+            self.coordinator.record(step)
+            self.clock.now += 10.0
+            self.coordinator.publish(step + 1)
+        audited = self._audited_share()
+        self.coordinator.close()
+        return audited
+
     def banned(self) -> set[str]:
         return {row.key for row in select(self.coordinator.connection, WorkerRow, "WHERE state='banned'")}
 
@@ -98,25 +112,30 @@ class Career:
     def _work(self) -> None:
         """Every key that may does one slot, in a random order; all files are then verified."""
         versions = list(range(self.coordinator.step() + 1))
+        leases, banned = dict[str, api.Lease](), self.banned()
         for key in self.random.sample(self.keys, len(self.keys)):
-            if key in self.banned():
+            if key in banned:
                 continue
             self.coordinator.run.presence.seen(key)
             self.requests += 1
             lease = self.coordinator.lease(key, f"request-{self.requests:08}", versions).lease
             if lease is not None:
-                self.files[lease.lease_id] = self._groups(key in self.hostile)
-                for group in self.files[lease.lease_id]:
-                    name = f"{lease.step}/{lease.slot}/{group['number']}"
-                    self.poisoned[name], self.values[name] = group["poisoned"], group["statistic"]
-                self.clock.now += 0.5
-                self.coordinator.submit(key, lease.lease_id, lease.lease_id.encode())
+                leases[key] = lease
+        hostile = set(self.hostile) - banned
+        forging = hostile if self.strategy != "together" or hostile <= leases.keys() else set()
+        for key, lease in leases.items():
+            self.files[lease.lease_id] = self._groups(key in forging)
+            for group in self.files[lease.lease_id]:
+                name = f"{lease.step}/{lease.slot}/{group['number']}"
+                self.poisoned[name], self.values[name] = group["poisoned"], group["statistic"]
+            self.clock.now += 0.5
+            self.coordinator.submit(key, lease.lease_id, lease.lease_id.encode())
         self._validate()
         self.clock.now += 1.0
 
-    def _groups(self, hostile: bool) -> list[dict[str, Any]]:
+    def _groups(self, forge: bool) -> list[dict[str, Any]]:
         signals = [self.random.random() < USEFUL for _ in range(8)]
-        forged, useful = self._forged(signals) if hostile else ([False] * 8, signals)
+        forged, useful = self._forged(signals) if forge else ([False] * 8, signals)
         made = [self._group(*one) for one in zip(forged, useful, strict=True)]
         self.random.shuffle(made)
         return [group | {"number": number} for number, group in enumerate(made)]
@@ -130,6 +149,8 @@ class Career:
                 return [True] * 8, [number < self.limit for number in range(8)]
             case "one":
                 return [number == 0 for number in range(8)], [True, *signals[1:]]
+            case "pair" | "together":
+                return [number < 2 for number in range(8)], [True, True, *signals[2:]]
             case _:  # only where nothing beyond the draw is audited, so that nothing else needs forging
                 return signals if sum(signals) <= self.limit else [False] * 8, signals
 
@@ -146,7 +167,7 @@ class Career:
             self.owners[claim.submission_id] = claim.worker_key
             groups = self.files[claim.lease.lease_id]
             useful = {group["number"] for group in groups if group["useful"]}
-            audited = groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limit)
+            audited = groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limits)
             proven = any(groups[number]["proven"] for number in audited)
             self.coordinator.verdict(
                 api.VerdictBody(
@@ -174,6 +195,12 @@ def careers(
     hostile: int,
     strategy: str,
     count: int,
-    unaudited_share: float | None = None,
 ) -> list[dict[str, Any]]:
-    return [Career(seed, hostile, strategy, kind, values, unaudited_share).run() for seed in range(count)]
+    return [Career(seed, hostile, strategy, kind, values).run() for seed in range(count)]
+
+
+def honest_audited(unaudited_share: float, *, per_key_only: bool = False) -> float:
+    """Share of the useful groups of honest keys at the floor that is audited; without the rate per file if it is so said."""
+    chance = 1.0 if per_key_only else unaudited.ESCAPE_CHANCE
+    with mock.patch.object(unaudited, "ESCAPE_CHANCE", chance):
+        return round(Career(0, 0, "one", {}, (0.0,), unaudited_share).run_honest(HONEST_STEPS), 3)

@@ -77,7 +77,7 @@ def joint(groups: Sequence[GroupAudit], limits: Limits) -> GroupAudit:
         margin_max=max(one.metrics.margin_max for one in groups),
         margin_sum=margin_sum,
         rounding_flips=flips,
-        drift_llr=limits.drift_llr(tokens, margin_sum),
+        drift_llrs=[sum(own) for own in zip(*(one.metrics.drift_llrs for one in groups), strict=True)],
     )
     return GroupAudit(tuple(sorted(found)), metrics)
 

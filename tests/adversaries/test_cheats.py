@@ -59,4 +59,4 @@ def test_audits_of_single_groups_add_up_to_what_a_validator_finds_in_several(are
             found = joint([alone[group] for group in drawn], arena.limits(numerics_class))
             assert set(found.reasons) == set(reasons)
             assert (found.metrics.tokens, found.metrics.rounding_flips) == (metrics.tokens, metrics.rounding_flips)
-            assert found.metrics.drift_llr == pytest.approx(metrics.drift_llr)
+            assert found.metrics.drift_llrs == pytest.approx(metrics.drift_llrs)

@@ -405,6 +405,30 @@ def test_one_flipped_bit_of_the_only_relay_does_not_end_the_fetch(
     assert [report.lies for report in client.reports()] == [1]
 
 
+def adds_bytes(origin: Origin) -> Behaviour:
+    return lambda handler, path: path.startswith("/shards/") and answer(handler, file_of(origin, path) + b"more")
+
+
+@pytest.mark.parametrize("make_behaviour", [truncates, promises_more_than_it_sends, adds_bytes, breaks_off])
+def test_an_only_relay_with_a_wrong_length_first_and_the_right_bytes_then_still_serves(
+    origin: Origin,
+    make_mirror: MakeMirror,
+    make_client: MakeClient,
+    make_behaviour: Callable[[Origin], Behaviour],
+) -> None:
+    digest = publish(origin)
+    mirror, wrong, seen = make_mirror(), make_behaviour(origin), set[str]()
+
+    def behave(handler: Handler, path: str) -> bool:
+        if path in seen:
+            return False
+        seen.add(path)
+        return wrong(handler, path)
+
+    mirror.behaviour = behave
+    assert weights_of(make_client(mirror.url).fetch_version(0, digest, deadline_s=30)) == expected_weights()
+
+
 def test_relays_of_strangers_that_do_not_answer_do_not_keep_a_client_from_the_owners(
     origin: Origin, make_mirror: MakeMirror, make_client: MakeClient
 ) -> None:

@@ -7,10 +7,27 @@ import pytest
 import torch
 
 from benchmarks.frame_experiments.critical_length import Plan, critical_length, measure
-from benchmarks.frame_experiments.fits import alpha_interval, crossing_s, power_law, power_law_with_floor
-from benchmarks.frame_experiments.length_scaling import Data, evaluate, history_control
+from benchmarks.frame_experiments.fits import (
+    alpha_interval,
+    crossing_s,
+    extrapolated_crossing_s,
+    mean_interval,
+    power_law,
+    power_law_with_floor,
+)
+from benchmarks.frame_experiments.length_scaling import (
+    Data,
+    embed,
+    evaluate,
+    first_model,
+    history_control,
+    run,
+    token_losses,
+)
+from benchmarks.frame_experiments.length_scaling import Plan as LengthPlan
+from benchmarks.frame_experiments.length_summary import summarise
 from benchmarks.frame_experiments.sequence_models import MODELS, MinGRU, build
-from benchmarks.frame_experiments.tracking import JUMPS, SHELL, SWAPS, TASKS
+from benchmarks.frame_experiments.tracking import JUMPS, SHELL, SWAPS, TASKS, Task
 from shoal.frames import Change, FrameModel, FrameShape, build_dataset, build_table
 
 
@@ -37,8 +54,8 @@ def test_a_program_runs_block_by_block_and_jumps_forward() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=list(TASKS))
-def test_the_same_seed_gives_the_same_batch(task: object) -> None:
-    first, second, other = (TASKS["jumps"].batch(4, 9, seed)[0] for seed in (1, 1, 2))
+def test_the_same_seed_gives_the_same_batch(task: Task) -> None:
+    first, second, other = (task.batch(4, 9, seed)[0] for seed in (1, 1, 2))
     assert np.array_equal(first, second)
     assert not np.array_equal(first, other)
 
@@ -75,6 +92,20 @@ def test_the_scan_of_mingru_equals_its_recurrence() -> None:
     mixed = x + layer.out(torch.stack(states, dim=1))
     expected = mixed + layer.down(torch.nn.functional.gelu(layer.up(layer.norm_mlp(mixed))))
     assert (layer(x) - expected).abs().max() < 1e-10
+
+
+def test_growing_sequences_end_at_the_whole_length_and_others_have_it_from_the_start() -> None:
+    plan = Plan(length=64, steps=8, growing=True)
+    assert [plan.length_at(step) for step in range(8)] == [16, 16, 16, 16, 32, 32, 64, 64]
+    assert {Plan(length=64, steps=8).length_at(step) for step in range(8)} == {64}
+    assert Plan(length=2, growing=True).length_at(0) == 1
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=list(TASKS))
+def test_every_label_counts_about_the_same_in_the_loss(task: Task) -> None:
+    _, labels = task.batch(400, 64, seed=3)
+    parts = np.bincount(labels.flatten(), minlength=task.labels) * np.array(task.weights)
+    assert parts.max() < 1.3 * parts.min()
 
 
 def test_a_piece_of_the_experiment_has_accuracies_for_every_position() -> None:
@@ -115,14 +146,31 @@ def curve(*losses: float) -> list[dict[str, float]]:
 
 
 def test_a_run_is_overtaken_when_the_longer_one_stays_below_it() -> None:
-    assert crossing_s(curve(3.0, 2.0, 1.9), curve(4.0, 1.9, 1.5)) == 20.0
-    assert crossing_s(curve(3.0, 2.0, 1.9), curve(2.0, 1.9, 2.5)) is None
-    assert crossing_s(curve(3.0, 2.0), curve(2.0, 1.0)) == 10.0
+    assert crossing_s(curve(3.0, 2.0, 1.9), curve(4.0, 1.9, 1.5), "loss") == 20.0
+    assert crossing_s(curve(3.0, 2.0, 1.9), curve(2.0, 1.9, 2.5), "loss") is None
+    assert crossing_s(curve(3.0, 2.0), curve(2.0, 1.0), "loss") == 10.0
+
+
+def falling(slope: float, offset: float) -> list[dict[str, float]]:
+    return [{"cpu_s": 2.0**at, "loss": offset - slope * at} for at in range(1, 9)]
+
+
+def test_a_crossing_beyond_the_runs_is_extrapolated_and_lines_that_part_have_none() -> None:
+    short, long = falling(0.1, 3.0), falling(0.2, 4.0)
+    assert crossing_s(short, long, "loss") is None
+    assert extrapolated_crossing_s(short, long, "loss") == pytest.approx(2.0**10, rel=1e-3)
+    assert extrapolated_crossing_s(long, short, "loss") is None
+    assert extrapolated_crossing_s(short, falling(0.1001, 9.0), "loss") is None, "later than a day"
+
+
+def test_the_interval_of_a_mean_contains_it() -> None:
+    low, high = mean_interval(np.random.default_rng(1).normal(0.5, 0.1, 40))
+    assert 0.4 < low < 0.5 < high < 0.6
 
 
 def tiny_data(shape: FrameShape) -> Data:
     table = build_table(["word"], shape.actions)
-    changes = [Change("x", ["ab"], ["ab" + "cde" * 12]) for _ in range(3)]
+    changes = [Change("x", ["ab"], ["ab" + text * 12]) for text in ("cde", "fgh", "ijk")]
     dataset = build_dataset(changes, table, shape.rows, shape.columns, actions=10_000, least=4, most=64, seed=0)
     frames, targets = dataset.streams(24, 3)
     return Data(dataset, frames, targets, {})
@@ -136,7 +184,64 @@ def test_windows_from_the_first_state_and_carried_streams_are_measured_on_the_sa
     assert whole["own"] == pytest.approx(whole["carried"], abs=1e-4)
     assert evaluate(model, data, 8)["own"] != pytest.approx(whole["carried"], abs=1e-6)
     assert len(evaluate(model, data, 8)["by_position"]) == 8
-    assert set(history_control(model, data)) == {"own", "swapped", "last_frames"}
+
+
+def test_recent_losses_are_those_of_windows_with_at_least_half_of_their_history() -> None:
+    shape = FrameShape.small(rows=4, columns=8, actions=220)
+    data = tiny_data(shape)
+    model = FrameModel(shape)
+    with torch.no_grad():
+        model.integrator.lstm.bias_ih_l0[shape.hidden : 2 * shape.hidden] = 5.0  # it remembers
+        x_LBC = embed(model, data.frames_LB)
+        expected = torch.empty(data.targets_LB.shape)
+        for at in range(24):
+            first = 0 if at < 8 else at // 4 * 4 - 4
+            part = slice(first, at + 1)
+            expected[at] = token_losses(model, x_LBC[part], data.targets_LB[part])[-1]
+    assert evaluate(model, data, 8)["recent"] == pytest.approx(expected.mean(dim=0).tolist(), abs=1e-4)
+    assert evaluate(model, data, 1)["recent"] == evaluate(model, data, 1)["own"]
+
+
+def test_with_its_own_history_the_control_is_the_loss_of_the_second_half() -> None:
+    shape = FrameShape.small(rows=4, columns=8, actions=220)
+    data = tiny_data(shape)
+    model = FrameModel(shape)
+    with torch.no_grad():
+        model.integrator.lstm.bias_ih_l0[shape.hidden : 2 * shape.hidden] = 5.0  # it remembers
+        model.action_head.weight *= 20
+        found = history_control(model, data, 24)
+        losses = token_losses(model, embed(model, data.frames_LB), data.targets_LB)
+    assert found["own"] == pytest.approx(float(losses[12:].mean()), abs=1e-4)
+    assert min(abs(a - b) for a, b in itertools.combinations(found.values(), 2)) > 0.01, (
+        "another history and none change the loss"
+    )
+
+
+@pytest.mark.parametrize(("steps", "milestones"), [(4, {"1", "2", "4"}), (1, {"1"})])
+def test_runs_of_several_lengths_are_summed_up(steps: int, milestones: set[str]) -> None:
+    shape = FrameShape.small(rows=4, columns=8, actions=220)
+    plan = LengthPlan(batch=2, steps=steps, least_s=0.0, first_s=0.0, growth=1.0)
+    rows = [run(length, 2, tiny_data(shape), shape, plan) for length in (1, 2, 4, 12)]
+    control = run(2, 12, tiny_data(shape), shape, plan, is_control=True)
+    found = summarise([{**row, "train_actions": 1, "skipped_files": {}} for row in rows], control, steps)
+    assert set(found["overtaken_by_double"]) == {"1", "2", "4"}
+    assert len(found["crossings_s"]) == 6
+    low, high = found["alpha_interval"]
+    assert low <= found["alpha"] <= high
+    assert set(found["alpha_by_step"]) == milestones
+    assert list(found["running_mean_of_longest"]) == ["1", "2", "4", "12"]
+
+
+def test_a_run_starts_from_how_often_each_action_occurs() -> None:
+    shape = FrameShape.small(rows=4, columns=8, actions=220)
+    train = tiny_data(shape).train
+    model = first_model(shape, train)
+    with torch.no_grad():
+        model.action_head.weight.zero_()
+        logits, _ = model(torch.from_numpy(train.frames_NRC[:1, None]))
+    often = np.bincount(train.actions_N, minlength=220)
+    assert int(logits.argmax()) in np.flatnonzero(often == often.max())
+    assert float(logits.logsumexp(dim=-1)) == pytest.approx(0.0, abs=1e-5)
 
 
 def test_training_windows_of_the_data_are_as_long_as_asked() -> None:

@@ -174,6 +174,17 @@ def test_commits_become_changes_oldest_first_and_binary_files_are_skipped(tmp_pa
     assert skipped["binary"] == 2
 
 
+def test_a_history_of_binary_files_is_refused_with_their_count(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    for number in range(3):
+        commit(tmp_path, "picture", b"\0" + bytes([number]))
+    skipped: Counter[str] = Counter()
+    with pytest.raises(CorpusError, match=r"session of 1 actions. Skipped: 4 binary"):
+        build_dataset(
+            committed(tmp_path, "train", skipped), TABLE, 4, 12, actions=9, least=1, most=9, seed=0, skipped=skipped
+        )
+
+
 def test_links_submodules_and_odd_names_in_a_history_stop_nothing(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     odd = os.fsdecode(b"caf\xe9 \n.py")

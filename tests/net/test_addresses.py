@@ -54,7 +54,10 @@ def test_addresses_are_read_as_peers_and_headers_spell_them(spelling: str, block
         ("::ffff:127.0.0.1", ["2001:db8::1"], "2001:db8::1"),  # IPv4 proxy, socket of both kinds
         ("2001:db8:5::1", ["[2001:db8::1]:443"], "[2001:db8::1]:443"),
         ("127.0.0.1", ["10.1.2.3, 10.1.2.4"], "10.1.2.3"),
-        ("127.0.0.1", ["unknown"], "unknown"),
+        ("127.0.0.1", ["unknown"], "127.0.0.1"),  # nor is each made-up name another sender
+        ("127.0.0.1", ["203.0.113.9, x" + "x" * 10_000], "127.0.0.1"),
+        ("127.0.0.1", ["203.0.113.9,"], "127.0.0.1"),
+        ("127.0.0.1", ["unknown, 10.1.2.3"], "10.1.2.3"),
         ("testclient", ["203.0.113.9"], "testclient"),
     ],
 )

@@ -83,7 +83,7 @@ def test_given_tokens_are_read_and_not_scored(tmp_path: Path) -> None:
     assert not torch.allclose(parts.logprobs[2:], other.logprobs[2:]), "given tokens are attended to"
     logits = engine._runner.logits(parts.states.float())
     seeds, index = torch.full((4,), 3), torch.arange(4)
-    margins, _ = token_margins(logits, seeds, index, torch.tensor([7, 8, 12, 13]), 0.7)
+    margins, _, _ = token_margins(logits, seeds, index, torch.tensor([7, 8, 12, 13]), 0.7)
     torch.testing.assert_close(parts.margins, margins, atol=2e-2, rtol=0)
 
 

@@ -22,16 +22,38 @@ def test_margins_are_those_of_the_definition(vocabulary: int, spread: float, tem
     logits, seeds, positions, tokens = rows(40, vocabulary, spread)
     scores = logits / temperature + noise.gumbel_noise(seeds, positions, vocabulary)
     expected = scores.amax(-1) - scores.gather(-1, tokens[:, None]).squeeze(-1)
-    margins, logprobs = sampling.token_margins(logits, seeds, positions, tokens, temperature)
+    margins, logprobs, _ = sampling.token_margins(logits, seeds, positions, tokens, temperature)
     assert torch.allclose(margins, expected, rtol=1e-5, atol=2e-5)
     chosen = torch.log_softmax(logits / temperature, -1).gather(-1, tokens[:, None]).squeeze(-1)
     assert torch.allclose(logprobs, chosen, atol=1e-5)
 
 
+@pytest.mark.parametrize(("vocabulary", "spread"), [(3, 1.0), (320, 3.0), (50_001, 5.0)])
+def test_rivals_are_the_two_closest_scores_with_their_logits(vocabulary: int, spread: float) -> None:
+    logits, seeds, positions, tokens = rows(40, vocabulary, spread)
+    scores = logits / 0.8 + noise.gumbel_noise(seeds, positions, vocabulary)
+    first = scores.topk(3, dim=-1)
+    values = (logits / 0.8).gather(-1, first.indices)
+    expected = torch.cat([first.values[:, :1] - first.values[:, 1:], values[:, :1] - values[:, 1:]], dim=-1)
+    _, _, rivals = sampling.token_margins(logits, seeds, positions, tokens, 0.8)
+    assert torch.allclose(rivals, expected, rtol=1e-5, atol=2e-5)
+    assert torch.allclose(sampling._rivals(logits / 0.8, scores), expected)
+
+
+def test_a_rival_that_does_not_exist_is_infinitely_far_away() -> None:
+    logits, seeds, positions, tokens = rows(5, 2, 1.0)
+    for rivals in (
+        sampling.token_margins(logits, seeds, positions, tokens, 1.0)[2],
+        sampling._rivals(logits, logits + noise.gumbel_noise(seeds, positions, 2)),
+    ):
+        assert rivals[:, [0, 2]].isfinite().all()
+        assert rivals[:, [1, 3]].eq(torch.inf).all()
+
+
 def test_the_winner_of_a_generation_does_not_lose() -> None:
     logits, seeds, positions, _ = rows(200, 320, 4.0)
     winners, _ = sampling.choose_tokens(logits, seeds, positions, 1.0)
-    margins, _ = sampling.token_margins(logits, seeds, positions, winners, 1.0)
+    margins, _, _ = sampling.token_margins(logits, seeds, positions, winners, 1.0)
     assert margins.max() <= 2e-6
 
 

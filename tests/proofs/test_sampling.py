@@ -153,10 +153,10 @@ def test_the_chosen_token_has_margin_zero_and_others_lose(dtype: torch.dtype) ->
     logits = (torch.randn(64, 3_000, generator=generator) * 3).to(dtype)
     seeds, positions = torch.arange(64) - 32, torch.arange(64)
     tokens, logprobs = choose_tokens(logits, seeds, positions, 0.9)
-    margins, again = token_margins(logits, seeds, positions, tokens, 0.9)
+    margins, again, _ = token_margins(logits, seeds, positions, tokens, 0.9)
     assert margins.eq(0).all()
     torch.testing.assert_close(again, logprobs)
-    others, _ = token_margins(logits, seeds, positions, (tokens + 1) % 3_000, 0.9)
+    others, _, _ = token_margins(logits, seeds, positions, (tokens + 1) % 3_000, 0.9)
     assert (others > 0).all()
 
 
@@ -179,14 +179,14 @@ def test_ties_go_to_the_lowest_token(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_that_cannot_be_scored_never_passes(poison: float) -> None:
     logits = torch.zeros(1, 8)
     logits[0, 3] = poison
-    margins, _ = token_margins(logits, torch.tensor([5]), torch.tensor([0]), torch.tensor([3]), 1.0)
+    margins, _, _ = token_margins(logits, torch.tensor([5]), torch.tensor([0]), torch.tensor([3]), 1.0)
     assert margins.item() == float("inf")
 
 
 def test_a_token_masked_out_of_the_vocabulary_loses_infinitely() -> None:
     logits = torch.zeros(1, 8)
     logits[0, 6:] = -torch.inf
-    margins, _ = token_margins(logits, torch.tensor([5]), torch.tensor([0]), torch.tensor([7]), 1.0)
+    margins, _, _ = token_margins(logits, torch.tensor([5]), torch.tensor([0]), torch.tensor([7]), 1.0)
     assert margins.item() == float("inf")
 
 
@@ -206,6 +206,6 @@ def test_inference_mode_and_gradients_do_not_get_in_the_way() -> None:
     logits, seeds, positions = torch.randn(2, 77, requires_grad=True), torch.arange(2), torch.arange(2)
     with torch.inference_mode():
         tokens, _ = choose_tokens(logits, seeds, positions, 1.0)
-    margins, logprobs = token_margins(logits, seeds, positions, tokens.clone(), 1.0)
+    margins, logprobs, _ = token_margins(logits, seeds, positions, tokens.clone(), 1.0)
     assert margins.eq(0).all()
     assert not logprobs.requires_grad

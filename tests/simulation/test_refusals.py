@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from shoal.config import TrainingConfig, TrustConfig
 from shoal.coordinator.rules import batches, leases
 from shoal.protocol.api import RunState
-from shoal.simulation.memory.refusals import CommonView, best_placed
+from shoal.simulation.memory.refusals import BEST, CommonView, Kind, Refusals, best_placed
 
 TRAINING = TrainingConfig(async_level=2, groups_per_step=8)
 TRUST = TrustConfig(key_share=0.5, probation_share=0.25)
@@ -44,7 +45,7 @@ def random_swarm(chance: random.Random) -> leases.SwarmView:
     )
 
 
-def random_key(chance: random.Random, *, is_reliable: bool, held: list[int]) -> leases.KeyView:
+def random_key(chance: random.Random, *, is_reliable: bool, held: Sequence[int]) -> leases.KeyView:
     again = leases.OpenSlot(chance.randrange(4), chance.choice(held or [0]))
     return leases.KeyView(
         is_active=chance.random() < 0.5,
@@ -57,13 +58,19 @@ def random_key(chance: random.Random, *, is_reliable: bool, held: list[int]) -> 
     )
 
 
+def kinds() -> list[Kind]:
+    flags = itertools.product([False, True], repeat=5)
+    return [kind for kind in itertools.starmap(Kind, flags) if kind.has_other_workers >= kind.has_other_active_workers]
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_refusal_of_the_best_placed_key_is_that_of_every_key(seed: int) -> None:
-    chance, repeated = random.Random(seed), 0
+    """One memory of answers for all swarms, so that it must tell swarms apart in which the rule answers differently."""
+    chance, repeated, refusals = random.Random(seed), 0, Refusals(TRAINING, TRUST)
     for _ in range(400):
-        swarm, held = random_swarm(chance), [version for version in range(6) if chance.random() < 0.5]
+        swarm, held = random_swarm(chance), tuple(version for version in range(6) if chance.random() < 0.5)
         common, is_reliable = CommonView(swarm, 0, None, 1.0), chance.random() < 0.5
-        known = common.refusal(held, POLLING, TRAINING, TRUST, is_reliable=is_reliable)
+        known = refusals.get(common, BEST[is_reliable], held, POLLING)
         if known is None:
             continue
         repeated += 1
@@ -76,16 +83,54 @@ def test_a_refusal_of_the_best_placed_key_is_that_of_every_key(seed: int) -> Non
     assert repeated > 100
 
 
-def test_no_refusal_is_repeated_while_one_key_could_get_work() -> None:
-    chance, granted = random.Random(0), 0
+@pytest.mark.parametrize("seed", range(8))
+def test_a_refusal_of_a_kind_is_that_of_every_key_of_this_kind(seed: int) -> None:
+    chance, repeated, refusals = random.Random(seed), 0, Refusals(TRAINING, TRUST)
     for _ in range(400):
-        swarm = random_swarm(chance)
-        answer = leases.decide(swarm, best_placed([0, 1, 2, 3, 4, 5], is_reliable=True), TRAINING, TRUST)
+        swarm, held = random_swarm(chance), tuple(version for version in range(6) if chance.random() < 0.5)
+        common = CommonView(swarm, 0, None, 1.0)
+        for kind in kinds():
+            known = refusals.get(common, kind, held, POLLING)
+            key = replace(
+                random_key(chance, is_reliable=kind.is_reliable, held=held),
+                is_active=kind.is_active,
+                leases_held=chance.randrange(3, 6) if kind.is_full else 0,
+                leases_allowed=chance.randrange(1, 4),
+            )
+            seen = replace(
+                swarm,
+                keys_polling=POLLING,
+                has_other_workers=kind.has_other_workers,
+                has_other_active_workers=kind.has_other_active_workers,
+            )
+            if known is not None:
+                repeated += 1
+                assert leases.decide(seen, key, TRAINING, TRUST) == known
+    assert repeated > 1000
+
+
+def test_no_refusal_is_repeated_while_one_key_could_get_work() -> None:
+    chance, granted, refusals = random.Random(0), 0, Refusals(TRAINING, TRUST)
+    for _ in range(400):
+        swarm, everything = random_swarm(chance), tuple(range(6))
+        answer = leases.decide(swarm, best_placed(everything, BEST[True]), TRAINING, TRUST)
         if isinstance(answer, leases.Grant):
             granted += 1
-            known = CommonView(swarm, 0, None, 1.0).refusal(range(6), 0, TRAINING, TRUST, is_reliable=True)
-            assert known is None
+            assert refusals.get(CommonView(swarm, 0, None, 1.0), BEST[True], everything, 0) is None
     assert granted > 20
+
+
+def test_an_answer_outlasts_a_tally_that_changes_nothing_for_the_rule() -> None:
+    """Two groups more are outstanding, enough are on their way before and after."""
+    refusals, full = Refusals(TRAINING, TRUST), batches.StepCounts(8, 8, 40, 24, 0)
+    swarm = replace(random_swarm(random.Random(0)), run_state="running", step=3, steps=100, has_space=True, counts=full)
+    swarm = replace(swarm, published=[1, 2, 3], settled_version=None, awaited_version=0, useful_share=None)
+    more = replace(swarm, counts=replace(full, outstanding_groups=42))
+    first = refusals.get(CommonView(swarm, 0, None, 1.0), BEST[True], (3,), POLLING)
+    assert first is not None
+    assert first is refusals.get(CommonView(more, 1, None, 1.0), BEST[True], (3,), POLLING)
+    hungry = replace(swarm, counts=batches.StepCounts(0, 0, 0, 0, 0))
+    assert refusals.get(CommonView(hungry, 2, None, 1.0), BEST[True], (3,), POLLING) is None
 
 
 def test_an_answer_ends_with_its_time_a_change_or_a_new_pace() -> None:

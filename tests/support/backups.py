@@ -2,7 +2,10 @@
 
 from functools import partial
 
+from shoal.coordinator.store.database import Connection
+from shoal.coordinator.store.tables import SubmissionRow
 from shoal.coordinator.work.submissions import ReceivedFile, new_submission
+from shoal.coordinator.workers import require_worker
 from shoal.files import digest_bytes
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
@@ -92,13 +95,17 @@ def other_samples(claim: api.Claim, changed: int) -> list[api.GroupVerdict]:
     return groups
 
 
+def _drawn_now(connection: Connection, swarm: Swarm, file: ReceivedFile) -> SubmissionRow:
+    return new_submission(connection, swarm.run, require_worker(connection, file.worker), file, 0)
+
+
 def undrawn(swarm: Swarm, worker: CoordinatorClient, lease: api.Lease, name: str) -> bytes:
     """Bytes of a file that the draw of this moment does not audit."""
     assert worker.keypair is not None
     for number in range(1000):
         data = f"{name} {number}".encode()
         file = ReceivedFile(worker.keypair.public, lease.lease_id, "file", digest_bytes(data), len(data), "")
-        if not swarm.read(partial(new_submission, run=swarm.run, file=file, position=0)).groups_to_audit:
+        if not swarm.read(partial(_drawn_now, swarm=swarm, file=file)).groups_to_audit:
             return data
     raise AssertionError("every file is audited")
 

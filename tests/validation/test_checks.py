@@ -462,7 +462,9 @@ def test_states_that_are_no_numbers_are_the_validators_trouble(
 def margins(*lost: float, tokens: int = 1000) -> Scored:
     values = torch.zeros(tokens)
     values[: len(lost)] = torch.tensor(lost)
-    return Scored(margins=values, logprobs=torch.zeros(tokens), states=torch.zeros(tokens, 1))
+    rivals = torch.full((tokens, 4), 9.0)
+    rivals[: len(lost), 0] = values[: len(lost)]
+    return Scored(values, torch.zeros(tokens), torch.zeros(tokens, 1), rivals)
 
 
 def sampling(limits: Limits, *lost: float) -> tuple[Reason | None, AuditMetrics]:

@@ -79,6 +79,9 @@ def ledger_of(digest: str, *, batch: bool = True) -> list[Entry]:
         "audit_drawn": [0, 1],
         "audit_rate": 1.0,
         "audit_step": step,
+        "audited": [0, 1],
+        "useful": [0, 1],
+        "useful_rate": 1.0,
     }
     committed = entry("commitment", **step.fields(), commitment=step_commitment(step, secret))
     published = [entry("recorded", seq=2, **step.fields(), step_secret=secret.hex())] if batch else []

@@ -30,7 +30,10 @@ def rows(*groups: int, tokens: int = 2) -> list[Rollout]:
 
 def scored(*margins: float, count: int = 1) -> list[Scored]:
     values = torch.tensor(margins)
-    return [Scored(values, torch.zeros(len(margins)), torch.zeros(len(margins), 4)) for _ in range(count)]
+    return [
+        Scored(values, torch.zeros(len(margins)), torch.zeros(len(margins), 4), torch.ones(len(margins), 4))
+        for _ in range(count)
+    ]
 
 
 class FakeEngine:

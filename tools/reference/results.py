@@ -21,12 +21,12 @@ def residual() -> str:
         [
             f"`{name}`",
             f"{known.limits.flips_per_1000:.2f}",
-            f"{known.limits.flip_margin_mean:.4f}",
+            f"{known.limits.flip_scale:.4f}",
             f"{known.evidence.residual_bits_per_1000_tokens:.2f}",
         ]
         for name, known in classes.items()
     ]
-    return table(["numerics class", "λ per 1,000", "μ", "bits per 1,000 tokens"], rows)
+    return table(["numerics class", "flips per 1,000", "scale", "bits per 1,000 tokens"], rows)
 
 
 def detection() -> str:
@@ -68,3 +68,42 @@ def audit_costs() -> str:
         ),
     ]
     return table(["what", "measured"], rows)
+
+
+BFLOAT16_WORKERS = {
+    "honest": "honest",
+    "int4": "int4 weights",
+    "fp8": "fp8 weights",
+    "int8": "int8 weights",
+    "int8_in_float32": "int8 weights, float32 compute",
+    "cache_fp8": "fp8 cache",
+    "cache_int8": "int8 cache",
+    "stale": "stale by one version",
+    "stale_layer": "one stale layer",
+    "temperature_x0.95": "temperature × 0.95",
+    "temperature_x1.05": "temperature × 1.05",
+}
+
+
+def detection_bf16(model: str) -> str:
+    """One row per kind of worker that computes in bfloat16."""
+    cheats = stored(f"detection_bf16_{model}")["cheats"]
+    rows = [
+        [
+            title,
+            f"{cheats[name]['pair_error_median']:.3f}",
+            f"{cheats[name]['flips_per_1000']:g}",
+            "" if name == "honest" else f"{cheats[name]['auc_at_1000_tokens']:g}",
+            _tokens_to_ban(cheats[name]["tokens_to_ban"]["true_proofs"]),
+            _tokens_to_ban(cheats[name]["tokens_to_ban"]["own_proofs"]),
+        ]
+        for name, title in BFLOAT16_WORKERS.items()
+    ]
+    titles = ["worker", "error", "flips per 1,000", "AUC", "ban, true proofs", "ban, own proofs"]
+    return table(titles, rows)
+
+
+def _tokens_to_ban(found: dict[str, Any]) -> str:
+    if found["median"] is None:
+        return f"{found['banned']} of {found['of']} in {found['within']:,}" if found["banned"] else "never"
+    return f"{found['median']:,} ({found['worst95']:,})"

@@ -288,8 +288,9 @@ class TrustConfig(Section):
     key_share: Fraction = 0.5
     """Largest share of one step that one key may fill while others work."""
     unaudited_share: Fraction = 0.1
-    """Largest share of a batch that groups of one key may fill without an audit; what a key makes beyond it is audited. With
-    fewer than 1 / share keys more than the floor is audited: `shoal init` says how much. 1 leaves it to the draw."""
+    """Largest share of a batch that groups of one key may fill without an audit; what a key makes beyond it is audited. And of the
+    useful groups of every file a share is audited, so that forged ones beyond this share, of any number of keys, all escape with
+    a chance of 5 %. `shoal init` says what both cost; small batches cost most. 1 leaves it to the draw."""
     probation_share: Fraction = 0.5
     """Largest share of one step that all keys on probation may fill while proven keys work."""
 

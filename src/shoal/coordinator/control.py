@@ -55,7 +55,7 @@ def unban(connection: Transaction, run: Run, body: api.BanBody) -> WorkerRow:
     ledger.append(connection, run.keypair, run.clock(), "unban", worker=body.worker, reason=body.reason)
     if worker.accepted:
         connection.on_commit(lambda: run.presence.proven.add(body.worker))
-    return update(connection, worker, reason="", banned_at=None, drift=0.0)
+    return update(connection, worker, reason="", banned_at=None, drift=0.0, drift_sums="[]")
 
 
 def _require_known(connection: Connection, key: str) -> WorkerRow:

@@ -57,18 +57,20 @@ class Pollers:
         self.before: set[str] = set()
 
     def note(self, key: str) -> None:
-        self._turn()
+        if self.clock() - self.since >= POLLERS_S:
+            self.turn()
         self.newest.add(key)
 
     def count(self) -> int:
-        self._turn()
+        if self.clock() - self.since >= POLLERS_S:
+            self.turn()
         return max(len(self.newest), len(self.before))
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Begins to count again; those of the last seconds stay for as long again."""
         age_s = self.clock() - self.since
-        if age_s >= POLLERS_S:
-            self.before = self.newest if age_s < 2 * POLLERS_S else set()
-            self.newest, self.since = set(), self.clock()
+        self.before = self.newest if age_s < 2 * POLLERS_S else set()
+        self.newest, self.since = set(), self.clock()
 
 
 class Presence:

@@ -21,8 +21,8 @@ from shoal.coordinator.run import Run
 from shoal.coordinator.store import meta, records
 from shoal.coordinator.store.bucket import open_bucket
 from shoal.coordinator.store.database import Connection, Transaction, is_shared, open_database
-from shoal.coordinator.store.rows import select
-from shoal.coordinator.store.tables import WorkerRow
+from shoal.coordinator.store.rows import find, select
+from shoal.coordinator.store.tables import SubmissionRow, WorkerRow
 from shoal.coordinator.store.writer import Store
 from shoal.coordinator.workers import proven_keys
 from shoal.errors import ConfigError, ShoalError
@@ -135,8 +135,11 @@ def begin(connection: Transaction, run: Run) -> None:
 def _record_terms(connection: Connection, run: Run) -> None:
     """The settings that trust and credit follow from, so that anyone can recompute both; again whenever they change."""
     terms = {
-        "trust": run.config.trust.model_dump(include={"stake_tokens", "probation_audits", "audit_floor"}),
+        "trust": run.config.trust.model_dump(
+            include={"stake_tokens", "probation_audits", "audit_floor", "unaudited_share"}
+        ),
         "async_level": run.config.training.async_level,
+        "groups_per_step": run.config.training.groups_per_step,
         "slot_tokens": run.slot_tokens,
     }
     if meta.read(connection, "terms") != json.dumps(terms):
@@ -157,9 +160,16 @@ def collect_leftovers(store: Store, run: Run) -> None:
     """Removes uploads that a kill cut off before their transaction, and collected ones whose removal it cut off; not those that
     another process is just taking in."""
     kept = store.read(lambda connection: {rollout.submission_id for rollout in records.kept_rollouts(connection)})
-    for path in run.submissions.iterdir():
-        if path.stem not in kept and not (run.presence.is_shared and _is_young(path, run)):
+    for path in [path for path in run.submissions.iterdir() if path.stem not in kept]:
+        is_arriving = run.presence.is_shared and _is_young(path, run) and not _is_recorded(store, path.stem)
+        if not is_arriving:
             path.unlink(missing_ok=True)
+
+
+def _is_recorded(store: Store, submission_id: str) -> bool:
+    """Refused junk is collected within seconds, so its file may be as young as one that arrives."""
+    sql = "WHERE submission_id=? AND collected_at IS NOT NULL"
+    return store.read(lambda connection: find(connection, SubmissionRow, sql, (submission_id,))) is not None
 
 
 def _is_young(path: Path, run: Run) -> bool:

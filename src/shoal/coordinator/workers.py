@@ -30,7 +30,11 @@ def known_worker(connection: Connection, key: str) -> WorkerRow:
 
 
 def require_worker(connection: Connection, key: str) -> WorkerRow:
-    worker = find_worker(connection, key)
+    return admit(find_worker(connection, key))
+
+
+def admit(worker: WorkerRow | None) -> WorkerRow:
+    """A registered worker that is not banned; anything else is refused."""
     if worker is None:
         raise RefusedError("unknown_worker", "This key is not registered.", hint="Register first.", status=403)
     if worker.state == "banned":
@@ -69,7 +73,7 @@ def proven_keys(connection: Connection) -> set[str]:
 
 
 def forget_strangers(connection: Connection, registered_before: float) -> int:
-    """Removes keys that are gone and never held a lease; returns how many."""
+    """Removes keys that are gone and never held a lease; returns how many. Memory may keep such a row: its state says enough."""
     removed = connection.execute(
         "DELETE FROM workers WHERE state='gone' AND registered_at < ?"
         " AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.worker=workers.key)",

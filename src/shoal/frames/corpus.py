@@ -86,7 +86,7 @@ def library_files(root: Path, split: Split, skipped: Counter[str]) -> list[tuple
         if lines is not None and len(lines) >= LEAST_LINES:
             found.append((name, lines))
     if not found:
-        raise CorpusError(f"{root} has no Python files for the {split} split.", hint=_skipped_line(skipped))
+        raise CorpusError(f"{root} has no Python files for the {split} split.", hint=skipped_line(skipped))
     return found
 
 
@@ -99,7 +99,7 @@ def _read_file(path: Path, skipped: Counter[str]) -> Lines | None:
     return read_text(data, skipped)
 
 
-def _skipped_line(skipped: Counter[str]) -> str:
+def skipped_line(skipped: Counter[str]) -> str:
     return "Skipped: " + (", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items())) or "none") + "."
 
 

@@ -4,6 +4,7 @@ Recordings lie end to end in two arrays, frames and actions. A training window s
 and never crosses into another one; it is drawn by a seeded generator, so the same seed gives the same windows.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.frames.actions import ActionTable
-from shoal.frames.corpus import Change, CorpusError
+from shoal.frames.corpus import Change, CorpusError, skipped_line
 from shoal.frames.sessions import Recording, record, session_keys
 
 
@@ -70,8 +71,9 @@ def build_dataset(
     least: int,
     most: int,
     seed: int,
+    skipped: Counter[str] | None = None,
 ) -> Dataset:
-    """Sessions of `least` to `most` actions each until there are about `actions` in all."""
+    """Sessions of `least` to `most` actions each until there are about `actions` in all; `skipped` is for the refusal."""
     if not 1 <= least <= most:
         raise CorpusError(f"No session has at least {least} and at most {most} actions.")
     kept: list[Recording] = []
@@ -85,7 +87,7 @@ def build_dataset(
         if total >= actions:
             break
     if not kept:
-        raise CorpusError(f"No change gives a session of {least} actions.", hint="Lower the least length.")
+        raise CorpusError(f"No change gives a session of {least} actions.", hint=skipped_line(skipped or Counter()))
     return join(kept)
 
 

@@ -66,8 +66,9 @@ class Proxies:
 
     def sender(self, peer: str, forwarded: Iterable[str]) -> str:
         """The address that sent a request; `forwarded` are the values of its X-Forwarded-For headers, in order."""
-        hops = [hop for value in forwarded for hop in value.split(",")]
+        hops = [hop.strip() for value in forwarded for hop in value.split(",")]
         sender = peer
-        while sender in self and hops:
-            sender = hops.pop().strip()
+        # What is no address counts as its proxy: made-up names would each be a new sender, with limits of its own.
+        while sender in self and hops and parse_address(hops[-1]) is not None:
+            sender = hops.pop()
         return sender

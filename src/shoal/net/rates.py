@@ -22,6 +22,11 @@ class RateLimit:
         self._clock, self._capacity = clock, capacity
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
+    def is_spent(self, name: str) -> bool:
+        """Whether not even the cheapest request would pass now; takes nothing."""
+        tokens, at = self._buckets.get(name, (self._burst, 0.0))
+        return bool(self._per_s) and tokens + max(0.0, self._clock() - at) * self._per_s < 1.0 - ROUNDING
+
     def wait_s(self, name: str, cost: float = 1.0) -> float:
         """Takes the tokens: 0 if there were enough, else the seconds until there are. A rate of 0 limits nobody."""
         if not self._per_s:

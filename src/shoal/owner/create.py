@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shoal.broadcast import Origin, OriginSettings
 from shoal.config import Change, LoraConfig, ShoalConfig, changes, to_toml
-from shoal.coordinator.rules import batches
+from shoal.coordinator.rules.unaudited import cost_of_share
 from shoal.errors import ConfigError
 from shoal.files import CONFIG_FILE, remove_leftovers, write_atomic
 from shoal.locks import hold
@@ -59,7 +59,7 @@ def _check_same_run(config: ShoalConfig, changed: Sequence[Change]) -> None:
 
 def _create(directory: RunDirectory, config: ShoalConfig, report: Report) -> None:
     ready = check_ready(config, report)
-    report(batches.cost_of_share(config.training, config.trust))
+    report(cost_of_share(config.training, config.trust))
     busy = f"Another process has been making the run in {directory.root} for {CREATE_DEADLINE_S:.0f} s."
     with hold(directory.create_lock, busy, wait_s=CREATE_DEADLINE_S):
         if not directory.is_initialised:

@@ -117,6 +117,7 @@ class Scored:
     margins: Tensor  # [n] fp32, by how much each token lost; 0 for the winner
     logprobs: Tensor  # [n] fp32
     states: Tensor  # [n, D] bf16, the inputs of the LM head
+    rivals: Tensor  # [n, 4] fp32, of the winner's two closest rivals the gaps of scores, then of logits / T
 
 
 class Stream(Protocol):

@@ -19,7 +19,7 @@ from shoal.policy.batching import length_batches
 from shoal.policy.embedded.family import Runner
 from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt
 from shoal.policy.engine import Scored, ScoreRequest, signed_seed
-from shoal.proofs.sampling import token_margins
+from shoal.proofs.sampling import RIVALS, token_margins
 from shoal.protocol.segments import sampled_places, sampled_values
 
 # What one more pass through a small model costs beside its tokens, in tokens: less padding than this is not worth a pass.
@@ -53,12 +53,13 @@ def _score_batch(
     """All requests; `duplicates` are lists of requests with the same tokens and other seeds."""
     counts_B = [same[0].sampled_count for same in duplicates]
     states_ND = _sampled_states(runner, prompts, [same[0] for same in duplicates])
-    margins, logprobs = _margins(runner, states_ND, _claims(duplicates, counts_B).to(states_ND.device), temperature)
+    claims_4R = _claims(duplicates, counts_B).to(states_ND.device)
+    margins, logprobs, rivals = _margins(runner, states_ND, claims_4R, temperature)
     counts_M = [count for same, count in zip(duplicates, counts_B, strict=True) for _ in same]
     states = states_ND.to(torch.bfloat16).split_with_sizes(counts_B)
     shared = [part for same, part in zip(duplicates, states, strict=True) for _ in same]
-    parts = (margins.split_with_sizes(counts_M), logprobs.split_with_sizes(counts_M), shared)
-    return [Scored(margins=m, logprobs=p, states=s) for m, p, s in zip(*parts, strict=True)]
+    margins, logprobs, rivals = (values.split_with_sizes(counts_M) for values in (margins, logprobs, rivals))
+    return [Scored(*parts) for parts in zip(margins, logprobs, shared, rivals, strict=True)]
 
 
 def _claims(duplicates: Sequence[Sequence[ScoreRequest]], counts_B: Sequence[int]) -> Tensor:
@@ -89,14 +90,15 @@ def _sampled_states(runner: Runner, prompts: PrefilledPrompts, requests: Sequenc
     return states_BSD.flatten(0, 1)[torch.tensor(places, device=states_BSD.device)]
 
 
-def _margins(runner: Runner, states_ND: Tensor, claims_4R: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _margins(runner: Runner, states_ND: Tensor, claims_4R: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     size = max(1, LOGITS_CHUNK // runner.vocab_size)
     margins_R = torch.empty(claims_4R.shape[1], dtype=torch.float32, device=claims_4R.device)
-    logprobs_R = torch.empty_like(margins_R)
+    logprobs_R, rivals_R4 = torch.empty_like(margins_R), margins_R.new_empty(margins_R.shape[0], 2 * RIVALS)
     for start in range(0, states_ND.shape[0], size):
         logits = runner.logits(states_ND[start : start + size])
         here_R = (claims_4R[0] >= start) & (claims_4R[0] < start + size)
         rows, seeds, positions, tokens = claims_4R[:, here_R]
-        margins, logprobs = token_margins(logits, seeds, positions, tokens, temperature, rows_R=rows - start)
-        margins_R[here_R], logprobs_R[here_R] = margins.to(margins_R.device), logprobs.to(margins_R.device)
-    return margins_R, logprobs_R
+        parts = token_margins(logits, seeds, positions, tokens, temperature, rows_R=rows - start)
+        for values_R, part in zip((margins_R, logprobs_R, rivals_R4), parts, strict=True):
+            values_R[here_R] = part.to(values_R.device)
+    return margins_R, logprobs_R, rivals_R4

@@ -1,8 +1,9 @@
-"""Margins of claimed tokens by a compiled loop that computes noise only for tokens that can still win.
+"""Margins of claimed tokens by a compiled loop that computes noise only for tokens that can still be among the first three.
 
-In: rows of logits / T; of each sample its row, the two halves of its key, the claimed token. Out: best score − claimed score.
-The noise is bounded, so a token whose logit lies further below the best score so far than the largest noise cannot win, and its
-noise is never computed; most of a vocabulary falls away. The hash is that of `noise`, bit for bit; logarithms may differ in
+In: rows of logits / T; of each sample its row, the two halves of its key, the claimed token. Out: best score − claimed score, and
+of the winner's two closest rivals how far their scores and their logits / T lie below the winner's.
+The noise is bounded, so a token whose logit lies further below the third best score so far than the largest noise is none of them,
+and its noise is never computed; most of a vocabulary falls away. The hash is that of `noise`, bit for bit; logarithms may differ in
 the last place.
 """
 
@@ -39,15 +40,30 @@ def fill_margins(
     high_R: NDArray[np.int32],
     tokens_R: NDArray[np.int64],
     margins_R: NDArray[np.float32],
+    rivals_R4: NDArray[np.float32],
 ) -> None:
+    """`rivals_R4` gets the two gaps of scores, then the two of logits / T; a rival that does not exist is infinitely far away."""
+    none = np.float32(-np.inf)
     for sample in range(rows_R.shape[0]):
         row, low, high = rows_R[sample], low_R[sample], high_R[sample]
         claimed = scaled_NV[row, tokens_R[sample]] + noise(tokens_R[sample], low, high)
-        best, broken = claimed, math.isnan(claimed)
+        broken = math.isnan(claimed)
+        best, second, third = none, none, none
+        best_value, second_value, third_value = none, none, none
         for token in range(scaled_NV.shape[1]):
             value = scaled_NV[row, token]
-            if value + LARGEST_NOISE <= best:
+            if value + LARGEST_NOISE <= third:
                 continue
             broken |= math.isnan(value)
-            best = max(best, value + noise(token, low, high))
+            score = value + noise(token, low, high)
+            if score > best:
+                best, second, third = score, best, second
+                best_value, second_value, third_value = value, best_value, second_value
+            elif score > second:
+                second, third = score, second
+                second_value, third_value = value, second_value
+            elif score > third:
+                third, third_value = score, value
         margins_R[sample] = np.float32(np.inf) if broken else best - claimed
+        rivals_R4[sample, 0], rivals_R4[sample, 1] = best - second, best - third
+        rivals_R4[sample, 2], rivals_R4[sample, 3] = best_value - second_value, best_value - third_value

@@ -6,8 +6,8 @@ from shoal.rundir import RunDirectory
 
 def coordinate(directory: RunDirectory, report: Report) -> None:
     from shoal.coordinator import run_coordinator
-    from shoal.coordinator.rules.batches import cost_of_share
     from shoal.coordinator.rules.trust import LossRule
+    from shoal.coordinator.rules.unaudited import cost_of_share
     from shoal.inspection.groups import GroupReader
 
     def on_ready(url: str) -> None:

@@ -112,6 +112,6 @@ class Validator:
             submission_id=claim.submission_id,
             accepted=not is_junk,
             reasons=[Reason.LOGPROBS] if is_junk else [],
-            audited_groups=groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limit),
+            audited_groups=groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limits),
             groups=groups,
         )

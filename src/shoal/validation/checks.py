@@ -19,6 +19,7 @@ from shoal.protocol import api
 from shoal.protocol.rollouts import Rollout, RolloutFileError, RolloutHeader, read_rollouts
 from shoal.protocol.verdicts import Reason
 from shoal.tasks.workload import Reward, WorkItem, Workload
+from shoal.validation import flips, ranks
 from shoal.validation.calibration.limits import Limits
 from shoal.validation.findings import Finding, RejectedError
 from shoal.validation.replays import replay_rows
@@ -233,6 +234,7 @@ def compare(
     """The claims of a worker about each completion, against the policy's own scores of the same tokens."""
     findings: list[Finding] = []
     metrics: dict[str, Any] = {}
+    llrs: list[float] = []
     for finding, measured in (
         check_sampling(scored, limits),
         check_logprobs(logprobs, scored, limits),
@@ -240,7 +242,8 @@ def compare(
     ):
         findings += [finding] if finding else []
         metrics |= measured.model_dump(exclude_unset=True)
-    return findings, api.AuditMetrics(**metrics)
+        llrs += measured.drift_llrs
+    return findings, api.AuditMetrics(**metrics | {"drift_llrs": llrs})
 
 
 def check_sampling(scored: Sequence[Scored], limits: Limits) -> Outcome:
@@ -252,7 +255,7 @@ def check_sampling(scored: Sequence[Scored], limits: Limits) -> Outcome:
         margin_max=worst,
         margin_sum=margin_sum,
         rounding_flips=int(flipped.sum()),
-        drift_llr=limits.drift_llr(tokens, margin_sum),
+        drift_llrs=flips.evidence(scored, limits.flip_scale),
     )
     if worst > limits.margin_max:
         count = int((margins > limits.margin_max).sum())
@@ -282,10 +285,12 @@ def check_commitments(proofs: Sequence[bytes], scored: Sequence[Scored], limits:
     except ProofError as error:
         if not error.code.startswith("proof_"):
             raise  # about the validator's own states, so not the worker's fault
-        return Finding(Reason.PROOF_FORMAT, error.message), api.AuditMetrics()
+        return Finding(Reason.PROOF_FORMAT, error.message), api.AuditMetrics(drift_llrs=[0.0])
+    distances, sizes = [ranks.distance(difference) for difference in differences], [len(chunk) for chunk in chunks]
     metrics = api.AuditMetrics(
         exponent_mismatches_max=max(difference.exponent_mismatches for difference in differences),
         mantissa_mean_max=max(difference.mantissa_mean for difference in differences),
+        drift_llrs=[ranks.evidence(distances, sizes, limits.commitment_ladders)],
     )
     forged = sum(difference.degenerate for difference in differences)
     if forged:

@@ -161,7 +161,7 @@ class Validator:
             if self.reward_models:
                 check.checked = self.reward_models.amend(check.checked)
             useful = {group.group for group in group_verdicts(check.checked) if group.useful}
-            check.groups = groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limit)
+            check.groups = groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limits)
             return None if check.groups else accepted(claim, check.checked, self._flips_allowed(check.checked))
 
         check.verdict = _or_fault(claim, decide)

@@ -15,6 +15,7 @@ from shoal.coordinator.http.handlers import workers as worker_handlers
 from shoal.coordinator.http.route import AnyRoute, Json
 from shoal.coordinator.http.table import ROUTES
 from shoal.files import digest_bytes
+from shoal.protocol import api
 from shoal.protocol.client import SUBMISSION_SIGNATURE_HEADER
 from shoal.protocol.signing import RequestTarget, stamp_request, submission_message
 from support.samples import keypair
@@ -165,6 +166,31 @@ def test_an_upload_ends_with_its_lease(swarm: Swarm, monkeypatch: pytest.MonkeyP
     app = Dispatcher(swarm.app.service, [route])
     assert ask(swarm, moved, headers, never, app) == ["read", 408, "read"]
     assert list(swarm.run.submissions.iterdir()) == []
+
+
+def test_an_upload_of_a_key_that_is_banned_meanwhile_leaves_nothing(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.coordinator.http.dispatch.DISCARD_S", 0.0)
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    lease, body = swarm.lease(ann), b"rollouts"
+    route = next(route for route in ROUTES if route.method == "PUT")
+    target = f"/v1/submissions/{lease.lease_id}"
+    headers = ann._headers("PUT", target, body, {SUBMISSION_SIGNATURE_HEADER: evidence(lease.lease_id, body)})
+    left = [b"roll", b"outs"]
+
+    async def receive() -> Message:
+        if len(left) == 1:
+            ban = api.BanBody(worker=keypair("ann").public, reason="meanwhile")
+            await asyncio.to_thread(swarm.client("run").ban, ban)
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    app = Dispatcher(swarm.app.service, [route])
+    assert ask(swarm, replace(route, path=target), headers, receive, app)[-1] == 403
+    assert list(swarm.run.submissions.iterdir()) == []
+    assert swarm.all("SELECT 1 FROM submissions") == []
+    assert swarm.ask(swarm.join("bob")[0], 0).lease is not None, "its slot is open to others"
 
 
 def evidence(lease_id: str, body: bytes) -> str:

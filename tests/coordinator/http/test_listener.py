@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from shoal.coordinator.http import listener, service
+from shoal.coordinator.http import auth, listener, service
 from shoal.coordinator.http.acceptor import BoundedServer
 from shoal.coordinator.http.listener import HEAD_BYTES, HEAD_FIELDS, server_config
 from shoal.coordinator.server import bind
+from shoal.files import digest_bytes
 from shoal.protocol.client import CoordinatorClient
+from shoal.protocol.signing import RequestStamp, RequestTarget, check_stamp, stamp_request
 from support.ports import free_port, wait_for
 from support.samples import keypair
 from support.swarm import HEARTBEAT, Swarm, registration, running, small_config
@@ -175,6 +177,34 @@ def test_hostile_neighbours_do_not_use_up_what_a_key_with_accepted_work_may_ask(
         forged = {"x-shoal-key": keypair("ann").public}
         assert swarm.http.post("/v1/heartbeat", headers=forged).status_code == 401
         assert swarm.http.get("/v1/relays", headers=forged).status_code == 429
+        assert ann.heartbeat(HEARTBEAT).worker.submissions_accepted == 1
+
+
+def test_an_address_that_names_anothers_key_falsely_is_soon_not_even_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys with accepted work are public and were excepted from the limits of any address that named them."""
+    with running(tmp_path, small_config(coordinator={"requests_per_s_address": 2})) as swarm:
+        swarm.publish(0)
+        (ann,) = swarm.join("ann")
+        swarm.produce(ann)
+        checked: list[str] = []
+
+        def check(stamp: RequestStamp, target: RequestTarget) -> None:
+            checked.append(stamp.key)
+            check_stamp(stamp, target)
+
+        monkeypatch.setattr(auth, "check_stamp", check)
+        target = RequestTarget("run-1", "another server", "POST", "/v1/heartbeat", "", digest_bytes(b""))
+        forged = stamp_request(keypair("ann"), target, swarm.clock()).headers()
+        answers = [swarm.http.post("/v1/heartbeat", headers=forged).status_code for _ in range(50)]
+        assert answers[0] == 401
+        assert answers[-1] == 429
+        assert len(checked) == answers.count(401) < 20
+        swarm.http._transport.client = ("192.0.2.7", 1)  # type: ignore[attr-defined]
+        assert ann.heartbeat(HEARTBEAT).worker.submissions_accepted == 1, "her own address is not touched"
+        swarm.http._transport.client = ("testclient", 1)  # type: ignore[attr-defined]
+        swarm.clock.advance(5.0)
         assert ann.heartbeat(HEARTBEAT).worker.submissions_accepted == 1
 
 

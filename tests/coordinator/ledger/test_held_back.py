@@ -63,7 +63,7 @@ def test_a_public_export_names_no_slot_draw_or_sharer_of_an_open_step(swarm: Swa
         swarm.work(worker)
         swarm.accept(useful=0)
     text = b"\n".join(export(swarm)).decode()
-    for secret in ("slot\\", "audit_drawn", "audit_rate", "audited", "drift", "shares", "credit"):
+    for secret in ("slot\\", "audit_drawn", "audit_rate", "audited\\", "useful_rate", "drift", "shares", "credit"):
         assert secret not in text, secret
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 from shoal.coordinator.ledger.findings import Finding
 from shoal.coordinator.ledger.secret_check import SecretCheck
-from shoal.coordinator.rules.trust import audited_groups
+from shoal.coordinator.rules.trust import audited_groups, rounding
+from shoal.coordinator.rules.unaudited import limit_of_file
 from shoal.protocol.steps import StepId, step_commitment, step_secret
 
 RUN_SECRET = bytes(range(32))
@@ -24,12 +25,28 @@ def recorded(step: StepId, secret: bytes | None = None) -> Entry:
 def verdict(step: StepId, *, drawn: list[int] | None = None, rate: float = 0.5, position: int = 0) -> Entry:
     expected = list(audited_groups(step_secret(RUN_SECRET, step), FILE, rate, 8))
     body = {"file": FILE, "groups": 8, "position": position, "audit_rate": rate, "audit_step": list(step)}
+    body |= {"useful": [], "audited": expected, "useful_rate": 0.5}
     return "verdict", {**step.fields(), **body, "audit_drawn": expected if drawn is None else drawn}
+
+
+def useful(entry: Entry, audited: list[int]) -> Entry:
+    """All groups of the file are useful, and only these were audited."""
+    kind, body = entry
+    return kind, body | {"useful": list(range(8)), "audited": audited}
 
 
 def findings(*entries: Entry) -> list[Finding]:
     check = SecretCheck()
     return [one for seq, (kind, body) in enumerate(entries) for one in check.take(seq, kind, body)]
+
+
+def test_useful_groups_that_were_not_audited_beyond_the_draw_are_located() -> None:
+    limit = limit_of_file(0.5, 8, rounding(step_secret(RUN_SECRET, ZERO), FILE))
+    assert limit in (4, 5)
+    enough, few = list(range(8 - limit)), list(range(7 - limit))
+    assert not findings(commitment(ZERO), useful(verdict(ZERO), enough), recorded(ZERO))
+    found = findings(commitment(ZERO), useful(verdict(ZERO), few), recorded(ZERO))
+    assert found == [Finding(1, f"{limit + 1} of 8 useful groups were not audited, the draw allows {limit}")]
 
 
 ZERO, ONE, TWO = (StepId(step=number) for number in range(3))

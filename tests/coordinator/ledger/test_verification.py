@@ -55,7 +55,7 @@ def busy(swarm: Swarm) -> list[str]:
             swarm.client("run").unban(ban)
         if step == 3:
             submit("dan")
-            swarm.accept(metrics=api.AuditMetrics(tokens=9, drift_llr=20.0), useful=0)
+            swarm.accept(metrics=api.AuditMetrics(tokens=9, drift_llrs=[20.0]), useful=0)
         submit("ann")
         swarm.accept()
         swarm.publish(step + 1)
@@ -114,6 +114,12 @@ CHANGES: dict[str, tuple[Callable[[list[bytes]], int], dict[str, object], str]] 
         {"audit_rate": 0.1, "audit_drawn": []},
         "audit rate is 0.1",
     ),
+    "fewer useful groups audited than the terms say": (
+        of("terms"),
+        {"trust": {"stake_tokens": 30, "probation_audits": 2, "audit_floor": 0.1, "unaudited_share": 0.1}},
+        "the terms say 0.776",
+    ),
+    "useful groups that nobody audited": (of("verdict"), {"audited": [], "audit_drawn": [], "useful_rate": 1.0}, ""),
     "an audit that was not done": (of("verdict"), {"audited": []}, "without the audit"),
     "a file that was never received": (of("verdict"), {"file": "ab" * 32}, "did not sign this file"),
     "a lease of somebody else": (of("verdict"), {"lease": "cd" * 16}, "did not sign this file"),
@@ -139,7 +145,7 @@ def test_a_changed_entry_is_located(name: str, lines: list[bytes]) -> None:
     findings = tampered(lines, change)
     assert findings, "nothing was found"
     assert findings[0].entry >= number - 2
-    assert findings[0].entry <= number + 2 or f"entry {number} " in findings[0].text or name == "smaller slots", (
+    assert findings[0].entry <= number + 2 or f"entry {number} " in findings[0].text or number == of("terms")(lines), (
         findings
     )
     assert any(text in finding.text for finding in findings), findings

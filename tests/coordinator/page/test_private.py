@@ -1,5 +1,6 @@
 """The owner's browser: the secret of the link becomes a cookie, and only with it anything private is answered."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -83,6 +84,22 @@ def test_without_the_cookie_nothing_private_is_answered(worked: Swarm, path: str
         answer = worked.http.get(path, headers={b"cookie": cookie.encode()})
         assert (answer.status_code, answer.json()["code"]) == (403, "owner"), cookie
         assert "rollout text" not in answer.text
+
+
+def test_a_hostile_cookie_costs_no_more_work_than_its_length(swarm: Swarm) -> None:
+    """Escaped quotes in the largest head that is read kept the server busy for half a second, unsigned."""
+    name, calls = swarm.app.service.session.cookie_name, 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    for cookie in (f'{name}="' + '\\"' * 8000 + '"', f'{name}="' + "\\101" * 4000 + '"', "a=b;" * 200, "=" * 16_000):
+        sys.setprofile(count)
+        is_owner = swarm.app.service.session.is_owner(cookie)
+        sys.setprofile(None)
+        assert not is_owner
+    assert calls < 2000
 
 
 @pytest.mark.parametrize("path", addresses())

@@ -13,7 +13,6 @@ from shoal.coordinator.rules.batches import (
     StepView,
     decide,
     groups_wanted,
-    least_audited_share,
     may_be_complete,
     refill,
     surplus,
@@ -179,12 +178,6 @@ def test_a_refill_counts_what_the_batch_holds_of_a_key() -> None:
     waiting = [unaudited(5, 2, "eve"), unaudited(5, 3, "bob"), unaudited(5, 4, "cid"), unaudited(5, 5, "dan")]
     found = refill(view(*waiting), kept, config, trust)
     assert [one.worker for one in found] == ["bob", "cid"]
-
-
-def test_what_the_share_costs_a_small_swarm() -> None:
-    config, trust = TrainingConfig(groups_per_step=32), TrustConfig(unaudited_share=0.1, audit_floor=0.1)
-    costs = [round(least_audited_share(keys, config, trust), 3) for keys in (1, 4, 8, 10, 100)]
-    assert costs == [0.906, 0.625, 0.25, 0.1, 0.1]
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])

@@ -17,6 +17,7 @@ from shoal.coordinator.rules.deliveries import (
     after_failure,
     after_first_use,
     after_tokens,
+    are_all_current,
     backoff_s,
     is_current,
     is_enforced,
@@ -99,6 +100,12 @@ def test_a_key_takes_part_while_it_is_silent_for_no_longer_than_a_lease_of_its_o
     assert not is_current(Record(work_s=10.0), 40.1, 120.0)
     assert is_current(Record(work_s=0.1), SHORTEST_LEASE_S, 120.0)
     assert not is_current(Record(work_s=1e6), 120.1, 120.0), "no longer than the longest lease"
+
+
+@given(st.floats(0, 1e4), st.floats(0, 2000), st.floats(1, 1e5))
+def test_a_silence_that_is_short_for_all_is_short_for_each(work_s: float, silence_s: float, longest_s: float) -> None:
+    if are_all_current(silence_s, longest_s):
+        assert is_current(Record(work_s=work_s), silence_s, longest_s)
 
 
 def test_a_lease_lasts_by_observation() -> None:

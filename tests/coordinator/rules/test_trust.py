@@ -15,6 +15,7 @@ from shoal.coordinator.rules.trust import (
     earned_state,
     groups_to_audit,
     is_usable,
+    rounding,
 )
 
 CONFIG = TrustConfig(probation_audits=3, audit_floor=0.1)
@@ -212,10 +213,23 @@ def test_without_audits_no_stake_is_enough() -> None:
 def test_no_more_useful_groups_than_the_limit_stay_without_an_audit(
     drawn: set[int], order: list[int], useful: set[int], limit: int
 ) -> None:
-    audited = groups_to_audit(sorted(drawn), order, useful, limit)
+    audited = groups_to_audit(
+        sorted(drawn), order, useful, [limit if count == len(useful) else 0 for count in range(9)]
+    )
     assert drawn <= set(audited)
     assert len(useful - set(audited)) == min(limit, len(useful - drawn))
     assert set(audited) - drawn <= useful, "a group without a signal is not trained on"
+
+
+def test_without_limits_nothing_beyond_the_draw_is_audited() -> None:
+    assert groups_to_audit([2], range(8), {1, 2, 3}, []) == [2]
+
+
+def test_coins_are_even_and_follow_secret_and_file() -> None:
+    coins = [rounding(SECRET, f"{number:064x}") for number in range(2000)]
+    assert all(0.0 <= coin < 1.0 for coin in coins)
+    assert 0.47 < sum(coins) / len(coins) < 0.53
+    assert len({*coins, *(rounding(b"x" * 32, f"{number:064x}") for number in range(2000))}) == 4000
 
 
 def test_the_groups_that_a_higher_rate_would_draw_are_audited_first() -> None:

@@ -65,6 +65,10 @@ def test_an_empty_swarm_is_refused() -> None:
 def test_a_name_that_is_nearly_right_is_corrected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean home-swarm"):
         load_scenario("home-swam")
+    with pytest.raises(ConfigError, match="Did you mean university-lab"):
+        load_scenario("lab")
+    with pytest.raises(ConfigError, match="Did you mean ten-thousand-laptops"):
+        load_scenario("laptops.toml")
     broken = tmp_path / "broken.toml"
     broken.write_text("[run\nsteps = 3")
     with pytest.raises(ConfigError, match="not valid TOML"):

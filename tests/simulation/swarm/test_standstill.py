@@ -1,5 +1,6 @@
 """The nastiest scenarios end, each with a sentence that says why."""
 
+import json
 from typing import Any
 
 import pytest
@@ -57,6 +58,7 @@ def seen(**changes: Any) -> Standstill:
         "honest": 5,
         "slot_s": 20.0,
         "lease_s": 300.0,
+        "stage_s": 1.0,
         "arrival_s": 3.0,
     }
     return Standstill(**(usual | changes))
@@ -67,6 +69,7 @@ def test_each_reason_has_its_sentence() -> None:
     assert "hostile or banned" in sentence(seen(honest=0))
     assert "leave before a slot is done, which takes 20.0 s" in sentence(seen(files=0.0, tokens_lost=9.0))
     assert "a slot takes 20.0 s and a lease lasts 5.0 min" in sentence(seen(files=0.0, tokens_late=9.0))
+    assert "the trainer takes 5.6 h to publish a version" in sentence(seen(stage_s=20_000.0))
     assert "20 files wait" in sentence(seen(files_waiting=20))
     assert "1,600,000 events" in sentence(seen(events=most_events(6)))
 
@@ -103,6 +106,37 @@ def test_no_relay_is_written_by_leaving_it_out() -> None:
     with pytest.raises(ConfigError, match=r"leave \[\[relays\]\] out"):
         build_scenario(tree() | {"relays": [{"count": 0}]})
     assert run_swarm(build_scenario(tree(run={"steps": 4}) | {"relays": []})).is_finished
+
+
+def test_a_trainer_that_never_publishes_is_named() -> None:
+    """Workers hold the first version; what is missing is the second one."""
+    result = run_swarm(spec(run={"steps": 3}, trainer={"stage_s": 1e5}))
+    assert not result.is_finished
+    assert "lower trainer.stage_s" in result.stopped
+
+
+STRANGE: dict[str, dict[str, Any]] = {
+    "one worker": {"workers": {"count": 1}},
+    "one worker, lag 0": {"workers": {"count": 1}, "settings": {"training": {"async_level": 0}}},
+    "one row": {"workers": {"rows": 1}},
+    "a coordinator without limits": {"coordinator": {"requests_per_s": 1e15}},
+    "answers of no length": {"work": {"median_tokens": 1e-9}},
+    "answers without end": {"work": {"median_tokens": 1e15}},
+    "a negative seed": {"run": {"steps": 3, "seed": -5}},
+    "a seed of forty digits": {"run": {"steps": 3, "seed": 10**40}},
+    "a million validators": {"validators": {"count": 1_000_000}},
+    "no group with a signal": {"work": {"useful_share": 1e-12}},
+    "a trainer in no time": {"trainer": {"step_s": 1e-9}},
+    "machines of all speeds": {"workers": {"speed_spread": 5.0}},
+}
+
+
+@pytest.mark.parametrize("name", list(STRANGE))
+def test_a_strange_swarm_still_ends_with_finite_numbers(name: str) -> None:
+    result = run_swarm(spec(**({"run": {"steps": 3}} | STRANGE[name])))
+    assert result.is_finished
+    json.dumps(result.to_json(), allow_nan=False)
+    assert "nan" not in simulated_table(result)
 
 
 def test_a_swarm_of_mostly_hostile_keys_still_ends() -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from shoal.config import build_config
@@ -11,10 +12,12 @@ from shoal.policy import bundled_directory
 from shoal.protocol.segments import sampled_places
 from shoal.tasks import TextCodec
 from shoal.validation import Calibration, Limits, load_calibration
+from shoal.validation.calibration.evidence import SMALLEST_MARGIN_MAX, bounded_scales, margin_limit
 from shoal.validation.calibration.forgeries import edited_token, forged_weights
-from shoal.validation.calibration.limits import COARSER, ModelIdentity
+from shoal.validation.calibration.limits import ModelIdentity
 from shoal.validation.calibration.measure import calibrate, calibrate_run, table
 from shoal.validation.calibration.work import Machine, Setting, Work, generate
+from shoal.validation.flips import Draws, steerable_gap
 from support.tiny_run import save_policy
 
 FLOAT32 = Machine(dtypes=("float32",))
@@ -79,19 +82,12 @@ def limits(**changes: float) -> Limits:
     return known.model_copy(update=changes)
 
 
-def test_evidence_falls_with_honest_tokens_and_rises_with_flip_margins() -> None:
-    known = limits(flips_per_1000=2.0, flip_margin_mean=0.03)
-    assert known.drift_llr(1000, 0.0) < known.drift_llr(1000, 2 * 0.03) < 0
-    assert known.drift_llr(1000, 2.0 * 0.03 * COARSER**2) > 0
-
-
-def test_what_remains_to_a_forger_is_bounded_by_noise_sum_and_largest_margin() -> None:
-    assert limits(flips_per_1000=0.0).residual_bits_per_1000(0.1) == pytest.approx(0.1 * 1000 * 1e-4)
-    wide = limits(flips_per_1000=1e6, margin_max=0.01)
+def test_what_remains_to_a_forger_is_bounded_by_noise_scale_and_largest_margin() -> None:
+    assert limits(flip_scale=0.0).residual_bits_per_1000(0.1) == pytest.approx(0.1 * 1000 * 1e-4)
+    wide = limits(flip_scale=1e6, margin_max=0.01)
     assert wide.residual_bits_per_1000(0.1) == pytest.approx(0.1 * 1000 * 0.01)
-    paid = limits(flips_per_1000=2.0, flip_margin_mean=0.03, margin_max=1.0).residual_bits_per_1000(0.1)
-    gap = paid / 100
-    assert 100 * gap**2 / 2 == pytest.approx(COARSER * 2.0 * 0.03)
+    steered = limits(flip_scale=0.03, margin_max=1.0).residual_bits_per_1000(0.1)
+    assert steered == pytest.approx(0.1 * 1000 * 0.03 * steerable_gap())
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", '{"model": 1}', "not json"])
@@ -116,6 +112,9 @@ def test_a_new_calibration_accepts_honest_work_and_shows_each_forgery(tmp_path: 
     evidence = measured.evidence
     assert (evidence.honest_submissions, evidence.honest_rejected) == (4, 0)
     assert evidence.honest_margin_max <= measured.limits.margin_max
+    assert evidence.honest_flip_scale <= measured.limits.flip_scale
+    assert sum(one.tokens for one in evidence.honest_flip_fit) == evidence.honest_tokens
+    assert evidence.honest_drift_largest < 5
     assert evidence.forgeries["constant_polynomials"].missed == 0
     assert evidence.forgeries["temperature_x0.7"].submissions == 2
     lines = list(table(calibration))
@@ -224,3 +223,14 @@ def test_two_honest_files_may_differ_by_the_flips_of_both() -> None:
     assert fine.flips_between(1000) <= 1
     assert fine.flips_between(0) == 0
     assert 22 < coarse.flips_between(1000) < 40
+
+
+def test_a_sample_without_a_flip_does_not_make_the_next_flip_a_proof() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gaps = torch.rand(2000, 4, generator=generator).double().sort(dim=-1).values * 4 + 0.2
+    kept = Draws(torch.zeros(2000, dtype=torch.int64), gaps[:, :2], gaps[:, 2:])
+    _, upper = bounded_scales(kept, logprob_error=0.2)
+    assert upper > 0.02
+    assert margin_limit(0.0, upper) > 10 * upper
+    _, exact = bounded_scales(kept, logprob_error=1e-5)
+    assert margin_limit(0.0, exact) == SMALLEST_MARGIN_MAX

@@ -13,8 +13,8 @@ from shoal.coordinator.run import Run
 from shoal.coordinator.states import UNUSED, GroupState, LeaseState, SubmissionState, one_of
 from shoal.coordinator.store import meta
 from shoal.coordinator.store.database import Connection, Transaction
-from shoal.coordinator.store.rows import find, insert, select
-from shoal.coordinator.store.tables import GroupRow, LeaseRow, RewindRow, SubmissionRow, VersionRow
+from shoal.coordinator.store.rows import find, insert, select, update_all
+from shoal.coordinator.store.tables import GroupRow, LeaseRow, RewindRow, SubmissionRow, VersionRow, WorkerRow
 from shoal.coordinator.work import slots
 from shoal.coordinator.work.audits import audit_in_full
 from shoal.errors import RefusedError
@@ -137,7 +137,7 @@ def _forget(connection: Connection, version: int) -> None:
     connection.execute("DELETE FROM batches WHERE step >= ?", (version,))
     connection.execute("DELETE FROM versions WHERE version > ?", (version,))
     connection.execute("DELETE FROM evaluations WHERE version > ?", (version,))
-    connection.execute("UPDATE workers SET newest_used=? WHERE newest_used > ?", (version, version))
+    update_all(connection, select(connection, WorkerRow, "WHERE newest_used > ?", (version,)), newest_used=version)
 
 
 def _tell(run: Run, row: RewindRow) -> None:

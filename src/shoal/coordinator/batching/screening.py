@@ -10,7 +10,7 @@ from collections import Counter
 from shoal.coordinator import ledger
 from shoal.coordinator.batching.steps import GROUP_VIEW, batch_record, require_epoch, step_counts, step_view
 from shoal.coordinator.ledger import secrets
-from shoal.coordinator.rules import batches, screening
+from shoal.coordinator.rules import batches, unaudited
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import BatchState, GroupState
 from shoal.coordinator.store.database import Connection
@@ -42,12 +42,12 @@ def _decide(connection: Connection, run: Run, row: BatchRow, body: api.Screening
     if missing:
         raise RefusedError("malformed", f"There is no statistic of group {missing[0]}.", status=422)
     audited = [group.group_id for group in proposed if group.logprobs_verified]
-    bad = screening.withheld(body.statistics, audited, run.config.training.screening_limit)
+    bad = unaudited.withheld(body.statistics, audited, run.config.training.screening_limit)
     lost = [group for group in proposed if group.group_id in bad]
     withhold(connection, run, lost)
     kept = [group for group in proposed if group.group_id not in bad]
     slots.close_gaps(connection, kept)
-    if lost and row.attempt + 1 < screening.MOST_ATTEMPTS and _refill(connection, run, row, len(kept)):
+    if lost and row.attempt + 1 < unaudited.MOST_ATTEMPTS and _refill(connection, run, row, len(kept)):
         update(connection, row, attempt=row.attempt + 1)
     else:
         record(connection, run, row)

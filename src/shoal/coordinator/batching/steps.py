@@ -25,6 +25,9 @@ from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.steps import StepId
 
+EPOCH_AND_ATTEMPT = (
+    "(SELECT value FROM meta WHERE name='epoch') AS epoch, (SELECT value FROM meta WHERE name='attempt') AS attempt"
+)
 GROUP_VIEW = "step, slot, number, group_id, policy_version, deferred, worker, logprobs_verified AS audited"
 
 
@@ -34,6 +37,11 @@ class RunNow:
     step: int
     newest_version: int
     epoch: int = 0
+    attempt: int = 0
+
+    @property
+    def step_id(self) -> StepId:
+        return StepId(self.epoch, self.step, self.attempt)
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,14 @@ class _Progress:
     newest: int | None
     wanted: str | None
     epoch: str | None
+    attempt: str | None
+
+
+@dataclass(frozen=True)
+class _Current:
+    step: int | None
+    epoch: str | None
+    attempt: str | None
 
 
 @dataclass(frozen=True)
@@ -80,7 +96,7 @@ def read_run(connection: Connection, run: Run) -> RunNow:
         _Progress,
         "SELECT (SELECT MAX(step) FROM batches) AS last_step, (SELECT MAX(version) FROM versions) AS newest,"
         " (SELECT value FROM meta WHERE name='run_state') AS wanted,"
-        " (SELECT value FROM meta WHERE name='epoch') AS epoch",
+        f" {EPOCH_AND_ATTEMPT}",
     )
     step = 0 if now.last_step is None else now.last_step + 1
     newest = -1 if now.newest is None else now.newest
@@ -94,7 +110,7 @@ def read_run(connection: Connection, run: Run) -> RunNow:
         leases_outstanding=leases_outstanding(connection) if draining else 0,
         submissions_pending=submissions_pending(connection) if draining else 0,
     )
-    return RunNow(runs.run_state(view), step, newest, int(now.epoch or 0))
+    return RunNow(runs.run_state(view), step, newest, int(now.epoch or 0), int(now.attempt or 0))
 
 
 def run_state(connection: Connection, run: Run) -> api.RunState:
@@ -112,7 +128,9 @@ def recorded_batches(connection: Connection) -> int:
 
 def current_id(connection: Connection) -> StepId:
     """The current step with its epoch and attempt: its secret draws the audits of files that arrive now."""
-    return StepId(epoch(connection), current_step(connection), attempt(connection))
+    sql = f"SELECT (SELECT MAX(step) + 1 FROM batches) AS step, {EPOCH_AND_ATTEMPT}"
+    (now,) = query(connection, _Current, sql)
+    return StepId(int(now.epoch or 0), now.step or 0, int(now.attempt or 0))
 
 
 def epoch(connection: Connection) -> int:
@@ -125,11 +143,6 @@ def require_epoch(connection: Connection, given: int) -> None:
     if given != (now := epoch(connection)):
         hint = "The trainer takes up the new epoch by itself when it starts again."
         raise RefusedError("rewound", f"The run was rewound: epoch {now} goes on, not {given}.", hint=hint, status=409)
-
-
-def attempt(connection: Connection) -> int:
-    """How often the current step was begun again in this epoch."""
-    return int(meta.read(connection, "attempt") or 0)
 
 
 def newest_version(connection: Connection) -> int:
@@ -158,9 +171,10 @@ def submissions_pending(connection: Connection) -> int:
     return number(connection, f"SELECT COUNT(*) AS n FROM submissions WHERE state IN {one_of(*UNDECIDED)}")
 
 
-def step_counts(connection: Connection, run: Run, step: int) -> batches.StepCounts:
+def step_counts(connection: Connection, run: Run, step: int, of_epoch: int | None = None) -> batches.StepCounts:
+    """Of the current epoch, which a caller that knows it may give."""
     per_slot, training = run.descriptor.rollouts.tasks_per_slot, run.config.training
-    counted = slots.slot_counts(connection, epoch(connection), step)
+    counted = slots.slot_counts(connection, epoch(connection) if of_epoch is None else of_epoch, step)
     waiting = slots.waiting_groups(connection, batches.oldest_version(step, training))
     deferred = sum(row.n for row in waiting if row.step == step and row.deferred)
     return batches.StepCounts(

@@ -7,6 +7,7 @@ need no clock of their own.
 import logging
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
@@ -18,7 +19,7 @@ from shoal.coordinator.http.body import BodyLimit, BodyReader
 from shoal.coordinator.http.refusals import SEE_DOCS, refusal_of, too_many
 from shoal.coordinator.http.route import AnyRoute, Incoming
 from shoal.coordinator.http.service import CONNECTION, Service
-from shoal.errors import RefusedError, ShoalError
+from shoal.errors import RefusedError, ShoalError, SignatureError
 from shoal.net import address_block
 from shoal.protocol.signing import TIME_HEADER
 
@@ -86,7 +87,7 @@ class Dispatcher:
             self._service.exporter.observe("request", route=route, seconds=seconds)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, address: str, has_place: bool) -> None:
-        body = BodyReader(receive)
+        body = BodyReader(receive, scope.get("extensions", {}).get(CONNECTION))
         try:
             answer = await self._answer(scope, body, address, has_place)
         except ClientDisconnect:
@@ -124,7 +125,7 @@ class Dispatcher:
             raise self._finder.refusal(method, path)
         route, named = found
         scope[ROUTE] = route.path
-        caller = route.access.admit(self._service.gate, head, route.cost)
+        caller = self._admit(route, head)
         self._vouch(scope, caller)
         sent = await route.reads.read(Incoming(head, caller, named, body))
         answer: Answer = await route.handler(self._service, sent, caller)
@@ -136,8 +137,17 @@ class Dispatcher:
         if not has_place:
             wait_s = max(wait_s, BUSY_RETRY_S)
         is_excepted = route is not None and route.access.is_signed and self._service.gate.names_proven_key(head)
-        if wait_s and not is_excepted:
+        if wait_s and (not is_excepted or self._service.forgery_limit.is_spent(head.address)):
             raise too_many("Your address asks too often.", wait_s)
+
+    def _admit(self, route: AnyRoute, head: RequestHead) -> Any:
+        """Keys with accepted work are public, so anybody can name one: an address that often names one falsely, which costs a
+        check of its signature each time, is believed no more for a while."""
+        try:
+            return route.access.admit(self._service.gate, head, route.cost)
+        except SignatureError:
+            self._service.forgery_limit.wait_s(head.address)
+            raise
 
     def _vouch(self, scope: Scope, caller: object) -> None:
         connection = scope.get("extensions", {}).get(CONNECTION)

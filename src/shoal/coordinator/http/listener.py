@@ -111,6 +111,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self.resume_writing()
         super().connection_lost(exc)
 
+    @property
+    def has_sent_all(self) -> bool:
+        """Whether the body of the request that is being answered is here. A head that follows it says the same."""
+        return self.cycle is not None and not self.cycle.more_body
+
     def drop(self) -> None:
         self.transport.abort()
 

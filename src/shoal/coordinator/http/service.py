@@ -24,7 +24,7 @@ from shoal.coordinator.page.stream import EventHub
 from shoal.coordinator.run import Run
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.loop_results import LoopFuture, LoopResults
-from shoal.coordinator.store.remembered import Remembered
+from shoal.coordinator.store.remembered import Remembered, RememberedWorkers
 from shoal.coordinator.store.writer import Store
 from shoal.metrics import Exporter
 from shoal.net import Connections, Proxies, RateLimit, UnderWay
@@ -47,6 +47,9 @@ NEW_KEYS_AT_ONCE, NEW_KEYS_PER_S = 64, 1.0
 
 
 class ClientConnection(Protocol):
+    @property
+    def has_sent_all(self) -> bool: ...
+
     def drop(self) -> None: ...
 
     def hold(self) -> None: ...
@@ -90,12 +93,14 @@ class Service:
         self.heads = Heads(run)
         self.newest_head = Remembered(store, self.heads.newest)
         self.epoch = Remembered(store, steps.epoch)
+        self.workers = RememberedWorkers(store)
         self.hub, self.exporter = EventHub(), Exporter(run.metrics, "coordinator")
         self.curves: Recent[CurvesView] = Recent()
         self.ledger_check = LedgerCheck(run.descriptor.coordinator_key)
         run.metrics.listen(self.hub.hear)
         per_s = run.config.coordinator.requests_per_s_address
         self.address_limit = RateLimit(per_s, run.clock)
+        self.forgery_limit = RateLimit(per_s, run.clock)
         self.new_keys = RateLimit(NEW_KEYS_PER_S if per_s else 0.0, run.clock, burst=NEW_KEYS_AT_ONCE)
         self.under_way = UnderWay(REQUESTS_PER_ADDRESS if per_s else None)
         self.proxies = Proxies(run.config.coordinator.trusted_proxies)

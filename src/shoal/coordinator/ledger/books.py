@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from shoal.config import TrustConfig
+from shoal.config import TrainingConfig, TrustConfig
 from shoal.coordinator.ledger.findings import Body, Finding
 from shoal.coordinator.ledger.slot_book import REMEMBERED_STEPS, SlotBook
-from shoal.coordinator.rules import credit, trust
+from shoal.coordinator.rules import credit, trust, unaudited
 from shoal.coordinator.rules.drift import DriftLevel
 from shoal.protocol.steps import StepId, step_of
 from shoal.protocol.verdicts import Reason, public_reason
@@ -34,8 +34,13 @@ class Account:
     """From which entry on which audit rate follows from the record."""
 
     def rate_at(self, position: int) -> float:
-        place = bisect_right(self.rates, (position, 2.0))
-        return self.rates[place - 1][1] if place else 1.0
+        return _rate_at(self.rates, position, 1.0)
+
+
+def _rate_at(rates: list[tuple[int, float]], position: int, at_first: float) -> float:
+    """What was in force when the ledger had this number of entries."""
+    place = bisect_right(rates, (position, 2.0))
+    return rates[place - 1][1] if place else at_first
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,8 @@ class Books:
         self.verdicts = 0
         self.current = StepId()
         self._settings = TrustConfig()
+        self._useful_rates: list[tuple[int, float]] = []
+        """From which entry on which share of the useful groups of a file is audited."""
         self._slots = SlotBook()
         self._due: deque[Due] = deque()
         self._version = -1
@@ -111,6 +118,8 @@ class Books:
         elif kind == "terms":
             self._settings = TrustConfig.model_validate(body["trust"])
             self._slots.set_terms(body["slot_tokens"], body["async_level"])
+            training = TrainingConfig(groups_per_step=body["groups_per_step"])
+            self._useful_rates.append((seq + 1, unaudited.useful_rate(training, self._settings)))
         elif kind == "commitment":
             self._slots.begin(step_of(body))
         elif kind == "version":
@@ -151,6 +160,9 @@ class Books:
         rate = account.rate_at(body["position"])
         if body["audit_rate"] < rate - ROUNDING:
             yield Finding(seq, f"the audit rate is {body['audit_rate']:g}, the record of the key calls for {rate:g}")
+        least = _rate_at(self._useful_rates, body["position"], 0.0)
+        if body["useful_rate"] < least - ROUNDING:
+            yield Finding(seq, f"{body['useful_rate']:g} of the useful groups are audited, the terms say {least:g}")
         if body["accepted"] and not set(body["audit_drawn"]) <= set(body["audited"]):
             yield Finding(seq, "the file was accepted without the audit that was drawn")
 

@@ -7,7 +7,8 @@ published, published secrets, and the draws that wait for their secret.
 from collections.abc import Iterator
 
 from shoal.coordinator.ledger.findings import Body, Finding
-from shoal.coordinator.rules.trust import audited_groups
+from shoal.coordinator.rules.trust import audited_groups, rounding
+from shoal.coordinator.rules.unaudited import limit_of_file
 from shoal.protocol.steps import StepId, step_commitment, step_of
 
 
@@ -102,4 +103,10 @@ class SecretCheck:
             step = StepId(*body["audit_step"])
             yield Finding(
                 seq, f"groups {drawn} are recorded as drawn for an audit, the draw of step {step} says {repeated}"
+            )
+        useful, coin = body["useful"], rounding(secret, body["file"])
+        unaudited, limit = set(useful) - set(body["audited"]), limit_of_file(body["useful_rate"], len(useful), coin)
+        if len(unaudited) > limit:
+            yield Finding(
+                seq, f"{len(unaudited)} of {len(useful)} useful groups were not audited, the draw allows {limit}"
             )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.config import TrainingConfig, TrustConfig
+from shoal.coordinator.rules.unaudited import limit_of_key
 
 SLACK = 1.25
 """Expected useful groups in flight over those needed: hides the tail of the slowest slot."""
@@ -104,36 +105,9 @@ def surplus(view: StepView, config: TrainingConfig, trust: TrustConfig) -> list[
     return [group for group in ready if group not in within]
 
 
-def unaudited_limit(config: TrainingConfig, trust: TrustConfig) -> int:
-    """How many groups of one key a batch may hold without an audit; at least one, so that slots of one group can be used."""
-    return max(1, math.floor(trust.unaudited_share * config.groups_per_step))
-
-
-def least_audited_share(keys: int, config: TrainingConfig, trust: TrustConfig) -> float:
-    """Share of a batch that is audited when this many keys of equal speed are at the floor."""
-    unaudited = keys * unaudited_limit(config, trust) / config.groups_per_step
-    return max(trust.audit_floor, 1.0 - unaudited)
-
-
-def cost_of_share(config: TrainingConfig, trust: TrustConfig) -> str:
-    """What the limit on unaudited groups costs swarms of few keys, in one sentence."""
-    limit, groups = unaudited_limit(config, trust), config.groups_per_step
-    enough = math.ceil((1.0 - trust.audit_floor) * groups / limit)
-    audited = [f"{keys}: {least_audited_share(keys, config, trust):.0%}" for keys in (1, 2, 4, 8, 16) if keys < enough]
-    few = (
-        f" Least share of groups that are audited by number of keys at the floor: {', '.join(audited)},"
-        if audited
-        else ""
-    )
-    return (
-        f"no key brings more than {limit} of {groups} groups into a batch without an audit.{few}"
-        f"{' from' if few else ' From'} {enough} keys on {trust.audit_floor:.0%}"
-    )
-
-
 def _within_limit(ready: Sequence[GroupView], config: TrainingConfig, trust: TrustConfig) -> list[GroupView]:
     """Leaves out what one key has brought without an audit beyond its share of the batch."""
-    limit, taken, chosen = unaudited_limit(config, trust), Counter[str](), list[GroupView]()
+    limit, taken, chosen = limit_of_key(config, trust), Counter[str](), list[GroupView]()
     for group in ready:
         if not group.audited:
             taken[group.worker] += 1

@@ -136,6 +136,11 @@ def is_current(record: Record, silence_s: float, longest_s: float) -> bool:
     return silence_s <= min(longest_s, max(SHORTEST_LEASE_S, LEASE_MARGIN * record.work_s))
 
 
+def are_all_current(longest_silence_s: float, longest_s: float) -> bool:
+    """Whether all keys take part, whatever their leases: no one of them has been silent for longer than this."""
+    return longest_silence_s <= min(longest_s, SHORTEST_LEASE_S)
+
+
 def after_delivery(record: Record, work_s: float, pace: Pace) -> Record:
     """The record after an accepted file."""
     faded, in_time = _faded(record), work_s <= pace.in_time_s or pace.work_s is None

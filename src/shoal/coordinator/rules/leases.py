@@ -17,7 +17,7 @@ from shoal.config import TrainingConfig, TrustConfig
 from shoal.coordinator.rules import batches
 from shoal.protocol.api import RunState
 
-POLLS_PER_S = 400
+POLLS_PER_S = 200
 """Idle workers of a large swarm ask less often, so that together they ask no more than this."""
 LONGEST_WAIT_S = 30.0
 """A key that waits for its next lease asks again by then."""
@@ -134,7 +134,7 @@ def decide(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: Trus
         return refuse("waiting_for_trainer", wanted)
     if version < swarm.awaited_version:
         return refuse("need_weights", wanted)
-    if not _has_work(swarm, key, training, trust):
+    if not has_work(swarm, key, training, trust):
         return refuse("no_work", wanted)
     slot, version = _next_slot(swarm, key, version, training.async_level)
     return Grant(swarm.step, slot, version, wanted, deferred=not key.is_reliable)
@@ -167,7 +167,8 @@ def _stopped(swarm: SwarmView) -> Refusal | None:
     return None if swarm.has_space else "disk_full"
 
 
-def _has_work(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: TrustConfig) -> bool:
+def has_work(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: TrustConfig) -> bool:
+    """Whether the step needs more groups, and the limits of the key and of the step let it have them."""
     if key.leases_held >= key.leases_allowed:
         return False
     if key.is_reliable:

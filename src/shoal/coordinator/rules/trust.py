@@ -120,13 +120,23 @@ def audit_order(step_secret: bytes, submission_digest: str, groups: int) -> tupl
     return tuple(sorted(range(groups), key=lambda group: draws[group]))
 
 
+def rounding(step_secret: bytes, submission_digest: str) -> float:
+    """A coin in [0, 1) of the same kind, which rounds how many groups are audited beyond the draw."""
+    noise = blake3(b"rounding" + bytes.fromhex(submission_digest), key=step_secret).digest(8)
+    return int.from_bytes(noise, "big") / 2.0**64
+
+
 def _draws(step_secret: bytes, submission_digest: str, groups: int) -> list[int]:
     noise = blake3(b"audit" + bytes.fromhex(submission_digest), key=step_secret).digest(8 * groups)
     return [int.from_bytes(noise[8 * group : 8 * group + 8], "big") for group in range(groups)]
 
 
-def groups_to_audit(drawn: Sequence[int], order: Sequence[int], useful: Collection[int], limit: int) -> list[int]:
-    """The drawn groups and further useful ones, until no more than `limit` useful ones stay without an audit."""
+def groups_to_audit(
+    drawn: Sequence[int], order: Sequence[int], useful: Collection[int], limits: Sequence[int]
+) -> list[int]:
+    """The drawn groups and further useful ones, until no more useful ones stay without an audit than `limits` says for
+    their number; where it says nothing, all may."""
+    limit = limits[len(useful)] if len(useful) < len(limits) else len(useful)
     others = [group for group in order if group in useful and group not in drawn]
     return sorted([*drawn, *others[: max(0, len(others) - limit)]])
 

@@ -25,6 +25,8 @@ class Record:
     table: ClassVar[str]
     key_columns: ClassVar[tuple[str, ...]]
     machine: ClassVar[Machine[Any] | None] = None
+    is_remembered: ClassVar[bool] = False
+    """Whether readers keep rows in memory: then nothing but `insert`, `update` and `update_all` changes the table."""
 
 
 Kind = TypeVar("Kind", bound="DataclassInstance")
@@ -68,6 +70,7 @@ def insert(connection: Connection, *rows: Record, unless_known: bool = False) ->
     for row in rows:
         if row.machine is not None:
             row.machine.require_initial(_state(row))
+        note_change(connection, row)
     if rows:
         connection.executemany(
             _insertion(type(rows[0]), unless_known), [_values(row, _columns(type(row))) for row in rows]
@@ -80,6 +83,7 @@ def update(connection: Connection, row: Table, **changes: object) -> Table:
     sql, values = _change(row, after, tuple(changes))
     if connection.execute(sql, values).rowcount != 1:
         raise TransitionError(f"A row of {row.table} changed while it was being changed.")
+    note_change(connection, after)
     return after
 
 
@@ -88,6 +92,14 @@ def update_all(connection: Connection, rows: Sequence[Table], **changes: object)
     if rows:
         made = [_change(row, _changed(row, changes), tuple(changes)) for row in rows]
         connection.executemany(made[0][0], [values for _, values in made])
+        for row in rows:
+            note_change(connection, row)
+
+
+def note_change(connection: Connection, row: Record) -> None:
+    """Readers forget the row when the transaction is committed. A connection outside a store has no readers."""
+    if row.is_remembered and isinstance(changed := getattr(connection, "changed", None), list):
+        changed.append(row)
 
 
 def _changed(row: Table, changes: dict[str, object]) -> Table:

@@ -20,7 +20,7 @@ CREATE TABLE workers (
   missed DOUBLE PRECISION NOT NULL, failures BIGINT NOT NULL, failed_at DOUBLE PRECISION NOT NULL,
   work_s DOUBLE PRECISION NOT NULL, lag_s DOUBLE PRECISION NOT NULL, delivered_at DOUBLE PRECISION NOT NULL,
   newest_used BIGINT NOT NULL, tokens DOUBLE PRECISION NOT NULL, busy_s DOUBLE PRECISION NOT NULL,
-  slot_tokens DOUBLE PRECISION NOT NULL, received_at DOUBLE PRECISION NOT NULL);
+  slot_tokens DOUBLE PRECISION NOT NULL, received_at DOUBLE PRECISION NOT NULL, drift_sums TEXT NOT NULL);
 CREATE INDEX workers_by_state ON workers (state, key);
 CREATE INDEX workers_by_delivery ON workers (delivered_at);
 CREATE TABLE presence (
@@ -54,7 +54,8 @@ CREATE INDEX leases_by_issue ON leases (by_active_key, issued_at, worker);
 CREATE TABLE submissions (
   submission_id TEXT PRIMARY KEY, lease_id TEXT NOT NULL UNIQUE, worker TEXT NOT NULL, digest TEXT NOT NULL,
   size_bytes BIGINT NOT NULL, signature TEXT NOT NULL, received_at DOUBLE PRECISION NOT NULL, audit_groups TEXT NOT NULL,
-  audit_step BIGINT NOT NULL, audit_rate DOUBLE PRECISION NOT NULL, numerics_class TEXT NOT NULL, state TEXT NOT NULL,
+  audit_step BIGINT NOT NULL, audit_rate DOUBLE PRECISION NOT NULL, useful_rate DOUBLE PRECISION NOT NULL,
+  numerics_class TEXT NOT NULL, state TEXT NOT NULL,
   claim_id TEXT, claimed_by TEXT, claim_request TEXT, claim_expires DOUBLE PRECISION, tries BIGINT NOT NULL,
   faults BIGINT NOT NULL, retry_at DOUBLE PRECISION NOT NULL, decided_at DOUBLE PRECISION, verdict TEXT,
   collected_at DOUBLE PRECISION, unaudited_limit BIGINT NOT NULL, audit_epoch BIGINT NOT NULL,
@@ -94,7 +95,7 @@ CREATE TABLE ledger (
   previous TEXT NOT NULL, hash TEXT NOT NULL, signature TEXT NOT NULL);
 """
 
-MIGRATIONS: dict[int, str] = {16: FIRST}
+MIGRATIONS: dict[int, str] = {18: FIRST}
 """By the schema version that each leads to, in order."""
 
 

@@ -15,6 +15,7 @@ from shoal.protocol.steps import StepId, VersionId
 class WorkerRow(Record):
     table: ClassVar[str] = "workers"
     key_columns: ClassVar[tuple[str, ...]] = ("key",)
+    is_remembered: ClassVar[bool] = True
 
     key: str
     name: str
@@ -29,6 +30,7 @@ class WorkerRow(Record):
     clean_audits: float = 0.0
     anomalies: int = 0
     drift: float = 0.0
+    """Total of the sequential test; `drift_sums` has its parts (`rules.drift`)."""
     accepted: int = 0
     rejected: int = 0
     credit_held: int = 0
@@ -49,6 +51,7 @@ class WorkerRow(Record):
     slot_tokens: float = 0.0
     received_at: float = 0.0
     """Of its newest accepted file."""
+    drift_sums: str = "[]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,8 @@ class SubmissionRow(Record):
     """Entries that the ledger had when the file arrived."""
     paid: int = 0
     """Tokens that its slot was paid for, if it fills its slot."""
+    useful_rate: float = 0.0
+    """Share of its useful groups that is audited at least."""
 
     @property
     def audit_id(self) -> StepId:

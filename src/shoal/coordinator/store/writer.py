@@ -10,13 +10,14 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from shoal.coordinator.store.database import Connection, Database, SQLite, Transaction
+from shoal.coordinator.store.rows import Record
 from shoal.coordinator.store.schema import migrate
 from shoal.errors import ShoalError
 
@@ -58,13 +59,14 @@ class _Outcome:
     result: object
     problem: BaseException | None
     effects: Sequence[Effect]
+    changed: Collection[Record] = ()
 
 
 class Savepoint:
-    """The transaction of one write: the writer's connection, and what waits for its commit."""
+    """The transaction of one write: the writer's connection, what waits for its commit, and rows that readers remember."""
 
     def __init__(self, connection: Connection) -> None:
-        self.connection, self.effects = connection, list[Effect]()
+        self.connection, self.effects, self.changed = connection, list[Effect](), list[Record]()
         self.execute, self.executemany, self.close = connection.execute, connection.executemany, connection.close
         self.on_commit = self.effects.append
 
@@ -76,6 +78,7 @@ class Store:
         self._queue: queue.SimpleQueue[_Job[object] | None] = queue.SimpleQueue()
         self._reader, self._row_reader = _Line(self.database), _Line(self.database)
         self._listeners: list[Callable[[], None]] = []
+        self._forgetting: list[Callable[[Record], None]] = []
         self.commits = 0
         """Of this process. Counted before the callers of a group have their answers."""
         self._reader.use(lambda connection: migrate(connection, self.database))
@@ -124,6 +127,10 @@ class Store:
         """Calls back, in a thread of the store, after each announced change."""
         self._listeners.append(heard)
 
+    def on_row_change(self, forget: Callable[[Record], None]) -> None:
+        """Calls back, in the writer's thread, with each changed row of a remembered table, before its writer has an answer."""
+        self._forgetting.append(forget)
+
     def close(self) -> None:
         self._closing.set()
         self._queue.put(None)
@@ -164,6 +171,9 @@ class Store:
                 job.future.set_exception(failure)
             return
         self.commits += 1
+        for row in [row for outcome in outcomes for row in outcome.changed]:
+            for forget in self._forgetting:
+                forget(row)
         _apply_effects(outcomes)
         if announced and not self.database.is_shared:
             self._notify_listeners()
@@ -233,7 +243,7 @@ def _run_in_savepoint(connection: Connection, work: Work[object], broken: type[E
         connection.execute("RELEASE work")
         return _Outcome(None, error, ())
     connection.execute("RELEASE work")
-    return _Outcome(result, None, savepoint.effects)
+    return _Outcome(result, None, savepoint.effects, savepoint.changed)
 
 
 def _apply_effects(outcomes: Sequence[_Outcome]) -> None:

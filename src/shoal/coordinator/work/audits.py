@@ -5,7 +5,7 @@ Runs inside one transaction of the store.
 
 import json
 
-from shoal.coordinator.rules import batches
+from shoal.coordinator.rules.unaudited import limit_of_key
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import GroupState, SubmissionState
 from shoal.coordinator.store.database import Connection
@@ -32,7 +32,7 @@ def was_audited_in_full(run: Run, row: SubmissionRow) -> bool:
     return verdict.accepted and len(verdict.audited_groups) == run.descriptor.rollouts.tasks_per_slot
 
 
-def unaudited_limit(connection: Connection, run: Run, key: str) -> int:
+def left_of_key(connection: Connection, run: Run, key: str) -> int:
     """How many more useful groups of this key may stay without an audit: its part of a batch, less what waits or is checked."""
     waiting = number(
         connection,
@@ -44,4 +44,4 @@ def unaudited_limit(connection: Connection, run: Run, key: str) -> int:
         f"SELECT SUM(unaudited_limit) AS n FROM submissions WHERE worker=? AND state='{SubmissionState.CLAIMED}'",
         (key,),
     )
-    return max(0, batches.unaudited_limit(run.config.training, run.config.trust) - waiting - promised)
+    return max(0, limit_of_key(run.config.training, run.config.trust) - waiting - promised)

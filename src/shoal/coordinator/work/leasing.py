@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from shoal.coordinator.batching.steps import RunNow, current_id, read_run, step_counts
+from shoal.coordinator.batching.steps import RunNow, read_run, step_counts
 from shoal.coordinator.batching.timing import StoredPast, timing_view
 from shoal.coordinator.rules import backups, batches, deliveries, freshness, leases
 from shoal.coordinator.run import Run
@@ -22,7 +22,7 @@ from shoal.coordinator.workers import delivery_record, mark_asking, save_deliver
 from shoal.errors import RefusedError
 from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed
-from shoal.protocol.steps import step_secret
+from shoal.protocol.steps import StepId, step_secret
 
 PAGE = 16
 FIRST_PAGE = 2
@@ -34,6 +34,15 @@ class _Version:
     version: int
     manifest_digest: str
     published_at: float
+
+
+@dataclass(frozen=True)
+class _Granted:
+    slot: leases.Grant
+    drawn_by: StepId
+    """The current step, whose secret draws the slot."""
+    version: _Version
+    pace: deliveries.Pace
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,8 @@ def lease(connection: Transaction, run: Run, key: str, body: api.LeaseBody) -> a
     if isinstance(decision, leases.Refused):
         wanted, wait_s = decision.wanted_version or 0, decision.retry_after_s
         return api.LeaseAnswer(reason=decision.reason, retry_after_s=wait_s, wanted_version=wanted)
-    row = _grant(connection, run, worker, observed.pace, body.request_id, decision, published[decision.version])
+    grant = _Granted(decision, now.step_id, published[decision.version], observed.pace)
+    row = _grant(connection, run, worker, body.request_id, grant)
     _note_first_use(connection, worker, published[decision.version], row.issued_at)
     return api.LeaseAnswer(lease=lease_of(run, row), wanted_version=decision.wanted_version)
 
@@ -124,7 +134,7 @@ def _swarm_view(
         settled_version=max(
             (one.version for one in published.values() if one.published_at <= settled_at), default=None
         ),
-        counts=step_counts(connection, run, now.step),
+        counts=step_counts(connection, run, now.step, now.epoch),
         next_slot=number(
             connection, "SELECT MAX(slot) + 1 AS n FROM slots WHERE epoch=? AND step=?", (now.epoch, now.step)
         ),
@@ -145,8 +155,8 @@ def _decide_timing(connection: Connection, run: Run, now: RunNow) -> freshness.T
     before = timing.decision
     past, level = StoredPast(connection), run.config.training.async_level
     decision = timing.decide(past, now.step, now.newest_version, level, run.clock())
-    view = timing_view(timing)
-    if view is not None and (before is None or before.reason != decision.reason):
+    is_news = before is None or before.reason != decision.reason
+    if is_news and (view := timing_view(timing)) is not None:
         run.metrics.event("lease_timing", **view.model_dump())
     return decision
 
@@ -210,16 +220,8 @@ def has_other_workers(connection: Connection, run: Run, key: str, *, active: boo
         read, page = read + page, PAGE
 
 
-def _grant(
-    connection: Connection,
-    run: Run,
-    worker: WorkerRow,
-    pace: deliveries.Pace,
-    request_id: str,
-    grant: leases.Grant,
-    version: _Version,
-) -> LeaseRow:
-    now, identity = run.clock(), current_id(connection)
+def _grant(connection: Connection, run: Run, worker: WorkerRow, request_id: str, granted: _Granted) -> LeaseRow:
+    now, grant, pace = run.clock(), granted.slot, granted.pace
     row = LeaseRow(
         lease_id=lease_name(run.secret, worker.key, request_id),
         request_id=request_id,
@@ -227,13 +229,13 @@ def _grant(
         step=grant.step,
         slot=grant.slot,
         policy_version=grant.version,
-        manifest_digest=version.manifest_digest,
+        manifest_digest=granted.version.manifest_digest,
         issued_at=now,
         expires_at=now + deliveries.lease_s(delivery_record(worker), pace),
         state=LeaseState.LEASED,
         by_active_key=worker.state == "active",
-        epoch=identity.epoch,
-        attempt=identity.attempt,
+        epoch=granted.drawn_by.epoch,
+        attempt=granted.drawn_by.attempt,
     )
     slots.take_slot(connection, row, slots.Terms(worker.numerics_class, grant.deferred, now + pace.in_time_s))
     insert(connection, row)

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from shoal.coordinator import ledger
 from shoal.coordinator.batching.steps import current_id, epoch, run_state
-from shoal.coordinator.rules import retries, trust
+from shoal.coordinator.rules import retries, trust, unaudited
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import LeaseState, SlotState, SubmissionState
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.rows import find, insert, select, update
-from shoal.coordinator.store.tables import LeaseRow, SubmissionRow
+from shoal.coordinator.store.tables import LeaseRow, SubmissionRow, WorkerRow
 from shoal.coordinator.work import slots
-from shoal.coordinator.work.audits import unaudited_limit
+from shoal.coordinator.work.audits import left_of_key
 from shoal.coordinator.work.deliveries import drop_lease
 from shoal.coordinator.work.leasing import lease_of
 from shoal.coordinator.workers import require_worker, trust_record
@@ -51,6 +51,10 @@ def verify_upload(run: Run, key: str, lease_id: str, digest: str, signature: str
 def check_upload(connection: Connection, run: Run, key: str, lease_id: str, digest: str) -> LeaseRow | None:
     """The lease that this upload answers, none if the same file was taken before, or the reason why it is refused."""
     require_worker(connection, key)
+    return _answered_lease(connection, run, key, lease_id, digest)
+
+
+def _answered_lease(connection: Connection, run: Run, key: str, lease_id: str, digest: str) -> LeaseRow | None:
     lease = find(connection, LeaseRow, "WHERE lease_id=? AND worker=?", (lease_id, key))
     if lease is None:
         raise RefusedError("unknown_lease", "This key holds no such lease.", hint="Take a new lease.", status=404)
@@ -69,14 +73,15 @@ def check_upload(connection: Connection, run: Run, key: str, lease_id: str, dige
 
 def accept_upload(connection: Transaction, run: Run, file: ReceivedFile) -> api.SubmissionAnswer:
     """Takes in a file whose signature was verified."""
-    lease = check_upload(connection, run, file.worker, file.lease_id, file.digest)
+    worker = require_worker(connection, file.worker)
+    lease = _answered_lease(connection, run, file.worker, file.lease_id, file.digest)
     if lease is None:
         known = find(connection, SubmissionRow, "WHERE lease_id=?", (file.lease_id,))
         assert known is not None, "check_upload found it"
         head = ledger.hash_at(connection, known.position)
         return _answer(run, known, lease_of_submission(connection, known), head)
     position, head = ledger.head(connection)
-    row = new_submission(connection, run, file, position)
+    row = new_submission(connection, run, worker, file, position)
     insert(connection, row)
     lease = slots.move_lease(connection, lease, LeaseState.SUBMITTED)
     slots.submit_slot(connection, lease)
@@ -100,9 +105,11 @@ def _answer(run: Run, row: SubmissionRow, lease: LeaseRow, head: str) -> api.Sub
     return api.SubmissionAnswer(submission_id=row.submission_id, state=row.state, receipt=seal(receipt, run.keypair))
 
 
-def new_submission(connection: Connection, run: Run, file: ReceivedFile, position: int) -> SubmissionRow:
+def new_submission(
+    connection: Connection, run: Run, worker: WorkerRow, file: ReceivedFile, position: int
+) -> SubmissionRow:
     """The row of a file that arrives now, with the draw of its audit. `position` counts the ledger's entries."""
-    worker, drawn_by = require_worker(connection, file.worker), current_id(connection)
+    drawn_by = current_id(connection)
     rate, groups = trust.audit_rate(trust_record(worker), run.config.trust), run.descriptor.rollouts.tasks_per_slot
     return SubmissionRow(
         submission_id=file.submission_id,
@@ -115,6 +122,7 @@ def new_submission(connection: Connection, run: Run, file: ReceivedFile, positio
         audit_groups=json.dumps(trust.audited_groups(step_secret(run.secret, drawn_by), file.digest, rate, groups)),
         audit_step=drawn_by.step,
         audit_rate=rate,
+        useful_rate=unaudited.useful_rate(run.config.training, run.config.trust),
         numerics_class=worker.numerics_class,
         audit_epoch=drawn_by.epoch,
         audit_attempt=drawn_by.attempt,
@@ -183,6 +191,7 @@ def _waiting(connection: Connection, run: Run, manifests: Sequence[str] | None, 
 
 
 def _claim_row(connection: Connection, run: Run, row: SubmissionRow, key: str, request_id: str) -> SubmissionRow:
+    left = left_of_key(connection, run, row.worker)
     return update(
         connection,
         row,
@@ -191,7 +200,7 @@ def _claim_row(connection: Connection, run: Run, row: SubmissionRow, key: str, r
         claimed_by=key,
         claim_request=request_id,
         claim_expires=run.clock() + run.config.validation.claim_s,
-        unaudited_limit=unaudited_limit(connection, run, row.worker),
+        unaudited_limit=_limits(run, row, left)[-1],
         tries=row.tries + 1,
     )
 
@@ -215,9 +224,14 @@ def _claim_of(connection: Connection, run: Run, row: SubmissionRow) -> api.Claim
         lease=lease_of(run, lease_of_submission(connection, row)),
         audit_groups=row.groups_to_audit,
         audit_order=list(trust.audit_order(step_secret(run.secret, row.audit_id), row.digest, groups)),
-        unaudited_limit=row.unaudited_limit,
+        unaudited_limits=_limits(run, row, row.unaudited_limit),
         numerics_class=row.numerics_class,
     )
+
+
+def _limits(run: Run, row: SubmissionRow, left_of_key: int) -> list[int]:
+    coin = trust.rounding(step_secret(run.secret, row.audit_id), row.digest)
+    return unaudited.limits_of_file(row.useful_rate, run.descriptor.rollouts.tasks_per_slot, coin, left_of_key)
 
 
 def lease_of_submission(connection: Connection, row: SubmissionRow) -> LeaseRow:

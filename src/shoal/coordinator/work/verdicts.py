@@ -118,6 +118,7 @@ def _close(
         drift=_drift_level(connection, row, body),
         audit_drawn=row.groups_to_audit,
         audit_rate=row.audit_rate,
+        useful_rate=row.useful_rate,
         audit_step=row.audit_id,
         verdict=digest_bytes(verdict.encode()),
         salt=_salt(run, row),
@@ -132,8 +133,12 @@ def _salt(run: Run, row: SubmissionRow) -> str:
 
 def _drift_level(connection: Connection, row: SubmissionRow, body: api.VerdictBody) -> drift.DriftLevel:
     """After this verdict; the sum itself would tell a forger how far it may go."""
-    before = known_worker(connection, row.worker).drift
-    return drift.level(drift.after(before, body.metrics.drift_llr) if body.audited_groups else before)
+    worker = known_worker(connection, row.worker)
+    return drift.level(drift.total(_drift_sums(worker, body)) if body.audited_groups else worker.drift)
+
+
+def _drift_sums(worker: WorkerRow, body: api.VerdictBody) -> drift.Sums:
+    return drift.after(tuple(json.loads(worker.drift_sums)), body.metrics.drift_llrs)
 
 
 def _accept(
@@ -240,10 +245,10 @@ def _add_drift(connection: Transaction, run: Run, key: str, body: api.VerdictBod
     worker = known_worker(connection, key)
     if worker.state == "banned":
         return
-    before = worker.drift
-    worker = update(connection, worker, drift=drift.after(before, body.metrics.drift_llr))
+    before, sums = worker.drift, _drift_sums(worker, body)
+    worker = update(connection, worker, drift=drift.total(sums), drift_sums=json.dumps(sums))
     if drift.level(worker.drift) == "cheating":
-        detail = f"rounding flips add up to e^{worker.drift:.1f} against honest work"
+        detail = f"audits add up to e^{worker.drift:.1f} against honest work"
         ban(connection, run, worker, f"{Reason.SAMPLING_DRIFT}: {detail}", by="drift")
     elif drift.became_suspicious(before, worker.drift):
         save_trust(connection, worker, trust.after(trust_record(worker), "anomaly", run.config.trust))

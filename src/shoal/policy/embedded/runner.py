@@ -23,6 +23,7 @@ from shoal.policy.embedded.attention import (
     attending,
 )
 from shoal.policy.embedded.fused import FusedBackbone, can_fuse
+from shoal.policy.embedded.head import NARROW, wide_products
 from shoal.policy.embedded.kv_cache import KeyValueCache, PlaneShape, bytes_per_position
 from shoal.policy.embedded.linear import Linear, choose_reordered
 from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt, padded
@@ -122,7 +123,12 @@ class ModelRunner:
         return self.run(tokens_R[:, None], positions_R[:, None], step)[:, 0]
 
     def logits(self, states_ND: Tensor) -> Tensor:
-        return self._head_logits(self._head(states_ND)[:, : self.vocab_size])
+        """In float32, also of states in bf16."""
+        if self.dtype in NARROW:
+            products_NV = wide_products(states_ND, self._head.weight, self._head.bias)
+        else:
+            products_NV = self._head(states_ND)
+        return self._head_logits(products_NV[:, : self.vocab_size])
 
     @torch.inference_mode()
     def prepare(self) -> None:

@@ -192,6 +192,9 @@ class VllmEngine:
         from vllm import LLM
 
         positions = self.max_tokens + 1  # scoring samples one token after the last
+        overrides: dict[str, Any] = {"head_dtype": "float32"}  # as the embedded engine: see its `head`
+        if positions > self._model_tokens:
+            overrides["max_position_embeddings"] = positions
         return LLM(
             str(self._directory),
             skip_tokenizer_init=True,
@@ -199,7 +202,7 @@ class VllmEngine:
             generation_config="vllm",
             dtype=dtype,
             max_model_len=positions,
-            hf_overrides={"max_position_embeddings": positions} if positions > self._model_tokens else {},
+            hf_overrides=overrides,
             max_num_seqs=max_batch,
             max_num_batched_tokens=max(positions, 8192),
             tensor_parallel_size=tensor_parallel,
@@ -228,11 +231,12 @@ class VllmEngine:
 
 
 def _scored(parts: ScoredBytes, count: int) -> Scored:
-    margins, logprobs = (
-        torch.from_numpy(np.frombuffer(data, np.float32).copy()) for data in (parts.margins, parts.logprobs)
+    margins, logprobs, rivals = (
+        torch.from_numpy(np.frombuffer(data, np.float32).copy())
+        for data in (parts.margins, parts.logprobs, parts.rivals)
     )
     states = torch.from_numpy(np.frombuffer(parts.states, np.int16).copy()).view(torch.bfloat16)
-    return Scored(margins=margins, logprobs=logprobs, states=states.view(count, -1))
+    return Scored(margins, logprobs, states.view(count, -1), rivals.view(count, -1))
 
 
 def _check_version() -> None:

@@ -38,6 +38,7 @@ class ScoredBytes:
     margins: bytes  # fp32
     logprobs: bytes  # fp32
     states: bytes  # bf16
+    rivals: bytes  # fp32
 
 
 @dataclass(frozen=True)

@@ -146,9 +146,10 @@ class WorkerExtension:
         tokens = torch.tensor(prompt, device=states_ND.device)[places + 1]
         positions = torch.arange(len(tokens), device=states_ND.device)
         seeds = torch.full_like(positions, ours["seed"])
-        margins, logprobs = token_margins(logits_NV[places].float(), seeds, positions, tokens, ours["temperature"])
+        logits = logits_NV[places].float()
+        margins, logprobs, rivals = token_margins(logits, seeds, positions, tokens, ours["temperature"])
         states = states_ND[places].to(torch.bfloat16).contiguous().view(torch.int16)
-        parts = [part.cpu().numpy().tobytes() for part in (margins, logprobs, states)]
+        parts = [part.cpu().numpy().tobytes() for part in (margins, logprobs, states, rivals)]
         _step.scored[ours["number"]] = ScoredBytes(*parts)
 
 

@@ -34,8 +34,8 @@ class Claim(Answer):
     """Groups that the audit draw, or a doubt, has chosen."""
     audit_order: list[int] = []
     """All groups, in the order in which more of them are audited."""
-    unaudited_limit: Annotated[int, Field(ge=0)] = 1 << 20
-    """How many groups that carry a training signal may stay without an audit."""
+    unaudited_limits: list[Annotated[int, Field(ge=0)]] = []
+    """How many groups that carry a training signal may stay without an audit, by how many there are; all, if it says nothing."""
     numerics_class: str = ""
     """Under which the worker was registered when the file arrived; empty if it was not noted."""
 
@@ -75,8 +75,8 @@ class AuditMetrics(Body):
     exponent_mismatches_max: Count = 0
     mantissa_mean_max: float = 0.0
     logprob_error_max: float = 0.0
-    drift_llr: float = 0.0
-    """Log-likelihood ratio of numerics coarser than honest ones; the coordinator adds it up per worker."""
+    drift_llrs: Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(max_length=16)] = []
+    """Log-likelihood ratios of alternatives to honest numerics; the coordinator adds each up per worker."""
 
 
 class VerdictBody(Body):

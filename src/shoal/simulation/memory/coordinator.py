@@ -33,7 +33,8 @@ class MemoryCoordinator:
         self.leasing = Leasing(self.tables, config, clock, secret)
         self.files = Files(self.tables, self.leasing, config, clock, secret)
         self.presence = self.leasing.presence
-        self._refusals: dict[leases.Refused, api.LeaseAnswer] = {}
+        self._refusals: dict[int, tuple[leases.Refused, api.LeaseAnswer]] = {}
+        """By identity, which is cheaper to compare than a decision: idle keys hear the same object again and again."""
 
     # Workers
 
@@ -55,9 +56,10 @@ class MemoryCoordinator:
 
     def lease(self, key: str, request_id: str, held_versions: Sequence[int]) -> api.LeaseAnswer:
         worker = self._require(key)
-        if worker.trust.state in ("gone", "registered"):
+        was_absent = worker.trust.state in ("gone", "registered")
+        if was_absent:
             self._returned(worker)
-        decision = self.leasing.decide(worker, held_versions)
+        decision = self.leasing.decide(worker, tuple(held_versions))
         if isinstance(decision, leases.Refused):
             answer = self._refusal(decision)
         else:
@@ -67,23 +69,25 @@ class MemoryCoordinator:
                 lease=view, reason="granted", retry_after_s=0.5, wanted_version=decision.wanted_version
             )
         # As in the store, presence learns of a request when it is answered.
-        self.presence.seen(key)
-        self.presence.note_asking(key, has_delivered=worker.delivered_at > 0)
+        if was_absent:
+            self.presence.seen(key)
+        self.presence.asked(worker, self.clock())
         return answer
 
     def _refusal(self, refused: leases.Refused) -> api.LeaseAnswer:
-        """The same object for the same answer: idle keys hear little else."""
-        known = self._refusals.get(refused)
-        if known is None:
-            if len(self._refusals) >= KEPT_REFUSALS:
-                self._refusals.clear()
-            known = self._refusals[refused] = api.LeaseAnswer.model_construct(
-                lease=None,
-                reason=refused.reason,
-                retry_after_s=refused.retry_after_s,
-                wanted_version=refused.wanted_version or 0,
-            )
-        return known
+        known = self._refusals.get(id(refused))
+        if known is not None and known[0] is refused:
+            return known[1]
+        if len(self._refusals) >= KEPT_REFUSALS:
+            self._refusals.clear()
+        answer = api.LeaseAnswer.model_construct(
+            lease=None,
+            reason=refused.reason,
+            retry_after_s=refused.retry_after_s,
+            wanted_version=refused.wanted_version or 0,
+        )
+        self._refusals[id(refused)] = (refused, answer)
+        return answer
 
     def _returned(self, worker: Key) -> None:
         for state, event in (("gone", "returned"), ("registered", "asked")):
@@ -106,7 +110,7 @@ class MemoryCoordinator:
 
     def leave(self, key: str) -> None:
         """The key sends nothing more."""
-        self.presence.leave(key)
+        self.presence.leave(key, self.tables.keys[key].asked_at)
 
     def rejoin(self, key: str) -> None:
         self.presence.rejoin(key)
@@ -204,10 +208,10 @@ class MemoryCoordinator:
         return batch.trained if batch.is_recorded else _trained(batch)
 
     def is_reliable(self, key: str) -> bool:
-        return self.leasing.is_reliable(self.tables.keys[key], self.leasing.observe())
+        return self.leasing.observer.is_reliable(self.tables.keys[key], self.leasing.observer.observe())
 
     def pace(self) -> Pace:
-        return self.leasing.observe().pace
+        return self.leasing.observer.observe().pace
 
     def close(self) -> None:
         """Nothing is open."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from shoal.config import ShoalConfig
-from shoal.coordinator.rules import batches, deliveries, duplicates, retries, trust
+from shoal.coordinator.rules import batches, deliveries, duplicates, retries, trust, unaudited
 from shoal.coordinator.states import FILLING, SUBMISSION, UNDECIDED, LeaseState, SlotState, SubmissionState
 from shoal.errors import RefusedError
 from shoal.protocol import api
@@ -26,7 +26,7 @@ class Files:
         self, tables: Tables, leasing: Leasing, config: ShoalConfig, clock: Callable[[], float], secret: bytes
     ) -> None:
         self.tables, self.leasing, self.config, self.clock, self.secret = tables, leasing, config, clock, secret
-        self.trust = config.trust
+        self.trust, self.useful_rate = config.trust, unaudited.useful_rate(config.training, config.trust)
         self._numbers, self._claims = itertools.count(), itertools.count()
         self._secrets: dict[int, bytes] = {}
 
@@ -66,10 +66,10 @@ class Files:
         if file is None:
             return None
         now, key = self.clock(), file.lease.key
-        limit = batches.unaudited_limit(self.config.training, self.trust) - key.waiting_unaudited - key.promised
+        left = unaudited.limit_of_key(self.config.training, self.trust) - key.waiting_unaudited - key.promised
         self._move(file, SubmissionState.CLAIMED)
         file.claim_id, file.claim_expires = f"{next(self._claims):032x}", now + self.config.validation.claim_s
-        file.tries, file.unaudited_limit = file.tries + 1, max(0, limit)
+        file.tries, file.unaudited_limit = file.tries + 1, self._limits(file, max(0, left))[-1]
         key.promised += file.unaudited_limit
         heapq.heappush(self.tables.claims, (file.claim_expires, file.number, file))
         return self._claim_of(file)
@@ -102,9 +102,13 @@ class Files:
             lease=self.leasing.lease_view(lease, self.secret_of(lease.step)),
             audit_groups=file.audit_groups,
             audit_order=list(trust.audit_order(self.secret_of(file.audit_step), file.digest, groups)),
-            unaudited_limit=file.unaudited_limit,
+            unaudited_limits=self._limits(file, file.unaudited_limit),
             numerics_class=lease.key.numerics_class,
         )
+
+    def _limits(self, file: File, left_of_key: int) -> list[int]:
+        coin = trust.rounding(self.secret_of(file.audit_step), file.digest)
+        return unaudited.limits_of_file(self.useful_rate, self.config.rollouts.tasks_per_slot, coin, left_of_key)
 
     def release_claims(self) -> bool:
         claims, now, found = self.tables.claims, self.clock(), False
@@ -190,12 +194,12 @@ class Files:
         self._decided(file)
 
     def _record_delivery(self, file: File, tokens: int) -> None:
-        key, lease, pace = file.lease.key, file.lease, self.leasing.observe().pace
+        key, lease, pace = file.lease.key, file.lease, self.leasing.observer.observe().pace
         record = deliveries.after_delivery(key.record, file.received_at - lease.issued_at, pace)
         busy_s = file.received_at - max(lease.issued_at, key.received_at)
         key.record = deliveries.after_tokens(record, tokens, busy_s)
         key.received_at, key.delivered_at = max(key.received_at, file.received_at), self.clock()
-        self.leasing.delivered(key)
+        self.leasing.observer.delivered(key)
 
     def _group(self, lease: Lease, body: api.VerdictBody, group: api.GroupVerdict) -> batches.GroupView:
         return batches.GroupView(
@@ -225,7 +229,7 @@ class Files:
 
     def set_trust(self, key: Key, record: trust.TrustRecord) -> None:
         key.trust = record
-        self.leasing.changed(key)
+        self.leasing.observer.changed(key)
 
     def _differs(self, file: File, body: api.VerdictBody) -> bool:
         counting = self._counting(file)

@@ -6,116 +6,90 @@
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from shoal.config import ShoalConfig
 from shoal.coordinator.batching.timing import LeaseTiming
-from shoal.coordinator.rules import backups, batches, deliveries, freshness, leases, trust
+from shoal.coordinator.rules import backups, batches, deliveries, freshness, leases
 from shoal.coordinator.states import LeaseState, SlotState
-from shoal.coordinator.work.deliveries import OBSERVED_KEYS
 from shoal.coordinator.work.leasing import FAILING, PAGE, lease_name
 from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed
 from shoal.simulation.memory import slots
+from shoal.simulation.memory.observer import Observed, Observer
 from shoal.simulation.memory.presence import BeatingPresence
-from shoal.simulation.memory.refusals import CommonView
+from shoal.simulation.memory.refusals import BEST, CommonView, Kind, Refusals
 from shoal.simulation.memory.tables import Key, Lease, Slot, Tables
 
 SETTLING_S = 1e-6
 """Just before a version settles no answer is kept: two sums of floats may differ in their last digit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    keys: Sequence[Key]
-    pace: deliveries.Pace
-    is_enforced: bool
-    names: frozenset[str]
-    """Of all keys that were looked at."""
-    until: float
-    """When one of them falls silent."""
-    reliable: dict[str, list[str]] = field(default_factory=dict)
-    """Keys that may fill a late slot, by numerics class, once somebody asked."""
-
-
 class Leasing:
     def __init__(self, tables: Tables, config: ShoalConfig, clock: Callable[[], float], secret: bytes) -> None:
         self.tables, self.config, self.clock, self.secret = tables, config, clock, secret
         self.presence = BeatingPresence(clock, config.coordinator.gone_after_s)
+        self.observer = Observer(tables, config, clock, self.presence)
         self.timing = LeaseTiming() if config.coordinator.just_in_time else None
         self.has_backups = True
         """Only a simulation can do without them, to show what they are worth."""
-        self._observed: Observed | None = None
         self._counted: tuple[tuple[int, int], batches.StepCounts] | None = None
         self._common: CommonView | None = None
+        self.refusals = Refusals(config.training, config.trust)
         self._numbers = itertools.count()
-
-    # What is known of keys
-
-    def changed(self, key: Key) -> None:
-        """Its record or trust is another one now."""
-        if self._observed is not None and key.key in self._observed.names:
-            self._observed = None
-
-    def delivered(self, key: Key) -> None:
-        """It has delivered last of all."""
-        self.tables.by_delivery.pop(key.key, None)
-        self.tables.by_delivery[key.key] = key
-        self._observed = None
-
-    def observe(self) -> Observed:
-        known = self._observed
-        if known is None or self.clock() > known.until:
-            known = self._observed = self._observe()
-        return known
-
-    def _observe(self) -> Observed:
-        longest_s, looked = self.config.coordinator.lease_s, list[Key]()
-        for key in reversed(self.tables.by_delivery.values()):
-            if key.trust.state != "banned":
-                looked.append(key)
-                if len(looked) == OBSERVED_KEYS:
-                    break
-        present = [key for key in looked if self.presence.is_present(key.key)]
-        newest_at = max((key.delivered_at for key in present), default=0.0)
-        current = [key for key in present if deliveries.is_current(key.record, newest_at - key.delivered_at, longest_s)]
-        records = [key.record for key in current]
-        pace = deliveries.pace(records, longest_s)
-        until = min((self.presence.silent_at(key.key) for key in present), default=float("inf"))
-        names = frozenset(key.key for key in looked)
-        return Observed(current, pace, deliveries.is_enforced(records, pace), names, until)
-
-    def is_reliable(self, key: Key, observed: Observed) -> bool:
-        if not trust.is_usable(key.trust, self.config.trust):
-            return False
-        return not observed.is_enforced or deliveries.is_reliable(key.record, observed.pace)
 
     # One request for work
 
-    def decide(self, key: Key, held_versions: Sequence[int]) -> leases.Grant | leases.Refused:
-        self.expire()
-        observed, config = self.observe(), self.config
-        common, is_reliable = self._common_view(observed), self.is_reliable(key, observed)
-        polling = self.presence.polling(has_delivered=key.delivered_at > 0)
+    def decide(self, key: Key, held_versions: tuple[int, ...]) -> leases.Grant | leases.Refused:
+        now, tables = self.clock(), self.tables
+        if tables.expiring and tables.expiring[0][0] < now:
+            self.expire()
+        observed = self.observer.known
+        if observed is None or now > observed.until:
+            observed = self.observer.observe()
+        common = self._common
+        if common is None or not common.holds(tables.revision, observed, now):
+            common = self._common = self._common_now(observed, now)
+        is_reliable = self.observer.is_reliable(key, observed)
+        polling = self.presence.polling_at(now, has_delivered=key.delivered_at > 0)
         late: leases.OpenSlot | None = None
-        if is_reliable and self._has_late_slots():
+        if is_reliable and self.has_backups and self._has_late_slots(now):
             late = self._late_slot(key, observed, held_versions, polling)
-        if late is None and not deliveries.backoff_s(key.record, self.clock()):
-            refusal = common.refusal(held_versions, polling, config.training, config.trust, is_reliable=is_reliable)
+        is_usual = late is None and not deliveries.backoff_s(key.record, now)
+        if is_usual:
+            refusal = self.refusals.get(common, BEST[is_reliable], held_versions, polling)
             if refusal is not None:
                 return refusal
         others_active = self._has_others(key, active=True)
+        others = others_active or self._has_others(key, active=False)
+        kind = Kind(is_reliable, key.trust.state == "active", others, others_active)
+        if is_usual:
+            refusal = self._refusal_of_kind(common, kind, key, observed, held_versions, polling)
+            if refusal is not None:
+                return refusal
         swarm = replace(
-            common.swarm,
-            keys_polling=polling,
-            has_other_workers=others_active or self._has_others(key, active=False),
-            has_other_active_workers=others_active,
+            common.swarm, keys_polling=polling, has_other_workers=others, has_other_active_workers=others_active
         )
         asking = self._key_view(key, observed, held_versions, late, is_reliable=is_reliable)
-        return leases.decide(swarm, asking, config.training, config.trust)
+        return leases.decide(swarm, asking, self.config.training, self.config.trust)
+
+    def _refusal_of_kind(
+        self,
+        common: CommonView,
+        kind: Kind,
+        key: Key,
+        observed: Observed,
+        held_versions: tuple[int, ...],
+        polling: int,
+    ) -> leases.Refused | None:
+        refusal = self.refusals.get(common, kind, held_versions, polling)
+        if refusal is not None or not key.leased:
+            return refusal
+        is_full = len(key.leased) >= deliveries.leases_allowed(key.record, observed.pace, reliable=kind.is_reliable)
+        return self.refusals.get(common, kind._replace(is_full=True), held_versions, polling) if is_full else None
 
     def grant(self, key: Key, request_id: str, grant: leases.Grant) -> Lease:
-        now, pace = self.clock(), self.observe().pace
+        now, pace = self.clock(), self.observer.observe().pace
         step, due_at = self.tables.of_step(grant.step), now + pace.in_time_s
         is_new = grant.slot == len(step.slots)
         slot = (
@@ -155,6 +129,11 @@ class Leasing:
         return lease
 
     def lease_view(self, lease: Lease, secret_of_step: bytes) -> api.Lease:
+        if lease.view is None:
+            lease.view = self._lease_view(lease, secret_of_step)
+        return lease.view
+
+    def _lease_view(self, lease: Lease, secret_of_step: bytes) -> api.Lease:
         return api.Lease.model_construct(
             lease_id=lease.lease_id,
             step=lease.step,
@@ -171,7 +150,7 @@ class Leasing:
         if key.newest_used >= 0:
             published_at = self.tables.versions[version].published_at
             key.record = deliveries.after_first_use(key.record, now - published_at)
-            self.changed(key)
+            self.observer.changed(key)
         key.newest_used = version
 
     def expire(self) -> bool:
@@ -191,16 +170,10 @@ class Leasing:
     def fail(self, key: Key) -> None:
         """Counts a lease that came to nothing."""
         key.record = deliveries.after_failure(key.record, self.clock())
-        self.changed(key)
-
-    def _common_view(self, observed: Observed) -> CommonView:
-        """What does not depend on the key that asks."""
-        known, now = self._common, self.clock()
-        if known is None or not known.holds(self.tables.revision, observed, now):
-            known = self._common = self._common_now(observed, now)
-        return known
+        self.observer.changed(key)
 
     def _common_now(self, observed: Observed, now: float) -> CommonView:
+        """What does not depend on the key that asks."""
         step, versions = self.tables.step, self.tables.versions
         timing, is_steady = self._decide_timing(step)
         oldest = max(0, step - self.config.training.async_level)
@@ -324,10 +297,10 @@ class Leasing:
                 return leases.OpenSlot(number, slot.version)
         return None
 
-    def _has_late_slots(self) -> bool:
+    def _has_late_slots(self, now: float) -> bool:
         """Whether a slot of the step may go to another key too."""
-        step = self.tables.of_step(self.tables.step)
-        return self.has_backups and (bool(step.overdue) or (bool(step.due) and step.due[0][0] <= self.clock()))
+        step = self.tables.steps.get(len(self.tables.batches))
+        return step is not None and (bool(step.overdue) or (bool(step.due) and step.due[0][0] <= now))
 
     def _late_slot(
         self, key: Key, observed: Observed, held_versions: Sequence[int], polling: int
@@ -338,32 +311,21 @@ class Leasing:
             for slot in slots.late_slots(self.tables.of_step(step), now)
             if slot.numerics_class == key.numerics_class and not slot.was_held_by(key)
         )
-        late = list(itertools.islice(fitting, PAGE))
-        if not late:
-            return None
-        poll_s = leases.poll_s(polling)
-        others = self._reliable_keys(observed, key.numerics_class) or list(
-            itertools.islice(self.presence.workers, PAGE)
-        )
-        for slot in late:
+        poll_s, others = leases.poll_s(polling), self.observer.reliable_keys(observed, key.numerics_class)
+        if not others:
+            others = list(itertools.islice(self.presence.workers, PAGE))
+        for slot in itertools.islice(fitting, PAGE):
             view = backups.LateSlot(step, slot.number, slot.version, slot.attempts, slot.due_at)
             if slot.version in held_versions and backups.may_take(view, key.key, others, self.secret, now, poll_s):
                 return leases.OpenSlot(slot.number, slot.version)
         return None
-
-    def _reliable_keys(self, observed: Observed, numerics_class: str) -> list[str]:
-        known = observed.reliable.get(numerics_class)
-        if known is None:
-            same = [one for one in observed.keys if one.numerics_class == numerics_class]
-            known = observed.reliable[numerics_class] = [one.key for one in same if self.is_reliable(one, observed)]
-        return known
 
     def _has_others(self, key: Key, *, active: bool) -> bool:
         """Whether another key that is present and does not fail took a lease lately."""
         recent, since = self.tables.recent[active], self.clock() - self.config.coordinator.lease_s
         while recent and recent[0][0] < since:
             recent.popleft()
-        return any(
-            other is not key and other.record.failures < FAILING and self.presence.is_present(other.key)
-            for _, other in reversed(recent)
-        )
+        for _, other in reversed(recent):
+            if other is not key and other.record.failures < FAILING and self.presence.is_present(other.key):
+                return True
+        return False

@@ -1,56 +1,116 @@
 """Refusals that hold for everybody: idle keys of a large swarm hear little else, so such an answer is decided once.
 
-`rules.leases` is asked about the best-placed key: active, without failures, leases or slots of the step. If even that key is
-refused, so is every other one with the same versions and reliability, for the same reason (`tests/simulation/test_refusals.py`
-holds the rule to that). It is repeated until a tally, a version or the pace changes, or a moment that the rules named.
+`rules.leases` is asked about the best-placed key of a kind: without failures, slots of the step or a late slot. If even that key is
+refused, so is every other one of its kind with the same versions, for the same reason. Kinds differ in what the limits of a step
+follow from. An answer is repeated as long as what the rule looks at for such a key stays the same, which outlasts most changes of
+a tally (`tests/simulation/test_refusals.py` holds the rule to all of this).
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from shoal.config import TrainingConfig, TrustConfig
 from shoal.coordinator.rules import leases
 
+KEPT = 1 << 13
 
-def best_placed(held_versions: Sequence[int], *, is_reliable: bool) -> leases.KeyView:
-    """No key with these versions has more reasons to get work, but for one that was drawn for a late slot."""
+
+class Kind(NamedTuple):
+    """Of a key that asks."""
+
+    is_reliable: bool
+    is_active: bool = True
+    has_other_workers: bool = False
+    has_other_active_workers: bool = False
+    is_full: bool = False
+    """Whether it holds all the leases that it may."""
+
+
+BEST = {is_reliable: Kind(is_reliable) for is_reliable in (False, True)}
+"""No limit on shares of a step holds for a key that is active and alone."""
+
+
+def best_placed(held_versions: Sequence[int], kind: Kind) -> leases.KeyView:
+    """No key of this kind with these versions has more reasons to get work, but for one that was drawn for a late slot."""
     return leases.KeyView(
-        is_active=True,
+        is_active=kind.is_active,
         held_versions=held_versions,
-        leases_held=0,
+        leases_held=1 if kind.is_full else 0,
         leases_allowed=1,
         slots_of_step=0,
-        is_reliable=is_reliable,
+        is_reliable=kind.is_reliable,
     )
 
 
 @dataclass(slots=True)
 class CommonView:
-    """What all keys share between two changes, and what was answered meanwhile."""
+    """What all keys share between two changes."""
 
     swarm: leases.SwarmView
     """Without other workers, and with nobody who asks."""
     revision: int
     observed: object
     until: float
-    answers: dict[tuple[tuple[int, ...], bool, int], leases.Refused | None] = field(default_factory=dict)
+    outlooks: dict[Kind, int] = field(default_factory=dict)
+    """What the rule looks at, numbered by `Refusals`."""
 
     def holds(self, revision: int, observed: object, now: float) -> bool:
         return revision == self.revision and observed is self.observed and now < self.until
 
-    def refusal(
-        self,
-        held_versions: Sequence[int],
-        keys_polling: int,
-        training: TrainingConfig,
-        trust: TrustConfig,
-        *,
-        is_reliable: bool,
+
+class Refusals:
+    def __init__(self, training: TrainingConfig, trust: TrustConfig) -> None:
+        self.training, self.trust = training, trust
+        self._numbers = itertools.count()
+        self._outlooks: dict[object, int] = {}
+        self._answers: dict[tuple[int, tuple[int, ...], int], leases.Refused | None] = {}
+
+    def get(
+        self, view: CommonView, kind: Kind, held_versions: tuple[int, ...], keys_polling: int
     ) -> leases.Refused | None:
-        """What every such key hears; none if one of them may get work."""
-        asked = (tuple(held_versions), is_reliable, keys_polling)
-        if asked not in self.answers:
-            swarm, key = replace(self.swarm, keys_polling=keys_polling), best_placed(asked[0], is_reliable=is_reliable)
-            answer = leases.decide(swarm, key, training, trust)
-            self.answers[asked] = answer if isinstance(answer, leases.Refused) else None
-        return self.answers[asked]
+        """What every key of this kind hears; none if one of them may get work."""
+        outlook = view.outlooks.get(kind)
+        if outlook is None:
+            outlook = view.outlooks[kind] = self._outlook(view.swarm, kind)
+        asked = (outlook, held_versions, keys_polling)
+        try:
+            return self._answers[asked]
+        except KeyError:
+            if len(self._answers) >= KEPT:
+                self._answers.clear()
+            answer = self._answers[asked] = self._decide(view.swarm, kind, held_versions, keys_polling)
+            return answer
+
+    def _outlook(self, swarm: leases.SwarmView, kind: Kind) -> int:
+        """A number for all that `leases.decide` looks at when such a key asks."""
+        seen, key = _seen_by(swarm, kind, 0), best_placed((), kind)
+        outlook = (
+            *(swarm.run_state, swarm.step, swarm.steps, swarm.has_space, tuple(swarm.published)),
+            *(swarm.settled_version, swarm.awaited_version, leases.has_work(seen, key, self.training, self.trust)),
+        )
+        if len(self._outlooks) >= KEPT:
+            self._outlooks.clear()
+        number = self._outlooks.get(outlook)
+        if number is None:
+            number = self._outlooks[outlook] = next(self._numbers)
+        return number
+
+    def _decide(
+        self, swarm: leases.SwarmView, kind: Kind, held_versions: Sequence[int], keys_polling: int
+    ) -> leases.Refused | None:
+        seen, key = _seen_by(swarm, kind, keys_polling), best_placed(held_versions, kind)
+        answer = leases.decide(seen, key, self.training, self.trust)
+        return answer if isinstance(answer, leases.Refused) else None
+
+
+def _seen_by(swarm: leases.SwarmView, kind: Kind, keys_polling: int) -> leases.SwarmView:
+    if not keys_polling and not kind.has_other_workers:
+        return swarm
+    return replace(
+        swarm,
+        keys_polling=keys_polling,
+        has_other_workers=kind.has_other_workers,
+        has_other_active_workers=kind.has_other_active_workers,
+    )

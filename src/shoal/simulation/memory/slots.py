@@ -58,7 +58,8 @@ def move_slot(tables: Tables, slot: Slot, state: SlotState, lease: Lease | None)
         return
     SLOT.require(slot.state, state)
     step = tables.of_step(slot.step)
-    tables.revision += 1
+    if slot.state not in FILLING or state not in FILLING:  # no count tells work from its file
+        tables.revision += 1
     step.tally[slot.state, slot.deferred] -= 1
     step.tally[state, slot.deferred] += 1
     slot.state = state

@@ -7,7 +7,8 @@ store gets from SQL, so that a request costs the same in a swarm of ten and of t
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from shoal.coordinator.rules import batches, deliveries, trust
+from shoal.coordinator.rules import batches, deliveries
+from shoal.coordinator.rules.trust import TrustRecord
 from shoal.coordinator.states import LeaseState, SlotState, SubmissionState
 from shoal.protocol import api
 from shoal.simulation.operations import TrainedGroup
@@ -19,7 +20,7 @@ NO_DELIVERIES = deliveries.Record()
 class Key:
     key: str
     numerics_class: str
-    trust: trust.TrustRecord
+    trust: TrustRecord
     record: deliveries.Record = NO_DELIVERIES
     delivered_at: float = 0.0
     received_at: float = 0.0
@@ -36,6 +37,11 @@ class Key:
     waiting_unaudited: int = 0
     promised: int = 0
     """Groups that claimed files may leave without an audit."""
+    reliability: tuple[deliveries.Record, TrustRecord, tuple[bool, float], bool] | None = None
+    """Whether it is reliable, and what that followed from."""
+    asked_at: float = 0.0
+    turns: list[int] = field(default_factory=lambda: [-1, -1])
+    """In which it was last counted among the keys that ask, and among those of them that have delivered."""
 
 
 @dataclass(slots=True)
@@ -50,6 +56,8 @@ class Lease:
     by_active_key: bool
     state: LeaseState = LeaseState.LEASED
     file: "File | None" = None
+    view: api.Lease | None = None
+    """As its key and a validator see it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -3,6 +3,7 @@
 The same scenario gives the same numbers, on every machine. A swarm that makes no progress for long is stopped, with the reason.
 """
 
+import gc
 from collections.abc import Callable
 
 from shoal.simulation.clock import EventClock
@@ -19,7 +20,10 @@ from shoal.simulation.swarm.work import Workload
 from shoal.simulation.swarm.world import Counted, World
 
 WARM_UP = 8
-"""Steps that do not count, or a quarter of a shorter run: probation, first pace, three cycles for leases in time."""
+"""Steps that do not count, or a quarter of a shorter run, at least one: probation, first pace, three cycles for leases in time."""
+
+COLLECT_AFTER = 20_000
+"""Files: slots and leases that refer to each other are about a hundred megabytes by then."""
 
 
 class Swarm:
@@ -34,18 +38,31 @@ class Swarm:
         self.world.on_file, self.world.on_verdict = self.validators.look, self.trainer.look
         groups = [(group, number) for group, one in enumerate(spec.workers) for number in range(one.count)]
         self.members = [Member(self.world, group, number) for group, number in groups]
-        self.warm_up = min(WARM_UP, spec.run.steps // 4)
+        self.warm_up = max(1, min(WARM_UP, spec.run.steps // 4))
         self.before, self.measured_from = Counted(), clock.now
+        self.collected_at = 0.0
         self.stopped = ""
         """Why, if it did not reach its last step."""
 
     def run(self, on_progress: Callable[[float], None] = lambda share: None) -> SwarmResult:
+        was_enabled = gc.isenabled()
+        gc.freeze()  # the machines of the swarm stay: no collection needs to look at them,
+        gc.disable()  # and what a step leaves behind is collected between steps
+        try:
+            return self._run(on_progress)
+        finally:
+            gc.unfreeze()
+            if was_enabled:
+                gc.enable()
+
+    def _run(self, on_progress: Callable[[float], None]) -> SwarmResult:
         self._sweep()
         self.world.beat()
         for step in range(1, self.spec.run.steps + 1):
             if not self._reach(step):
                 break
             on_progress(step / self.spec.run.steps)
+            self._collect()
             if step == self.warm_up:
                 self._settle()
                 self.before, self.measured_from = self.world.counted.copy(), self.world.clock.now
@@ -80,6 +97,7 @@ class Swarm:
             honest=len(honest),
             slot_s=min(self.world.workload.slot_s(group) for group in self.spec.workers),
             lease_s=self.world.config.coordinator.lease_s,
+            stage_s=self.spec.trainer.stage_s,
             arrival_s=max(self.world.broadcast.seconds(group, 1, 0) for group in range(len(self.spec.workers))),
         )
 
@@ -88,6 +106,12 @@ class Swarm:
         self.trainer.look()
         self.validators.look()
         self.world.clock.after(SWEEP_S, self._sweep)
+
+    def _collect(self) -> None:
+        files = sum(self.world.counted.files.values())
+        if files - self.collected_at >= COLLECT_AFTER:
+            self.collected_at = files
+            gc.collect()
 
     def _settle(self) -> None:
         for member in self.members:

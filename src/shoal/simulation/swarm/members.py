@@ -35,11 +35,13 @@ class Member:
         self.session, self.is_present, self.is_out = 0, False, False
         self.first_lease_at: float | None = None
         self.waits_for = "need_weights"
-        self.held: list[int] = []
+        self.held: tuple[int, ...] = ()
         self.loaded = -1
         self._fetching: tuple[int, float, int] | None = None
         self._looked_at = world.clock.now
-        self._requests = itertools.count()
+        self._requests, self._name = itertools.count(), f"{self.key[:16]}-"
+        self._asks, self._requested = partial(self._ask, 0), partial(self._request, 0)
+        """Of this session; an idle worker plans them again and again."""
         self.clock.after(self.chance.random() * START_S, self._join)
 
     # Coming and going
@@ -55,6 +57,7 @@ class Member:
         self.rows = [now] * self.spec.rows
         self.busy_until = self.accounted_to = self._looked_at = now
         self.loaded = -1
+        self._asks, self._requested = partial(self._ask, self.session), partial(self._request, self.session)
         if self._fetching is not None:  # shards that have arrived are kept
             version, left_s, size_bytes = self._fetching
             self._fetching = (version, now + left_s, size_bytes)
@@ -121,8 +124,7 @@ class Member:
 
     def _take(self, version: int, size_bytes: int) -> None:
         self.world.counted.bytes["worker_down"] += size_bytes
-        self.held.append(version)
-        del self.held[: -self.world.config.training.async_level - 2]
+        self.held = (*self.held, version)[-self.world.config.training.async_level - 2 :]
 
     def _arrives_at(self) -> float:
         return self._fetching[1] if self._fetching is not None else math.inf
@@ -133,7 +135,8 @@ class Member:
         if session != self.session:
             return
         now = self.clock.now
-        self._refresh(now)
+        if self._fetching is not None or not self.held or self.held[-1] + 1 < len(self.world.published_at):
+            self._refresh(now)
         if not self.held:
             self.waits_for = "need_weights"
             self._ask_at(self._arrives_at())
@@ -143,24 +146,24 @@ class Member:
             self.loaded = self.held[-1]
             self._ask_at(now + self.spec.swap_s)
         else:
-            self.world.request(partial(self._request, session))
+            self.world.request(self._requested)
 
     def _ask_at(self, at: float) -> None:
         if at < math.inf:
-            self.clock.after(at - self.clock.now, partial(self._ask, self.session))
+            self.clock.after(at - self.clock.now, self._asks)
         else:  # no version is published yet
-            self.clock.after(ASKS_AGAIN_S, partial(self._ask, self.session))
+            self.clock.after(ASKS_AGAIN_S, self._asks)
 
-    def _usable(self) -> list[int]:
+    def _usable(self) -> tuple[int, ...]:
         """While there is other work, no lease of an older version is worth two swaps of weights."""
         is_idle = self.busy_until <= self.clock.now
-        return self.held if self.waits_for and is_idle else [one for one in self.held if one >= self.loaded]
+        return self.held if self.waits_for and is_idle else tuple(one for one in self.held if one >= self.loaded)
 
     def _request(self, session: int) -> None:
         if session != self.session:
             return
         try:
-            name = f"{self.key[:16]}-{next(self._requests):08}"
+            name = f"{self._name}{next(self._requests):08}"
             answer = self.world.coordinator.lease(self.key, name, self._usable())
         except RefusedError:
             self._banned()
@@ -174,7 +177,8 @@ class Member:
             self.waits_for = answer.reason
         arrives_in_s = max(0.0, self._arrives_at() - now)
         is_lacking = answer.reason == "need_weights"
-        self._ask_at(now + (min(answer.retry_after_s, arrives_in_s) if is_lacking else answer.retry_after_s))
+        asks_at = now + (min(answer.retry_after_s, arrives_in_s) if is_lacking else answer.retry_after_s)
+        self.clock.in_line(asks_at - now, self._asks)
 
     def _begin(self, lease: api.Lease) -> None:
         now = self.clock.now

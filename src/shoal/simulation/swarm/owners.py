@@ -8,6 +8,8 @@ from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
 from shoal.simulation.swarm.world import World
 
+NO_METRICS = api.AuditMetrics()
+
 
 class SwarmTrainer:
     """Trains on each batch in turn; a version is staged, recorded and announced while the next step runs."""
@@ -72,7 +74,7 @@ class Validators:
         world, seed = self.world, claim.lease.slot_seed
         work = world.workload.of(seed)
         useful = {group.group for group in work.groups if group.useful}
-        audited = groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limit)
+        audited = groups_to_audit(claim.audit_groups, claim.audit_order, useful, claim.unaudited_limits)
         seconds = self.spec.file_s + world.workload.audit_tokens(work, audited) / self.spec.audit_tokens_per_s
         world.counted.validating_s += seconds
         world.counted.file_wait_s += world.clock.now - world.received_at.pop(claim.lease.lease_id, world.clock.now)
@@ -92,6 +94,7 @@ class Validators:
             reasons=[Reason.COMMITMENT] if forged else [Reason.LOGPROBS] if is_junk else [],
             audited_groups=audited,
             groups=[] if forged or is_junk else list(work.groups),
+            metrics=NO_METRICS,
             seconds=seconds,
         )
         if body.accepted:

@@ -117,7 +117,7 @@ def summarise(swarm: "Swarm") -> SwarmResult:
         stopped=swarm.stopped,
         simulated_s=world.clock.now - swarm.begun_at,
         step_s=step_s,
-        slowest_step_s=max(durations, default=step_s),
+        slowest_step_s=max([step_s, *durations]),
         steps_per_minute=60.0 / step_s,
         first_step_s=begun[0] - swarm.begun_at if begun else float("inf"),
         trainer_wait=counted.trainer_wait_s / seconds if seconds else 1.0,

@@ -300,6 +300,8 @@ def _nearest_key(place: str) -> str:
 
 
 def _nearest_name(name: str) -> str:
-    near = difflib.get_close_matches(Path(name).stem.lower(), bundled_names(), n=1, cutoff=0.5)
+    stem = Path(name).stem.lower()
+    near = [one for one in bundled_names() if stem and stem in one]
+    near = near or difflib.get_close_matches(stem, bundled_names(), n=1, cutoff=0.5)
     known = f"The package has {', '.join(bundled_names())}."
     return f"Did you mean {near[0]}? {known}" if near else f"Give a file, or one of these. {known}"

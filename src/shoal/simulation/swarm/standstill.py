@@ -33,6 +33,8 @@ class Standstill:
     slot_s: float
     """What the fastest class of workers takes for a slot."""
     lease_s: float
+    stage_s: float
+    """What the trainer takes to publish a version."""
     arrival_s: float
     """Of a version at the slowest class."""
 
@@ -48,6 +50,8 @@ def sentence(seen: Standstill) -> str:
 def _reason(seen: Standstill) -> str:
     if seen.events >= seen.most_events:
         return f"{seen.events:,} events; times of this scenario are too far apart, or workers come and go too fast"
+    if seen.stage_s >= seen.seconds:
+        return f"the trainer takes {_time(seen.stage_s)} to publish a version; lower trainer.stage_s"
     if not seen.versions_received and not seen.tokens_generated:
         return f"no worker has weights; a version takes {_time(seen.arrival_s)} to arrive"
     if not seen.honest:

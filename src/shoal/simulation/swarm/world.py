@@ -114,12 +114,13 @@ class World:
         if not self.service_s:
             act()
             return
-        share, now = max(LEAST_SHARE, 1.0 - len(self.keys) * self._heartbeat_share), self.clock.now
-        self._free_at = max(now, self._free_at) + self.service_s / share
+        share, now = 1.0 - len(self.keys) * self._heartbeat_share, self.clock.now
+        begins_at = self._free_at if self._free_at > now else now
+        self._free_at = begins_at + self.service_s / (share if share > LEAST_SHARE else LEAST_SHARE)
         wait_s = self._free_at - now
         if wait_s > self.slowest_answer_s:
             self.slowest_answer_s = wait_s
-        self.clock.after(wait_s, act)
+        self.clock.finally_after(wait_s, act)
 
     def beat(self) -> None:
         self.counted.heartbeats += len(self.keys)

@@ -11,18 +11,18 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from shoal.coordinator.rules.drift import BAN_AT
 from shoal.errors import ConfigError
 from shoal.evaluation.statistics import poisson_allowance
 from shoal.files import CONFIG_FILE, digest_bytes, digest_file
 from shoal.policy.engine import LORA_CLASS
+from shoal.validation.flips import steerable_gap
+from shoal.validation.ranks import Ladder
 
 FALSE_DRIFTS = 1e-6
 """Per audited submission of an honest worker."""
 FALSE_COMPARISONS = 0.01
 """Per pair of honest files of one slot: what follows is an audit, which costs little and penalises no worker."""
-COARSER = 1.5
-"""The sequential test looks for numerics this many times as coarse as honest ones."""
-
 
 COMPUTE_TYPES = ("float32", "float16", "bfloat16")
 """From fine to coarse; any other is taken to be coarser."""
@@ -38,14 +38,16 @@ class Limits(BaseModel):
     """Smaller margins are rounding; larger ones count as rounding flips."""
     flips_per_1000: float
     """Rounding flips per 1,000 tokens that honest numerics stay below: an upper confidence bound."""
-    flip_margin_mean: float
-    """Largest mean margin of the rounding flips of honest numerics."""
+    flip_scale: float
+    """By how much honest numerics move two scores against each other: an upper confidence bound; see `flips`."""
     exponent_mismatches: int
     """Of the k values of a chunk."""
     mantissa_mean: float
     mantissa_median: float
     logprob_error: float
     """Largest difference between a claimed and the recomputed log-probability."""
+    commitment_ladders: list[Ladder] = []
+    """What the sequential test makes of differences of commitments; see `ranks`. Without any, nothing."""
 
     def flips_allowed(self, tokens: int) -> int:
         """Rounding flips that an honest submission of this size exceeds once in a million times."""
@@ -55,29 +57,13 @@ class Limits(BaseModel):
         """Rounding flips between two honest files of one slot; each of them flips against the policy at this rate."""
         return poisson_allowance(2 * self.flips_per_1000 * tokens / 1000, FALSE_COMPARISONS)
 
-    def drift_llr(self, tokens: int, margin_sum: float) -> float:
-        """Log-likelihood ratio of numerics that are COARSER times as coarse as honest ones, against honest ones.
-
-        Coarseness r multiplies both the rate λ and the mean margin μ of rounding flips. With Poisson counts and exponential
-        margins the count drops out: log L = (1 − 1/r)·Σm/μ − (r − 1)·λ·n. Honest margins have lighter tails, so the
-        approximation errs on the side of honest workers.
-        """
-        expected = self.flips_per_1000 * tokens / 1000
-        return (1 - 1 / COARSER) * margin_sum / self.flip_margin_mean - (COARSER - 1) * expected
-
     def residual_bits_per_1000(self, tie_density: float) -> float:
         """What a forger can still choose, in bits per 1,000 tokens: one per gap that it may decide the other way for good.
 
-        The density of gaps at zero is d = E[1 − p(token)] per token. The sequential test lets the sum of flip margins grow by
-        r·λ·μ per token; taking the narrowest ties first, that pays for all of a gap below √(2·r·λ·μ/d). Margins below the
-        noise are never counted, and none may exceed margin_max.
+        The density of gaps at zero is d = E[1 − p(token)] per token. The sequential test does not rise while all ties below
+        `steerable_gap` scales are lost. Margins below the noise are never counted, and none may exceed margin_max.
         """
-        paid = (
-            math.sqrt(2 * COARSER * self.flips_per_1000 / 1000 * self.flip_margin_mean / tie_density)
-            if tie_density
-            else 0.0
-        )
-        return 1000 * tie_density * min(self.margin_max, max(self.margin_noise, paid))
+        return 1000 * tie_density * min(self.margin_max, max(self.margin_noise, steerable_gap() * self.flip_scale))
 
 
 class Forgery(BaseModel):
@@ -92,7 +78,22 @@ class Forgery(BaseModel):
     exponent_mismatches: int
     mantissa_mean: float
     drift_per_submission: float
-    """Evidence that the sequential test gains from each; if positive, even misses end in a ban."""
+    """Evidence that the sequential test's most sensitive alternative gains from each; if positive, even misses end in a ban."""
+
+    @property
+    def submissions_to_ban(self) -> int | None:
+        """About how many audited ones the sequential test takes; None if it never bans."""
+        return math.ceil(BAN_AT / self.drift_per_submission) if self.drift_per_submission > 0 else None
+
+
+class FlipBin(BaseModel):
+    """Close draws of one width: how many the honest workers lost, and how many the fitted scale expects."""
+
+    model_config = ConfigDict(frozen=True)
+    gap_below: float
+    tokens: int
+    flips: int
+    expected: float
 
 
 class Evidence(BaseModel):
@@ -104,6 +105,11 @@ class Evidence(BaseModel):
     honest_margin_max: float
     honest_flips_per_1000: float
     honest_flip_margin_mean: float
+    honest_flip_scale: float = 0.0
+    """The most likely one; the limit is the upper end of its interval."""
+    honest_flip_fit: list[FlipBin] = []
+    honest_drift_largest: float = 0.0
+    """Of the sequential test over the honest submissions that tested the limits, as if one key had sent them all."""
     honest_exponent_mismatches: int
     honest_mantissa_mean: float
     honest_logprob_error: float
@@ -117,9 +123,14 @@ class Evidence(BaseModel):
 
     @property
     def missed(self) -> dict[str, str]:
-        """Each forgery that an audit let pass, with how many of how many."""
-        found = {name: forgery for name, forgery in self.forgeries.items() if forgery.missed}
-        return {name: f"{forgery.missed} of {forgery.submissions}" for name, forgery in found.items()}
+        """Each forgery that an audit let pass, with how many of how many, and when it is banned nevertheless."""
+        return {name: _missed(forgery) for name, forgery in self.forgeries.items() if forgery.missed}
+
+
+def _missed(forgery: Forgery) -> str:
+    until = forgery.submissions_to_ban
+    ends = f"banned after about {until} audits" if until else "never banned"
+    return f"{forgery.missed} of {forgery.submissions}, {ends}"
 
 
 class NumericsClass(BaseModel):

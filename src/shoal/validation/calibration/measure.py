@@ -191,12 +191,13 @@ def table(calibration: Calibration) -> Iterator[str]:
     """Honest work and each forgery, one line each, and a sentence about what the class lets pass."""
     for name, known in calibration.classes.items():
         evidence = known.evidence
-        yield f"{name:24s} {'checked':>7s} {'rejected':>8s}  error rate below (95 %)"
+        yield f"{name:24s} {'checked':>7s} {'rejected':>8s}  error rate below (95 %)  audits until a ban"
         rejected, bound = evidence.honest_rejected, evidence.honest_false_reject_upper95
         yield f"  {'honest':22s} {evidence.honest_submissions:7d} {rejected:8d}  {bound:.4f}"
         for forgery, trials in evidence.forgeries.items():
             caught = trials.submissions - trials.missed
-            yield f"  {forgery:22s} {trials.submissions:7d} {caught:8d}  {trials.missed_upper95:.4f}"
+            until = "one rejection" if not trials.missed else trials.submissions_to_ban or "never"
+            yield f"  {forgery:22s} {trials.submissions:7d} {caught:8d}  {trials.missed_upper95:<23.4f}  {until}"
         yield f"{name}: {calibration.cost(name)}."
 
 

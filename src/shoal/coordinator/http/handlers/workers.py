@@ -30,7 +30,7 @@ async def heartbeat(service: Service, body: api.HeartbeatBody, caller: Signed) -
     service.gate.check_clock(caller.at, run.config.coordinator.gone_after_s)
 
     def look(connection: Connection) -> tuple[api.WorkerView, str, HeadState, int]:
-        row = workers.require_worker(connection, caller.key)
+        row = workers.admit(service.workers.find(connection, caller.key))
         run.presence.hear(caller.key, body, caller.stamp)
         kept = service.heads.state_of(connection, body.ledger_head, caller.key)
         view = views.worker_view(connection, run, row)

@@ -1,0 +1,93 @@
+"""What is known of the keys that delivered lately: the pace of the swarm, and who is reliable. The store has `work.deliveries`.
+
+It is found out again when something that it follows from has changed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from shoal.config import ShoalConfig
+from shoal.coordinator.rules import deliveries, trust
+from shoal.coordinator.work.deliveries import OBSERVED_KEYS
+from shoal.simulation.memory.presence import BeatingPresence
+from shoal.simulation.memory.tables import Key, Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    keys: Sequence[Key]
+    pace: deliveries.Pace
+    is_enforced: bool
+    standard: tuple[bool, float]
+    """What a key is compared with: whether reliability counts, and what a reliable key may miss."""
+    names: frozenset[str]
+    """Of all keys that were looked at."""
+    until: float
+    """When one of them falls silent."""
+    reliable: dict[str, list[str]] = field(default_factory=dict)
+    """Keys that may fill a late slot, by numerics class, once somebody asked."""
+
+
+class Observer:
+    def __init__(
+        self, tables: Tables, config: ShoalConfig, clock: Callable[[], float], presence: BeatingPresence
+    ) -> None:
+        self.tables, self.config, self.clock, self.presence = tables, config, clock, presence
+        self.known: Observed | None = None
+
+    def changed(self, key: Key) -> None:
+        """Its record or trust is another one now."""
+        if self.known is not None and key.key in self.known.names:
+            self.known = None
+
+    def delivered(self, key: Key) -> None:
+        """It has delivered last of all."""
+        self.tables.by_delivery.pop(key.key, None)
+        self.tables.by_delivery[key.key] = key
+        self.known = None
+
+    def observe(self) -> Observed:
+        known = self.known
+        if known is None or self.clock() > known.until:
+            known = self.known = self._observe()
+        return known
+
+    def _observe(self) -> Observed:
+        longest_s, looked = self.config.coordinator.lease_s, list[Key]()
+        for key in reversed(self.tables.by_delivery.values()):
+            if key.trust.state != "banned":
+                looked.append(key)
+                if len(looked) == OBSERVED_KEYS:
+                    break
+        present = self.presence.present(looked)
+        newest_at = max((key.delivered_at for key in present), default=0.0)
+        oldest_at = min((key.delivered_at for key in present), default=0.0)
+        current = present
+        if not deliveries.are_all_current(newest_at - oldest_at, longest_s):
+            silences = ((key, newest_at - key.delivered_at) for key in present)
+            current = [key for key, silence_s in silences if deliveries.is_current(key.record, silence_s, longest_s)]
+        records = [key.record for key in current]
+        pace = deliveries.pace(records, longest_s)
+        until = self.presence.first_silent_at(present)
+        names = frozenset(key.key for key in looked)
+        is_enforced = deliveries.is_enforced(records, pace)
+        return Observed(current, pace, is_enforced, (is_enforced, pace.missed_limit), names, until)
+
+    def is_reliable(self, key: Key, observed: Observed) -> bool:
+        """Decided again only if its record, its trust or what it is compared with is another one."""
+        known, standard = key.reliability, observed.standard
+        if known is None or known[0] is not key.record or known[1] is not key.trust or known[2] != standard:
+            known = key.reliability = (key.record, key.trust, standard, self._is_reliable(key, observed))
+        return known[3]
+
+    def _is_reliable(self, key: Key, observed: Observed) -> bool:
+        if not trust.is_usable(key.trust, self.config.trust):
+            return False
+        return not observed.is_enforced or deliveries.is_reliable(key.record, observed.pace)
+
+    def reliable_keys(self, observed: Observed, numerics_class: str) -> list[str]:
+        known = observed.reliable.get(numerics_class)
+        if known is None:
+            same = [one for one in observed.keys if one.numerics_class == numerics_class]
+            known = observed.reliable[numerics_class] = [one.key for one in same if self.is_reliable(one, observed)]
+        return known
