@@ -21,7 +21,8 @@ PAGES: dict[str, Callable[[], str]] = {
 BLOCKS: dict[str, Callable[[], str]] = {
     "residual": results.residual,
     "detection": results.detection,
-    "detection in bfloat16": lambda: results.detection_bf16("smollm2"),
+    "detection in bfloat16 bundled": lambda: results.detection_bf16("bundled"),
+    "detection in bfloat16 smollm2": lambda: results.detection_bf16("smollm2"),
     "audit costs": results.audit_costs,
     "states": states.diagrams,
     "trust": states.trust_diagram,
