@@ -42,6 +42,7 @@ from benchmarks.coarse.draws import (  # noqa: E402
 )
 from benchmarks.coarse.models import POLICIES, Policy, long_texts  # noqa: E402
 from shoal.policy import TorchEngine  # noqa: E402
+from shoal.validation import flips  # noqa: E402
 
 AGAIN = 75
 FIRST_HONEST, FIRST_TEXT, FIRST_CHECK, FIRST_VLLM = 100_000, 300_000, 400_000, 500_000
@@ -199,7 +200,7 @@ def summary(name: str, store: Store) -> dict[str, Any]:
 
 
 def engine_report(draws: Draws, bounds: report.Bounds) -> dict[str, Any]:
-    likely, upper = report.flips.fit_scale(report.flips.Draws.of([report.scored(draws)]))
+    likely, upper = flips.fit_scale(flips.Draws.of([report.scored(draws)]))
     audited = report.honest_report(report.audits(draws, bounds))
     return {"scale_likely": round(likely, 4), "scale_upper": round(upper, 4), **audited}
 

@@ -120,7 +120,7 @@ def train(policy: Policy, first: Path) -> None:
     model = build_model(first)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += (torch.rand_like(parameter) - 0.5) * bf16_steps(parameter)
+            parameter.data += (torch.rand_like(parameter) - 0.5) * bf16_steps(parameter)
     optimiser = torch.optim.AdamW(model.parameters(), lr=SMOLLM2_LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.0)
     engine = TorchEngine(first, eos_token_ids=policy.workload.codec.eos_token_ids, dtype="bfloat16")
     for step in range(1, SMOLLM2_STEPS + 1):

@@ -210,7 +210,7 @@ def _recent(model: FrameModel, x_LBC: Tensor, targets_LB: Tensor, own_LB: Tensor
         return own_LB
     shifted = token_losses(model, *(_cut(part[half:], length) for part in (x_LBC, targets_LB)))
     losses_LB = own_LB.clone()
-    for number, window in enumerate(shifted.unflatten(1, (-1, targets_LB.shape[1])).unbind(dim=1), 1):
+    for number, window in enumerate(shifted.reshape(length, -1, targets_LB.shape[1]).unbind(dim=1), 1):
         place = number * length
         losses_LB[place : place + half] = window[length - half :][: len(losses_LB) - place]
     return losses_LB
@@ -224,7 +224,7 @@ def _cut(stream: Tensor, length: int) -> Tensor:
 
 def _joined(windows: Tensor, streams: int) -> Tensor:
     """[L, K·B] as [K·L, B]."""
-    return windows.unflatten(1, (-1, streams)).transpose(0, 1).flatten(0, 1)
+    return windows.reshape(len(windows), -1, streams).transpose(0, 1).flatten(0, 1)
 
 
 @torch.no_grad()

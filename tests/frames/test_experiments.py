@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks.frame_experiments.critical_length import Plan, critical_length, measure
 from benchmarks.frame_experiments.fits import (
@@ -186,12 +187,18 @@ def test_windows_from_the_first_state_and_carried_streams_are_measured_on_the_sa
     assert len(evaluate(model, data, 8)["by_position"]) == 8
 
 
+def bias(model: FrameModel) -> Tensor:
+    found = model.integrator.lstm.bias_ih_l0
+    assert isinstance(found, Tensor)
+    return found
+
+
 def test_recent_losses_are_those_of_windows_with_at_least_half_of_their_history() -> None:
     shape = FrameShape.small(rows=4, columns=8, actions=220)
     data = tiny_data(shape)
     model = FrameModel(shape)
     with torch.no_grad():
-        model.integrator.lstm.bias_ih_l0[shape.hidden : 2 * shape.hidden] = 5.0  # it remembers
+        bias(model)[shape.hidden : 2 * shape.hidden] = 5.0  # it remembers
         x_LBC = embed(model, data.frames_LB)
         expected = torch.empty(data.targets_LB.shape)
         for at in range(24):
@@ -207,7 +214,7 @@ def test_with_its_own_history_the_control_is_the_loss_of_the_second_half() -> No
     data = tiny_data(shape)
     model = FrameModel(shape)
     with torch.no_grad():
-        model.integrator.lstm.bias_ih_l0[shape.hidden : 2 * shape.hidden] = 5.0  # it remembers
+        bias(model)[shape.hidden : 2 * shape.hidden] = 5.0  # it remembers
         model.action_head.weight *= 20
         found = history_control(model, data, 24)
         losses = token_losses(model, embed(model, data.frames_LB), data.targets_LB)

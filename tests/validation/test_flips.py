@@ -29,10 +29,7 @@ def work(
 
 def parts(scored: Scored, size: int) -> list[Scored]:
     count = len(scored.margins) // size
-    return [
-        Scored(*(field[at * size : (at + 1) * size] for field in vars(scored).values()))  # type: ignore[arg-type]
-        for at in range(count)
-    ]
+    return [Scored(*(field[at * size : (at + 1) * size] for field in vars(scored).values())) for at in range(count)]
 
 
 @pytest.mark.parametrize("error", [SCALE, 0.5 * SCALE, 0.1 * SCALE, 0.0])

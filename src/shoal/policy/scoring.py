@@ -54,12 +54,14 @@ def _score_batch(
     counts_B = [same[0].sampled_count for same in duplicates]
     states_ND = _sampled_states(runner, prompts, [same[0] for same in duplicates])
     claims_4R = _claims(duplicates, counts_B).to(states_ND.device)
-    margins, logprobs, rivals = _margins(runner, states_ND, claims_4R, temperature)
+    margins_R, logprobs_R, rivals_R4 = _margins(runner, states_ND, claims_4R, temperature)
     counts_M = [count for same, count in zip(duplicates, counts_B, strict=True) for _ in same]
     states = states_ND.to(torch.bfloat16).split_with_sizes(counts_B)
     shared = [part for same, part in zip(duplicates, states, strict=True) for _ in same]
-    margins, logprobs, rivals = (values.split_with_sizes(counts_M) for values in (margins, logprobs, rivals))
-    return [Scored(*parts) for parts in zip(margins, logprobs, shared, rivals, strict=True)]
+    margins_M, logprobs_M, rivals_M = (
+        values.split_with_sizes(counts_M) for values in (margins_R, logprobs_R, rivals_R4)
+    )
+    return [Scored(*parts) for parts in zip(margins_M, logprobs_M, shared, rivals_M, strict=True)]
 
 
 def _claims(duplicates: Sequence[Sequence[ScoreRequest]], counts_B: Sequence[int]) -> Tensor:

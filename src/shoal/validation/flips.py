@@ -82,7 +82,7 @@ def lost_probability(gaps: Tensor, scale: float) -> Tensor:
     """That an error exceeds a gap; never quite 0 or 1."""
     wide = torch.special.erfc(gaps / (scale * TAIL_WIDTH * math.sqrt(2)))
     core = torch.special.erfc(gaps / (scale * math.sqrt(2)))
-    lost = 0.5 * ((1 - TAIL_SHARE) * core + TAIL_SHARE * wide)
+    lost: Tensor = 0.5 * ((1 - TAIL_SHARE) * core + TAIL_SHARE * wide)
     return lost.clamp(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
 
 

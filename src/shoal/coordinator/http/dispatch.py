@@ -7,14 +7,13 @@ need no clock of their own.
 import logging
 import time
 from collections.abc import Iterable
-from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from shoal.coordinator.http.auth import RequestHead, Signed
+from shoal.coordinator.http.auth import RequestHead, Signed, Visitor
 from shoal.coordinator.http.body import BodyLimit, BodyReader
 from shoal.coordinator.http.refusals import SEE_DOCS, refusal_of, too_many
 from shoal.coordinator.http.route import AnyRoute, Incoming
@@ -26,6 +25,7 @@ from shoal.protocol.signing import TIME_HEADER
 log = logging.getLogger(__name__)
 
 Answer = BaseModel | Response | None
+Caller = Signed | Visitor | None
 TIME = TIME_HEADER.encode()
 JSON_HEADERS = (
     (b"content-type", b"application/json"),
@@ -127,7 +127,8 @@ class Dispatcher:
         scope[ROUTE] = route.path
         caller = self._admit(route, head)
         self._vouch(scope, caller)
-        sent = await route.reads.read(Incoming(head, caller, named, body))
+        signed = caller if isinstance(caller, Signed) else None
+        sent = await route.reads.read(Incoming(head, signed, named, body))
         answer: Answer = await route.handler(self._service, sent, caller)
         return answer
 
@@ -140,14 +141,15 @@ class Dispatcher:
         if wait_s and (not is_excepted or self._service.forgery_limit.is_spent(head.address)):
             raise too_many("Your address asks too often.", wait_s)
 
-    def _admit(self, route: AnyRoute, head: RequestHead) -> Any:
+    def _admit(self, route: AnyRoute, head: RequestHead) -> Caller:
         """Keys with accepted work are public, so anybody can name one: an address that often names one falsely, which costs a
         check of its signature each time, is believed no more for a while."""
         try:
-            return route.access.admit(self._service.gate, head, route.cost)
+            caller: Caller = route.access.admit(self._service.gate, head, route.cost)
         except SignatureError:
             self._service.forgery_limit.wait_s(head.address)
             raise
+        return caller
 
     def _vouch(self, scope: Scope, caller: object) -> None:
         connection = scope.get("extensions", {}).get(CONNECTION)
