@@ -193,7 +193,7 @@ class OwnerSubmission(Answer):
     """The verdict for people."""
     detail: str
     seconds: float
-    metrics: dict[str, float]
+    metrics: dict[str, float | list[float]]
 
 
 class OwnerStep(Answer):

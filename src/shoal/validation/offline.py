@@ -160,5 +160,9 @@ def verdict_lines(verdict: OfflineVerdict) -> list[str]:
         )
     lines += [f"{finding.reason}: {finding.detail}" for finding in verdict.findings]
     if verdict.metrics.tokens:
-        lines.append(", ".join(f"{name} {value:g}" for name, value in verdict.metrics.model_dump().items()))
+        lines.append(", ".join(f"{name} {_shown(value)}" for name, value in verdict.metrics.model_dump().items()))
     return [*lines, "accepted" if verdict.accepted else "rejected"]
+
+
+def _shown(value: float | list[float]) -> str:
+    return " / ".join(f"{one:g}" for one in value) if isinstance(value, list) else f"{value:g}"
