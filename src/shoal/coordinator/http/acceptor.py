@@ -16,7 +16,7 @@ import uvicorn
 
 log = logging.getLogger(__name__)
 
-ACCEPTED_AT_ONCE = 16
+ACCEPTED_AT_ONCE = 4
 """Each costs a fraction of a millisecond."""
 RETRY_S = 1.0
 """After the system had no file or memory left for a connection."""
