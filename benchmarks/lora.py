@@ -34,7 +34,7 @@ from support.local_run import LocalRun  # noqa: E402
 
 RESULT = ROOT / "docs" / "results" / "lora.json"
 ARMS = {"full": 0, "rank1": 1, "rank16": 16, "full_rank": 128}
-RATES = {"full": (1e-4, 2e-4, 4e-4), "adapter": (5e-4, 1e-3, 2e-3)}
+RATES = {"full": (5e-5, 1e-4, 2e-4, 4e-4), "adapter": (5e-4, 1e-3, 2e-3)}
 TUNING_SEED, TUNED_RANK = 100, 16
 LAG, EVERY, LAST, HELDOUT = 2, 5, 3, 256
 STUDENT_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
