@@ -1,6 +1,6 @@
 """What the example starts from: a frame policy that knows nothing, tasks, and demonstrations of other tasks.
 
-    python examples/recurrence/prepare.py OUT [--tasks 4000] [--demonstrations 12000]
+    python examples/recurrence/prepare.py OUT [--tasks 6000] [--demonstrations 12000]
 
 A task shows a buffer of one or two lines and the one that it should become; lines are those of Python's standard library. Tasks
 to train on and demonstrations come from disjoint sets of files. What frames cannot show is skipped, with a count.
@@ -27,7 +27,7 @@ ACTIONS = 254
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--tasks", type=int, default=4000)
+    parser.add_argument("--tasks", type=int, default=6000)
     parser.add_argument("--demonstrations", type=int, default=12_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

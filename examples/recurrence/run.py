@@ -1,6 +1,6 @@
 """A frame policy in a real swarm: warm start by imitation, then reinforcement learning with a cheater among the workers.
 
-    python examples/recurrence/run.py [--smoke] [--workers 2] [--fresh] [--warm-start]
+    python examples/recurrence/run.py [--smoke] [--workers 2] [--fresh] [--warm-start] [--SECTION.FIELD VALUE ...]
 
 Makes a policy that knows nothing, tasks and demonstrations; lets it learn the demonstrations; measures the limits of verdicts;
 and runs the swarm of run.toml: coordinator, trainer, two relays, validator, evaluator, honest workers, and one worker that keeps
@@ -10,6 +10,7 @@ is one JSON object with `heldout_start` and `heldout_end`; the exit code is 1 if
 
 import argparse
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config import ShoalConfig, load_config
+from shoal.errors import ShoalError
 from shoal.files import write_atomic
 from shoal.host.demo import INTERRUPTED, Promise, run_demo
 
@@ -41,8 +43,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="honest ones")
     parser.add_argument("--fresh", action="store_true", help="start the swarm over; the warm start is kept")
     parser.add_argument("--warm-start", action="store_true", help="end before the swarm")
-    options = parser.parse_args()
-    settings = SMOKE if options.smoke else ()
+    options, others = parser.parse_known_args()
+    settings = (*(SMOKE if options.smoke else ()), *others)
+    try:
+        run(options, settings)
+    except ShoalError as error:
+        raise SystemExit(f"run.py: {error}") from None
+
+
+def run(options: argparse.Namespace, settings: tuple[str, ...]) -> None:
     config = load_config(RUN_FILE, settings)
     warm_start_s = warm_start(config, SMOKE_EPOCHS if options.smoke else EPOCHS, settings)
     if options.warm_start:
@@ -93,7 +102,21 @@ def metrics(config: ShoalConfig) -> dict[str, Any]:
     summary = json.loads((ROOT / config.run.dir / "summary.json").read_text())
     names = ("heldout_start", "heldout_end", "cheaters", "cheaters_banned", "honest_rejected", "ledger_ok", "steps")
     curve = [{name: row.get(name) for name in ("version", "accuracy", "at_s")} for row in summary["evaluations"]]
-    return {"benchmark": "recurrence", **{name: summary[name] for name in names}, "curve": curve}
+    found = {
+        "benchmark": "recurrence",
+        **{name: summary[name] for name in names},
+        "heldout_tasks": config.tasks.heldout,
+    }
+    return {**found, "rise_interval": rise_interval(found), "curve": curve}
+
+
+def rise_interval(found: dict[str, Any]) -> list[float] | None:
+    """95 % of the rise, by the normal approximation, as if the end were one evaluation; it is the mean of several."""
+    start, end, tasks = found["heldout_start"], found["heldout_end"], found["heldout_tasks"]
+    if start is None or end is None:
+        return None
+    half = 1.96 * math.sqrt((start * (1 - start) + end * (1 - end)) / tasks)
+    return [round(end - start - half, 4), round(end - start + half, 4)]
 
 
 def rises(found: dict[str, Any]) -> bool:

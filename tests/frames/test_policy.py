@@ -177,6 +177,36 @@ def test_activations_that_are_computed_again_give_the_same_gradients(
         assert torch.allclose(plain, recomputed, atol=1e-5)
 
 
+def test_a_packed_line_gives_the_gradients_of_rows_padded_apart(
+    engine: TorchEngine, directory: Path, codec: TextCodec
+) -> None:
+    """Padding has the token of a key that does nothing; here completions end with that key too."""
+    asked = requests(codec, tasks=5)
+    made = engine.generate(asked, temperature=1.0)
+    made[0].tokens = [*made[0].tokens[:2], 0, 0, 0]
+    policy = load_policy(directory, temperature=1.0, world=World())
+    assert policy.layout == "packed"
+    found = []
+    for layout in ("packed", "padded"):
+        policy.set_layout(layout)
+        policy.zero_grad()
+        logprobs = trained(policy, asked, made)
+        torch.autograd.backward(logprobs.sum())
+        found.append([logprobs, *(parameter.grad for parameter in policy.parameters())])
+    for packed, padded in zip(*found, strict=True):
+        assert torch.allclose(packed, padded, atol=1e-4, rtol=1e-4)
+
+
+def test_prompts_with_and_without_actions_are_read_together(engine: TorchEngine, codec: TextCodec) -> None:
+    asked = [one.prompt_tokens for one in requests(codec, tasks=3, samples=1)]
+    asked += [(*asked[0], *codec.encode("ab")), (*asked[1], *codec.encode("c")), tuple(codec.encode("no mark"))]
+    together = engine._runner.read_prompts(asked)
+    for at, prompt in enumerate(asked):
+        alone = engine._runner.read_prompts([prompt])
+        assert torch.allclose(together.entries[0][at], alone.entries[0][0], atol=1e-6)
+        assert torch.allclose(together.states_PD[at], alone.states_PD[0], atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "prompt",
     ["no mark at all", f"{GOAL}{GOAL}{GO}", GO, f"a{RIGHT}b\x00{GOAL}\n\n\n{GO}", f"{'x' * 300}{GOAL}{GO}{GO}{SAVE}"],

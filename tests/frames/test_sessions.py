@@ -225,7 +225,7 @@ def test_a_repository_without_history_is_refused(tmp_path: Path, commits: int) -
     git(tmp_path, "init", "-q")
     for _ in range(commits):
         commit(tmp_path, "a.py", b"one\n")
-    with pytest.raises(CorpusError):
+    with pytest.raises(CorpusError, match=f"has {commits} commits"):
         next(committed(tmp_path, "train", Counter()))
 
 

@@ -173,7 +173,7 @@ DAMAGES = (_delete_body, _rename, _drop_lines(r"\s*(import|from) "), _drop_lines
 
 def committed(repository: Path, split: Split, skipped: Counter[str]) -> Iterator[Change]:
     """Every changed file of every commit, first parent, oldest first; excerpts around the first difference."""
-    commits = _git(repository, "rev-list", "--first-parent", "--reverse", "HEAD", "--").decode().split()
+    commits = _commits(repository)
     if len(commits) < 2:
         raise CorpusError(f"{repository} has {len(commits)} commits; sessions need a history of at least two.")
     for parent, commit in itertools.pairwise(commits):
@@ -183,6 +183,12 @@ def committed(repository: Path, split: Split, skipped: Counter[str]) -> Iterator
             before, after = (read_text(_git(repository, "cat-file", "blob", blob), skipped) for blob in (old, new))
             if before is not None and after is not None and before != after:
                 yield _excerpt(f"{commit[:12]}:{name}", before, after)
+
+
+def _commits(repository: Path) -> list[str]:
+    if not _git(repository, "rev-list", "-n", "1", "--all"):  # where nothing was committed HEAD names nothing
+        return []
+    return _git(repository, "rev-list", "--first-parent", "--reverse", "HEAD", "--").decode().split()
 
 
 def _modified(repository: Path, parent: str, commit: str, skipped: Counter[str]) -> Iterator[tuple[str, str, str]]:

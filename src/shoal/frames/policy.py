@@ -7,7 +7,9 @@ verifies tokens works on this family as on any other, and the states that are co
 B sequences, S positions, L frames, N all frames, H hidden units.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, fields
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +22,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 from shoal.frames.actions import ActionTable
 from shoal.frames.model import FrameHead, FrameShape, FrameShapeError, Integrator, State, initialise
 from shoal.frames.screens import GO, GOAL, REVERSED, SCREEN_CODE_POINTS, Renderer
+from shoal.tasks.editor import Frame
 
 MODEL_TYPE = "shoal_frames"
 FRAME_CHUNK = 512
@@ -84,23 +87,31 @@ class FrameBackbone(nn.Module):
         self.integrator = Integrator(shape.width, shape.hidden)
         self.gradient_checkpointing = False
 
-    def forward(self, input_ids: Tensor, **_: Any) -> BaseModelOutput:
-        first_B, frames_N, lengths_B = self._render(input_ids.tolist())
-        states_BSH = self.integrator.first_hidden.new_zeros(*input_ids.shape, self.integrator.lstm.hidden_size)
-        if len(frames_N):
-            x_LBC = self._side_by_side(self.embed(frames_N), lengths_B)
-            states_LBH, _ = self.integrator(x_LBC, self.integrator.first_state(len(lengths_B)))
-            states_BSH = self._in_place(states_LBH, first_B, input_ids.shape[1])
-        return BaseModelOutput(last_hidden_state=states_BSH)
+    def forward(self, input_ids: Tensor, attention_plan: Any = None, **_: Any) -> BaseModelOutput:
+        """A plan says which positions of one line form a sequence; without one each line is a sequence."""
+        rows, row_T, place_T = _lines(input_ids) if attention_plan is None else _packed(input_ids, attention_plan)
+        read = [self.renderer.read(tokens) for tokens in rows]
+        states_TH = self.integrator.first_hidden.new_zeros(len(row_T), self.integrator.lstm.hidden_size)
+        if any(frames for _, frames in read):
+            x_LBC = self.embed([frames for _, frames in read])
+            states_LBH, _ = self.integrator(x_LBC, self.integrator.first_state(len(read)))
+            first_B = torch.tensor([first for first, _ in read], device=input_ids.device)
+            states_TH = _in_place(states_LBH, row_T, place_T - first_B[row_T])
+        return BaseModelOutput(last_hidden_state=states_TH.view(*input_ids.shape, -1))
 
-    def embed(self, frames: list[Any]) -> Tensor:
-        """Of each frame by itself, [N, C]. Equal frames, as samples of one prompt and padding have them, are computed once."""
+    def embed(self, streams: Sequence[Sequence[Frame]]) -> Tensor:
+        """Of each frame by itself, [L, B, C]; a stream that ends early goes on with any frame. Equal frames, as samples of one
+        prompt have them, are computed once."""
         places: dict[bytes, int] = {}
-        index_N = [places.setdefault(frame.tobytes(), len(places)) for frame in frames]
-        distinct = np.frombuffer(b"".join(places), np.uint8).reshape(len(places), *frames[0].shape)
+        index_BL = np.zeros((len(streams), max(map(len, streams))), np.int64)
+        for row, frames in enumerate(streams):
+            index_BL[row, : len(frames)] = [places.setdefault(frame.tobytes(), len(places)) for frame in frames]
+        shape = self.frame_head.shape
+        distinct = np.frombuffer(b"".join(places), np.uint8).reshape(len(places), shape.rows, shape.columns)
         device = self.integrator.first_hidden.device
         x_UC = self._embed(torch.from_numpy(distinct.copy()).to(device))
-        return x_UC.index_select(0, torch.tensor(index_N, device=device))
+        index_LB = torch.from_numpy(index_BL.T.copy()).to(device)
+        return x_UC.index_select(0, index_LB.flatten()).unflatten(0, index_LB.shape)
 
     def _embed(self, frames_U: Tensor) -> Tensor:
         if not (self.gradient_checkpointing and self.training):
@@ -109,32 +120,33 @@ class FrameBackbone(nn.Module):
         parts = torch.split(frames_U, FRAME_CHUNK)
         return torch.cat([checkpoint(self.frame_head, part, use_reentrant=False) for part in parts])
 
-    def advance(self, frames_LB: list[list[Any]], state: State) -> tuple[Tensor, State]:
-        """As many frames for each of B streams, from their states on."""
-        x_N = self.embed([frame for frames_B in frames_LB for frame in frames_B])
-        states, last = self.integrator(x_N.reshape(len(frames_LB), -1, x_N.shape[-1]), state)
+    def advance(self, streams: Sequence[Sequence[Frame]], state: State) -> tuple[Tensor, State]:
+        """The frames of each of B streams, from their states on. The last state is that of streams of equal length."""
+        states, last = self.integrator(self.embed(streams), state)
         return states, last
 
-    def _render(self, rows: list[list[int]]) -> tuple[list[int], list[Any], list[int]]:
-        read = [self.renderer.read(tokens) for tokens in rows]
-        frames = [frame for _, found in read for frame in found]
-        return [first for first, _ in read], frames, [len(found) for _, found in read]
 
-    @staticmethod
-    def _side_by_side(x_NC: Tensor, lengths_B: list[int]) -> Tensor:
-        """[L, B, C], each stream from its first frame on, padded behind its last."""
-        parts = x_NC.split_with_sizes(lengths_B)
-        return nn.utils.rnn.pad_sequence(list(parts))
+def _lines(input_ids: Tensor) -> tuple[list[list[int]], Tensor, Tensor]:
+    """Sequences, and of each position its sequence and its place there."""
+    rows, length = input_ids.shape
+    row_T = torch.arange(rows, device=input_ids.device).repeat_interleave(length)
+    return input_ids.tolist(), row_T, torch.arange(length, device=input_ids.device).repeat(rows)
 
-    @staticmethod
-    def _in_place(states_LBH: Tensor, first_B: list[int], length: int) -> Tensor:
-        """[B, S, H]: the first frame of each stream at its place, zeros before it."""
-        device = states_LBH.device
-        at_BS = torch.arange(length, device=device) - torch.tensor(first_B, device=device)[:, None]
-        shown_BS = (at_BS >= 0).unsqueeze(-1)
-        index_BS = at_BS.clamp(0, len(states_LBH) - 1)
-        streams_B1 = torch.arange(len(first_B), device=device)[:, None]
-        return torch.where(shown_BS, states_LBH[index_BS, streams_B1], 0.0)
+
+def _packed(input_ids: Tensor, plan: Any) -> tuple[list[list[int]], Tensor, Tensor]:
+    """The same of one line that has a prompt once for all of its sequences: its states are taken from one of them."""
+    rows = plan.rows
+    starts = rows.starts.long()
+    row_T = torch.searchsorted(starts, rows.back_T, right=True) - 1
+    tokens = input_ids[0].index_select(0, rows.index_L).tolist()
+    borders = starts.tolist()
+    return [tokens[a:b] for a, b in pairwise(borders)], row_T, rows.back_T - starts[row_T]
+
+
+def _in_place(states_LBH: Tensor, row_T: Tensor, frame_T: Tensor) -> Tensor:
+    """[T, H]: the state of the frame of each position; zeros where there is none yet."""
+    states_TH = states_LBH[frame_T.clamp(0, len(states_LBH) - 1), row_T]
+    return torch.where((frame_T >= 0).unsqueeze(-1), states_TH, 0.0)
 
 
 class FramePolicy(PreTrainedModel):  # type: ignore[misc]
@@ -143,6 +155,8 @@ class FramePolicy(PreTrainedModel):  # type: ignore[misc]
     supports_gradient_checkpointing = True
     _no_split_modules: ClassVar = ["Block"]
     _supports_sdpa = True
+    _supports_attention_backend = True
+    """Positions of a packed line are mixed only as its plan says."""
 
     def __init__(self, config: FrameConfig) -> None:
         super().__init__(config)

@@ -70,6 +70,7 @@ class StepReport:
     optimiser_steps: int = 0
     tokens_per_s: float = 0.0
     old_logprobs_s: float = 0.0
+    """All that comes before the first update: its gradient too, whose forward pass gives log-probabilities of its part."""
     update_s: float = 0.0
     step_s: float = 0.0
 

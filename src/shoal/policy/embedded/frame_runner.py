@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shoal.frames.policy import MODEL_TYPE
 from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt
+from shoal.tasks.editor import Frame
 
 SCREEN_BYTES = 1 << 13
 """Generous for the text of a screen and its objects."""
@@ -92,35 +93,31 @@ class FrameRunner:
 
     def read_prompts(self, prompts: Sequence[Prompt]) -> PrefilledPrompts:
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
-        state_P2H = torch.stack([self._state_after(prompt) for prompt in prompts])
+        state_P2H = torch.zeros(len(prompts), 2, self.hidden_size, dtype=self.dtype, device=self.device)
+        frames_P = [self._renderer.read(prompt)[1] for prompt in prompts]
+        for count in {len(frames) for frames in frames_P} - {0}:
+            chosen = [at for at, frames in enumerate(frames_P) if len(frames) == count]
+            state_P2H[chosen] = self._states_after([frames_P[at] for at in chosen])
         return PrefilledPrompts(
             {prompt: at for at, prompt in enumerate(prompts)}, lengths_P, [state_P2H], state_P2H[:, 0]
         )
 
-    def _state_after(self, prompt: Prompt) -> Tensor:
-        """Hidden and cell state behind one prompt, [2, H]."""
-        _, frames = self._renderer.read(prompt)
-        if not frames:
-            return torch.stack([torch.zeros_like(self.model.model.integrator.first_hidden)] * 2)
-        _, (hidden, cell) = self.model.model.advance([[frame] for frame in frames], self._first_state(1))
-        return torch.stack([hidden[0, 0], cell[0, 0]])
-
-    def _first_state(self, rows: int) -> Any:
-        return self.model.model.integrator.first_state(rows)
+    def _states_after(self, streams: Sequence[Sequence[Frame]]) -> Tensor:
+        """Hidden and cell state behind streams of equal length, [B, 2, H]."""
+        first = self.model.model.integrator.first_state(len(streams))
+        _, (hidden, cell) = self.model.model.advance(streams, first)
+        return torch.stack([hidden[0], cell[0]], dim=1)
 
     def continue_prompts(
         self, prompts: PrefilledPrompts, source_B: Tensor, continuations: Sequence[Sequence[int]]
     ) -> Tensor:
-        names, longest = list(prompts.index), max(map(len, continuations))
-        shown = []
-        for source, actions in zip(source_B.tolist(), continuations, strict=True):
-            frames = self._renderer.frames(self.screen(names[source]), actions)
-            last = frames[-1] if frames else self.screen(names[source]).frame()
-            shown.append(frames + [last] * (longest - len(frames)))
+        names = list(prompts.index)
+        shown = [
+            self._renderer.frames(self.screen(names[source]), actions)
+            for source, actions in zip(source_B.tolist(), continuations, strict=True)
+        ]
         hidden_cell = prompts.entries[0][source_B].transpose(0, 1).contiguous()
-        states_SBH, _ = self.model.model.advance(
-            [list(frames_B) for frames_B in zip(*shown, strict=True)], (hidden_cell[:1], hidden_cell[1:])
-        )
+        states_SBH, _ = self.model.model.advance(shown, (hidden_cell[:1], hidden_cell[1:]))
         states: Tensor = states_SBH.transpose(0, 1)
         return states
 
@@ -129,9 +126,9 @@ class FrameRunner:
         frames = []
         for screen, token in zip(cache.screens[:rows], tokens_R.tolist(), strict=True):
             screen.press(self._renderer.entries[token])
-            frames.append(screen.frame())
+            frames.append([screen.frame()])
         before = cache.state_RH[:, None, :rows].contiguous()
-        states_1RH, (hidden, cell) = self.model.model.advance([frames], (before[0], before[1]))
+        states_1RH, (hidden, cell) = self.model.model.advance(frames, (before[0], before[1]))
         cache.state_RH[0, :rows], cache.state_RH[1, :rows] = hidden[0], cell[0]
         states: Tensor = states_1RH[0]
         return states
