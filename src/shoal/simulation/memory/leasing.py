@@ -18,7 +18,7 @@ from shoal.protocol.assignment import slot_seed
 from shoal.simulation.memory import slots
 from shoal.simulation.memory.observer import Observed, Observer
 from shoal.simulation.memory.presence import BeatingPresence
-from shoal.simulation.memory.refusals import BEST, CommonView, Kind, Refusals
+from shoal.simulation.memory.refusals import BEST, CommonView, Kind, Refusals, full
 from shoal.simulation.memory.tables import Key, Lease, Slot, Tables
 
 SETTLING_S = 1e-6
@@ -40,6 +40,28 @@ class Leasing:
 
     # One request for work
 
+    def known_refusal(self, key: Key, held_versions: tuple[int, ...], now: float) -> leases.Refused | None:
+        """What the key hears, but for its wait among others, if nothing has changed since another one of its kind asked.
+
+        Nothing is found out for it: without an answer the request must be decided.
+        """
+        tables, observed, common, known = self.tables, self.observer.known, self._common, key.reliability
+        if observed is None or common is None or known is None or now > observed.until:
+            return None
+        if (tables.expiring and tables.expiring[0][0] < now) or not common.holds(tables.revision, observed, now):
+            return None
+        if known[0] is not key.record or known[1] is not key.trust or known[2] != observed.standard:
+            return None
+        if key.record.failures >= deliveries.FREE_FAILURES or (known[3] and self._has_late_slots(now)):
+            return None
+        refusal = self.refusals.known(common, BEST[known[3]], held_versions)
+        if refusal is None:
+            kind = self._kind(key, is_reliable=known[3])
+            refusal = self.refusals.known(common, kind, held_versions)
+            if refusal is None and self._is_full(key, observed, is_reliable=known[3]):
+                refusal = self.refusals.known(common, full(kind), held_versions)
+        return refusal
+
     def decide(self, key: Key, held_versions: tuple[int, ...]) -> leases.Grant | leases.Refused:
         now, tables = self.clock(), self.tables
         if tables.expiring and tables.expiring[0][0] < now:
@@ -60,33 +82,32 @@ class Leasing:
             refusal = self.refusals.get(common, BEST[is_reliable], held_versions, polling)
             if refusal is not None:
                 return refusal
-        others_active = self._has_others(key, active=True)
-        others = others_active or self._has_others(key, active=False)
-        kind = Kind(is_reliable, key.trust.state == "active", others, others_active)
+        kind = self._kind(key, is_reliable=is_reliable)
         if is_usual:
-            refusal = self._refusal_of_kind(common, kind, key, observed, held_versions, polling)
+            refusal = self.refusals.get(common, kind, held_versions, polling)
+            if refusal is None and self._is_full(key, observed, is_reliable=is_reliable):
+                refusal = self.refusals.get(common, full(kind), held_versions, polling)
             if refusal is not None:
                 return refusal
         swarm = replace(
-            common.swarm, keys_polling=polling, has_other_workers=others, has_other_active_workers=others_active
+            common.swarm,
+            keys_polling=polling,
+            has_other_workers=kind.has_other_workers,
+            has_other_active_workers=kind.has_other_active_workers,
         )
         asking = self._key_view(key, observed, held_versions, late, is_reliable=is_reliable)
         return leases.decide(swarm, asking, self.config.training, self.config.trust)
 
-    def _refusal_of_kind(
-        self,
-        common: CommonView,
-        kind: Kind,
-        key: Key,
-        observed: Observed,
-        held_versions: tuple[int, ...],
-        polling: int,
-    ) -> leases.Refused | None:
-        refusal = self.refusals.get(common, kind, held_versions, polling)
-        if refusal is not None or not key.leased:
-            return refusal
-        is_full = len(key.leased) >= deliveries.leases_allowed(key.record, observed.pace, reliable=kind.is_reliable)
-        return self.refusals.get(common, kind._replace(is_full=True), held_versions, polling) if is_full else None
+    def _kind(self, key: Key, *, is_reliable: bool) -> Kind:
+        others_active = self._has_others(key, active=True)
+        others = others_active or self._has_others(key, active=False)
+        return Kind(is_reliable, key.trust.state == "active", others, others_active)
+
+    def _is_full(self, key: Key, observed: Observed, *, is_reliable: bool) -> bool:
+        """Whether it holds all the leases that it may."""
+        if not key.leased:
+            return False
+        return len(key.leased) >= deliveries.leases_allowed(key.record, observed.pace, reliable=is_reliable)
 
     def grant(self, key: Key, request_id: str, grant: leases.Grant) -> Lease:
         now, pace = self.clock(), self.observer.observe().pace

@@ -32,6 +32,10 @@ BEST = {is_reliable: Kind(is_reliable) for is_reliable in (False, True)}
 """No limit on shares of a step holds for a key that is active and alone."""
 
 
+def full(kind: Kind) -> Kind:
+    return Kind(kind.is_reliable, kind.is_active, kind.has_other_workers, kind.has_other_active_workers, is_full=True)
+
+
 def best_placed(held_versions: Sequence[int], kind: Kind) -> leases.KeyView:
     """No key of this kind with these versions has more reasons to get work, but for one that was drawn for a late slot."""
     return leases.KeyView(
@@ -65,7 +69,13 @@ class Refusals:
         self.training, self.trust = training, trust
         self._numbers = itertools.count()
         self._outlooks: dict[object, int] = {}
-        self._answers: dict[tuple[int, tuple[int, ...], int], leases.Refused | None] = {}
+        self._answers: dict[tuple[int, tuple[int, ...]], leases.Refused | None] = {}
+        """To a key that asks alone: others that ask make its wait longer, and change nothing else."""
+
+    def known(self, view: CommonView, kind: Kind, held_versions: tuple[int, ...]) -> leases.Refused | None:
+        """What every key of this kind hears, but for its wait among others, if somebody has asked."""
+        outlook = view.outlooks.get(kind)
+        return None if outlook is None else self._answers.get((outlook, held_versions))
 
     def get(
         self, view: CommonView, kind: Kind, held_versions: tuple[int, ...], keys_polling: int
@@ -74,18 +84,20 @@ class Refusals:
         outlook = view.outlooks.get(kind)
         if outlook is None:
             outlook = view.outlooks[kind] = self._outlook(view.swarm, kind)
-        asked = (outlook, held_versions, keys_polling)
+        asked = (outlook, held_versions)
         try:
-            return self._answers[asked]
+            answer = self._answers[asked]
         except KeyError:
             if len(self._answers) >= KEPT:
                 self._answers.clear()
-            answer = self._answers[asked] = self._decide(view.swarm, kind, held_versions, keys_polling)
-            return answer
+            answer = self._answers[asked] = self._decide(view.swarm, kind, held_versions)
+        if answer is None:
+            return None
+        return leases.Refused(answer.reason, wait_s(answer, keys_polling), answer.wanted_version)
 
     def _outlook(self, swarm: leases.SwarmView, kind: Kind) -> int:
         """A number for all that `leases.decide` looks at when such a key asks."""
-        seen, key = _seen_by(swarm, kind, 0), best_placed((), kind)
+        seen, key = _seen_by(swarm, kind), best_placed((), kind)
         outlook = (
             *(swarm.run_state, swarm.step, swarm.steps, swarm.has_space, tuple(swarm.published)),
             *(swarm.settled_version, swarm.awaited_version, leases.has_work(seen, key, self.training, self.trust)),
@@ -98,19 +110,22 @@ class Refusals:
         return number
 
     def _decide(
-        self, swarm: leases.SwarmView, kind: Kind, held_versions: Sequence[int], keys_polling: int
+        self, swarm: leases.SwarmView, kind: Kind, held_versions: Sequence[int]
     ) -> leases.Refused | None:
-        seen, key = _seen_by(swarm, kind, keys_polling), best_placed(held_versions, kind)
-        answer = leases.decide(seen, key, self.training, self.trust)
+        answer = leases.decide(_seen_by(swarm, kind), best_placed(held_versions, kind), self.training, self.trust)
         return answer if isinstance(answer, leases.Refused) else None
 
 
-def _seen_by(swarm: leases.SwarmView, kind: Kind, keys_polling: int) -> leases.SwarmView:
-    if not keys_polling and not kind.has_other_workers:
+def wait_s(refused: leases.Refused, keys_polling: int) -> float:
+    """Of a key that asks among others."""
+    return max(refused.retry_after_s, leases.poll_s(keys_polling))
+
+
+def _seen_by(swarm: leases.SwarmView, kind: Kind) -> leases.SwarmView:
+    if not kind.has_other_workers:
         return swarm
     return replace(
         swarm,
-        keys_polling=keys_polling,
         has_other_workers=kind.has_other_workers,
         has_other_active_workers=kind.has_other_active_workers,
     )
