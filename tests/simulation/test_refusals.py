@@ -10,7 +10,7 @@ import pytest
 from shoal.config import TrainingConfig, TrustConfig
 from shoal.coordinator.rules import batches, leases
 from shoal.protocol.api import RunState
-from shoal.simulation.memory.refusals import BEST, CommonView, Kind, Refusals, best_placed
+from shoal.simulation.memory.refusals import BEST, FULL, CommonView, Kind, Refusals, best_placed
 
 TRAINING = TrainingConfig(async_level=2, groups_per_step=8)
 TRUST = TrustConfig(key_share=0.5, probation_share=0.25)
@@ -109,6 +109,21 @@ def test_a_refusal_of_a_kind_is_that_of_every_key_of_this_kind(seed: int) -> Non
     assert repeated > 1000
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_key_with_all_its_leases_hears_the_same_whatever_others_do(seed: int) -> None:
+    chance, refusals = random.Random(seed), Refusals(TRAINING, TRUST)
+    for _ in range(400):
+        swarm, held = random_swarm(chance), tuple(version for version in range(6) if chance.random() < 0.5)
+        is_reliable, (others, active) = chance.random() < 0.5, chance.choice([(0, 0), (1, 0), (1, 1)])
+        known = refusals.get(CommonView(swarm, 0, None, 1.0), FULL[is_reliable], held, POLLING)
+        seen = replace(
+            swarm, keys_polling=POLLING, has_other_workers=bool(others), has_other_active_workers=bool(active)
+        )
+        key = replace(random_key(chance, is_reliable=is_reliable, held=held), leases_held=3, leases_allowed=3)
+        assert known is not None
+        assert leases.decide(seen, key, TRAINING, TRUST) == known
+
+
 def test_no_refusal_is_repeated_while_one_key_could_get_work() -> None:
     chance, granted, refusals = random.Random(0), 0, Refusals(TRAINING, TRUST)
     for _ in range(400):
@@ -126,9 +141,13 @@ def test_an_answer_outlasts_a_tally_that_changes_nothing_for_the_rule() -> None:
     swarm = replace(random_swarm(random.Random(0)), run_state="running", step=3, steps=100, has_space=True, counts=full)
     swarm = replace(swarm, published=[1, 2, 3], settled_version=None, awaited_version=0, useful_share=None)
     more = replace(swarm, counts=replace(full, outstanding_groups=42))
-    first = refusals.get(CommonView(swarm, 0, None, 1.0), BEST[True], (3,), POLLING)
+    before, after = CommonView(swarm, 0, None, 1.0), CommonView(more, 1, None, 1.0)
+    first = refusals.get(before, BEST[True], (3,), POLLING)
     assert first is not None
-    assert first is refusals.get(CommonView(more, 1, None, 1.0), BEST[True], (3,), POLLING)
+    assert refusals.known(after, BEST[True], (3,)) is None  # nobody has asked since
+    assert refusals.get(after, BEST[True], (3,), POLLING) == first
+    assert after.outlooks == before.outlooks
+    assert refusals.known(after, BEST[True], (3,)) is refusals.known(before, BEST[True], (3,))
     hungry = replace(swarm, counts=batches.StepCounts(0, 0, 0, 0, 0))
     assert refusals.get(CommonView(hungry, 2, None, 1.0), BEST[True], (3,), POLLING) is None
 

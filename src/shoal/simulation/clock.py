@@ -27,21 +27,18 @@ class EventClock:
         self.now = start
         self.crowd: Crowd | None = None
         self._events: list[Event] = []
-        self._numbers = itertools.count()
+        self.number: Callable[[], int] = itertools.count().__next__
+        """Of the next event that is planned; those of the crowd are numbered with the others."""
 
     def __call__(self) -> float:
         return self.now
-
-    def number(self) -> int:
-        """Of the next event that is planned; those of the crowd are numbered with the others."""
-        return next(self._numbers)
 
     def after(self, seconds: float, event: Callable[[], object]) -> None:
         self.at(self.now + seconds if seconds > 0.0 else self.now, event)
 
     def at(self, time: float, event: Callable[[], object]) -> None:
         """At a time that is not over."""
-        heapq.heappush(self._events, (time, next(self._numbers), event))
+        heapq.heappush(self._events, (time, self.number(), event))
 
     def run(self, is_over: Callable[[], bool], longest_s: float, most_events: float = math.inf) -> int:
         """Lets events happen until it is over, nothing is planned, or so much has passed; returns the number of events."""

@@ -18,7 +18,7 @@ from shoal.protocol.assignment import slot_seed
 from shoal.simulation.memory import slots
 from shoal.simulation.memory.observer import Observed, Observer
 from shoal.simulation.memory.presence import BeatingPresence
-from shoal.simulation.memory.refusals import BEST, CommonView, Kind, Refusals, full
+from shoal.simulation.memory.refusals import BEST, FULL, CommonView, Kind, Refusals
 from shoal.simulation.memory.tables import Key, Lease, Slot, Tables
 
 SETTLING_S = 1e-6
@@ -55,12 +55,11 @@ class Leasing:
         if key.record.failures >= deliveries.FREE_FAILURES or (known[3] and self._has_late_slots(now)):
             return None
         refusal = self.refusals.known(common, BEST[known[3]], held_versions)
-        if refusal is None:
-            kind = self._kind(key, is_reliable=known[3])
-            refusal = self.refusals.known(common, kind, held_versions)
-            if refusal is None and self._is_full(key, observed, is_reliable=known[3]):
-                refusal = self.refusals.known(common, full(kind), held_versions)
-        return refusal
+        if refusal is not None:
+            return refusal
+        is_full = self._is_full(key, observed, is_reliable=known[3])
+        kind = FULL[known[3]] if is_full else self._kind(key, is_reliable=known[3])
+        return self.refusals.known(common, kind, held_versions)
 
     def decide(self, key: Key, held_versions: tuple[int, ...]) -> leases.Grant | leases.Refused:
         now, tables = self.clock(), self.tables
@@ -84,9 +83,8 @@ class Leasing:
                 return refusal
         kind = self._kind(key, is_reliable=is_reliable)
         if is_usual:
-            refusal = self.refusals.get(common, kind, held_versions, polling)
-            if refusal is None and self._is_full(key, observed, is_reliable=is_reliable):
-                refusal = self.refusals.get(common, full(kind), held_versions, polling)
+            is_full = self._is_full(key, observed, is_reliable=is_reliable)
+            refusal = self.refusals.get(common, FULL[is_reliable] if is_full else kind, held_versions, polling)
             if refusal is not None:
                 return refusal
         swarm = replace(
@@ -105,9 +103,15 @@ class Leasing:
 
     def _is_full(self, key: Key, observed: Observed, *, is_reliable: bool) -> bool:
         """Whether it holds all the leases that it may."""
-        if not key.leased:
-            return False
-        return len(key.leased) >= deliveries.leases_allowed(key.record, observed.pace, reliable=is_reliable)
+        return bool(key.leased) and len(key.leased) >= self._allowed(key, observed, is_reliable=is_reliable)
+
+    def _allowed(self, key: Key, observed: Observed, *, is_reliable: bool) -> int:
+        """How many leases it may hold, computed again only if its record or the pace of the swarm is another one."""
+        known, pace = key.allowed, observed.pace
+        if known is None or known[0] is not key.record or known[1] is not pace or known[2] is not is_reliable:
+            allowed = deliveries.leases_allowed(key.record, pace, reliable=is_reliable)
+            known = key.allowed = (key.record, pace, is_reliable, allowed)
+        return known[3]
 
     def grant(self, key: Key, request_id: str, grant: leases.Grant) -> Lease:
         now, pace = self.clock(), self.observer.observe().pace
@@ -300,7 +304,7 @@ class Leasing:
             is_active=key.trust.state == "active",
             held_versions=held_versions,
             leases_held=len(key.leased),
-            leases_allowed=deliveries.leases_allowed(key.record, observed.pace, reliable=is_reliable),
+            leases_allowed=self._allowed(key, observed, is_reliable=is_reliable),
             slots_of_step=key.holding.get(step, 0),
             open_slot=self._open_slot(key, step, any_slot=is_reliable),
             late_slot=late,

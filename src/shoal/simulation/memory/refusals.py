@@ -30,10 +30,8 @@ class Kind(NamedTuple):
 
 BEST = {is_reliable: Kind(is_reliable) for is_reliable in (False, True)}
 """No limit on shares of a step holds for a key that is active and alone."""
-
-
-def full(kind: Kind) -> Kind:
-    return Kind(kind.is_reliable, kind.is_active, kind.has_other_workers, kind.has_other_active_workers, is_full=True)
+FULL = {is_reliable: Kind(is_reliable, is_full=True) for is_reliable in (False, True)}
+"""A key with all the leases that it may have gets none, whatever the others do."""
 
 
 def best_placed(held_versions: Sequence[int], kind: Kind) -> leases.KeyView:

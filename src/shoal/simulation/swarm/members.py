@@ -164,8 +164,10 @@ class Member:
 
     def usable(self) -> tuple[int, ...]:
         """While there is other work, no lease of an older version is worth two swaps of weights."""
-        is_idle = self.busy_until <= self.clock.now
-        return self.held if self.waits_for and is_idle else tuple(one for one in self.held if one >= self.loaded)
+        held = self.held
+        if held[0] >= self.loaded or (self.waits_for and self.busy_until <= self.clock.now):
+            return held
+        return tuple([one for one in held if one >= self.loaded])
 
     def request(self, session: int) -> None:
         if session != self.session:
