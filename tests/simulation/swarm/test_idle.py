@@ -87,25 +87,19 @@ def test_a_loop_of_answers_keeps_to_the_number_of_events_and_the_time() -> None:
         assert ends[0] == ends[1]
 
 
-def test_a_request_that_could_be_granted_is_always_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refusal that was known is what the rule says of this very key, at that moment."""
-    compared, known = list[str](), Leasing.known_refusal
+def test_a_repeated_refusal_is_what_the_rule_says_of_this_very_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, repeated = list[str](), Leasing.repeated_refusal
 
     def checked(self: Leasing, key: Any, held_versions: tuple[int, ...], now: float) -> Any:
-        found = known(self, key, held_versions, now)
+        found = repeated(self, key, held_versions, now)
         if found is not None:
-            answer = self.decide(key, held_versions)
+            with monkeypatch.context() as patch:
+                patch.setattr(Refusals, "get", lambda *_: None)
+                answer = self.decide(key, held_versions)
             assert (answer.reason, answer.wanted_version) == (found.reason, found.wanted_version)  # type: ignore[union-attr]
             compared.append(found.reason)
         return found
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Leasing, "known_refusal", checked)
-        patch.setattr(Refusals, "get", lambda *_: None)
-        patch.setattr(Refusals, "known", _found_by_the_rule)
-        Swarm(crowd(trainer={"step_s": 40.0})).run()
-    assert set(compared) >= {"no_work", "need_weights"}
-
-
-def _found_by_the_rule(self: Refusals, view: Any, kind: Any, held_versions: tuple[int, ...]) -> Any:
-    return self._decide(view.swarm, kind, held_versions)
+    monkeypatch.setattr(Leasing, "repeated_refusal", checked)
+    Swarm(crowd(trainer={"step_s": 40.0})).run()
+    assert set(compared) >= {"no_work", "need_weights", "waiting_for_trainer"}

@@ -84,7 +84,7 @@ class MemoryCoordinator:
         worker, now = self.tables.keys[key], self.clock()
         if worker.trust.state in NOT_AT_WORK:
             return None
-        refused = self.leasing.known_refusal(worker, held_versions, now)
+        refused = self.leasing.repeated_refusal(worker, held_versions, now)
         if refused is None:
             return None
         waits_s = wait_s(refused, self.presence.polling_at(now, has_delivered=worker.delivered_at > 0))

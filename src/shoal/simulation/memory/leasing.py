@@ -18,7 +18,7 @@ from shoal.protocol.assignment import slot_seed
 from shoal.simulation.memory import slots
 from shoal.simulation.memory.observer import Observed, Observer
 from shoal.simulation.memory.presence import BeatingPresence
-from shoal.simulation.memory.refusals import BEST, FULL, CommonView, Kind, Refusals
+from shoal.simulation.memory.refusals import BEST, FULL, CommonView, Kind, Refusals, wait_s
 from shoal.simulation.memory.tables import Key, Lease, Slot, Tables
 
 SETTLING_S = 1e-6
@@ -40,34 +40,11 @@ class Leasing:
 
     # One request for work
 
-    def known_refusal(self, key: Key, held_versions: tuple[int, ...], now: float) -> leases.Refused | None:
-        """What the key hears, but for its wait among others, if nothing has changed since another one of its kind asked.
-
-        Nothing is found out for it: without an answer the request must be decided.
-        """
-        tables, observed, common, known = self.tables, self.observer.known, self._common, key.reliability
-        if observed is None or common is None or known is None or now > observed.until:
-            return None
-        if (tables.expiring and tables.expiring[0][0] < now) or not common.holds(tables.revision, observed, now):
-            return None
-        if known[0] is not key.record or known[1] is not key.trust or known[2] != observed.standard:
-            return None
-        if key.record.failures >= deliveries.FREE_FAILURES or (known[3] and self._has_late_slots(now)):
-            return None
-        refusal = self.refusals.known(common, BEST[known[3]], held_versions)
-        if refusal is not None:
-            return refusal
-        is_full = self._is_full(key, observed, is_reliable=known[3])
-        kind = FULL[known[3]] if is_full else self._kind(key, is_reliable=known[3])
-        return self.refusals.known(common, kind, held_versions)
-
     def decide(self, key: Key, held_versions: tuple[int, ...]) -> leases.Grant | leases.Refused:
         now, tables = self.clock(), self.tables
         if tables.expiring and tables.expiring[0][0] < now:
             self.expire()
-        observed = self.observer.known
-        if observed is None or now > observed.until:
-            observed = self.observer.observe()
+        observed = self.observer.observe()
         common = self._common
         if common is None or not common.holds(tables.revision, observed, now):
             common = self._common = self._common_now(observed, now)
@@ -76,30 +53,49 @@ class Leasing:
         late: leases.OpenSlot | None = None
         if is_reliable and self.has_backups and self._has_late_slots(now):
             late = self._late_slot(key, observed, held_versions, polling)
-        is_usual = late is None and not deliveries.backoff_s(key.record, now)
-        if is_usual:
-            refusal = self.refusals.get(common, BEST[is_reliable], held_versions, polling)
+        if late is None and not deliveries.backoff_s(key.record, now):
+            refusal = self._usual_refusal(common, key, observed, held_versions, is_reliable=is_reliable)
             if refusal is not None:
-                return refusal
-        kind = self._kind(key, is_reliable=is_reliable)
-        if is_usual:
-            is_full = self._is_full(key, observed, is_reliable=is_reliable)
-            refusal = self.refusals.get(common, FULL[is_reliable] if is_full else kind, held_versions, polling)
-            if refusal is not None:
-                return refusal
+                return replace(refusal, retry_after_s=wait_s(refusal, polling))
+        others, others_active = self._others(key)
         swarm = replace(
-            common.swarm,
-            keys_polling=polling,
-            has_other_workers=kind.has_other_workers,
-            has_other_active_workers=kind.has_other_active_workers,
+            common.swarm, keys_polling=polling, has_other_workers=others, has_other_active_workers=others_active
         )
         asking = self._key_view(key, observed, held_versions, late, is_reliable=is_reliable)
         return leases.decide(swarm, asking, self.config.training, self.config.trust)
 
-    def _kind(self, key: Key, *, is_reliable: bool) -> Kind:
-        others_active = self._has_others(key, active=True)
-        others = others_active or self._has_others(key, active=False)
-        return Kind(is_reliable, key.trust.state == "active", others, others_active)
+    def repeated_refusal(self, key: Key, held_versions: tuple[int, ...], now: float) -> leases.Refused | None:
+        """What the key hears, but for its wait among others, if nothing has changed for all keys since the last decision.
+
+        Nothing changes with it. Without an answer the request must be decided.
+        """
+        tables, common = self.tables, self._common
+        if common is None or (tables.expiring and tables.expiring[0][0] < now):
+            return None
+        observed = self.observer.observe()
+        if key.record.failures >= deliveries.FREE_FAILURES or not common.holds(tables.revision, observed, now):
+            return None
+        is_reliable = self.observer.is_reliable(key, observed)
+        if is_reliable and self.has_backups and self._has_late_slots(now):
+            return None
+        return self._usual_refusal(common, key, observed, held_versions, is_reliable=is_reliable)
+
+    def _usual_refusal(
+        self, common: CommonView, key: Key, observed: Observed, held_versions: tuple[int, ...], *, is_reliable: bool
+    ) -> leases.Refused | None:
+        """What a key hears like all others of its kind, unless it was drawn for a late slot or waits after failures."""
+        refusal = self.refusals.get(common, BEST[is_reliable], held_versions)
+        if refusal is not None:
+            return refusal
+        if self._is_full(key, observed, is_reliable=is_reliable):
+            return self.refusals.get(common, FULL[is_reliable], held_versions)
+        kind = Kind(is_reliable, key.trust.state == "active", *self._others(key))
+        return self.refusals.get(common, kind, held_versions)
+
+    def _others(self, key: Key) -> tuple[bool, bool]:
+        """Whether another key works, and whether one of those does that have left probation."""
+        active = self._has_others(key, active=True)
+        return active or self._has_others(key, active=False), active
 
     def _is_full(self, key: Key, observed: Observed, *, is_reliable: bool) -> bool:
         """Whether it holds all the leases that it may."""

@@ -70,28 +70,19 @@ class Refusals:
         self._answers: dict[tuple[int, tuple[int, ...]], leases.Refused | None] = {}
         """To a key that asks alone: others that ask make its wait longer, and change nothing else."""
 
-    def known(self, view: CommonView, kind: Kind, held_versions: tuple[int, ...]) -> leases.Refused | None:
-        """What every key of this kind hears, but for its wait among others, if somebody has asked."""
-        outlook = view.outlooks.get(kind)
-        return None if outlook is None else self._answers.get((outlook, held_versions))
-
-    def get(
-        self, view: CommonView, kind: Kind, held_versions: tuple[int, ...], keys_polling: int
-    ) -> leases.Refused | None:
-        """What every key of this kind hears; none if one of them may get work."""
+    def get(self, view: CommonView, kind: Kind, held_versions: tuple[int, ...]) -> leases.Refused | None:
+        """What every key of this kind hears, but for its wait among others; none if one of them may get work."""
         outlook = view.outlooks.get(kind)
         if outlook is None:
             outlook = view.outlooks[kind] = self._outlook(view.swarm, kind)
         asked = (outlook, held_versions)
         try:
-            answer = self._answers[asked]
+            return self._answers[asked]
         except KeyError:
             if len(self._answers) >= KEPT:
                 self._answers.clear()
             answer = self._answers[asked] = self._decide(view.swarm, kind, held_versions)
-        if answer is None:
-            return None
-        return leases.Refused(answer.reason, wait_s(answer, keys_polling), answer.wanted_version)
+            return answer
 
     def _outlook(self, swarm: leases.SwarmView, kind: Kind) -> int:
         """A number for all that `leases.decide` looks at when such a key asks."""
