@@ -1,4 +1,4 @@
-"""Idle workers of a simulated swarm: they were refused, and ask again after the wait that they were told.
+"""Idle workers of a simulated swarm: they were refused, and ask again after a wait.
 
 Nearly all requests of a large swarm are theirs, and nearly all are refused for a reason that holds for every key of a kind. So an
 idle worker is parked here instead of having an event for each request: between two other events the requests that fall due are
