@@ -4,9 +4,11 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from shoal.cli.run import status
 from shoal.coordinator.alerting import AlertWatch
 from shoal.coordinator.rules.alerts import ALERTS, BY_NAME
 from shoal.coordinator.store.database import Transaction
@@ -121,3 +123,31 @@ def test_a_disk_that_cannot_be_asked_is_no_alert_and_stops_nothing(swarm: Swarm)
     swarm.alter(free_bytes=broken)
     assert alerts(swarm) == []
     assert swarm.client("x").status().disk_free_bytes is None
+
+
+def test_status_says_what_the_trainer_needs_and_what_it_has(
+    swarm: Swarm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From live rates: a slot of two groups takes ten seconds, and a step of two groups one, half of it waiting."""
+    swarm.publish(0)
+    worker = swarm.client("ann")
+    lease = swarm.lease(worker)
+    swarm.clock.advance(10.0)
+    worker.submit(lease.lease_id, b"rollouts")
+    swarm.accept()
+
+    def steps(connection: Transaction) -> None:
+        for version in range(1, 20):
+            digest, at = f"{version:064x}", swarm.clock() - (20 - version)
+            insert(connection, VersionRow(version, digest, digest, 1, at, json.dumps(HEALTHY)))
+            insert(connection, BatchRow(version, at, 2, 2, "{}", "{}"))
+
+    swarm.write(steps)
+    seen = swarm.client("x").status()
+    assert "needs 22 workers of this speed" in seen.advice  # 2 groups in 0.5 s at 0.2 per second, a tenth more
+    assert ", has 1" in seen.advice
+    owned = SimpleNamespace(status=lambda: (seen, swarm.client("x").history()))
+    monkeypatch.setattr("shoal.cli.run._find", lambda where, key: owned)
+    monkeypatch.setenv("COLUMNS", "300")
+    status()
+    assert seen.advice in capsys.readouterr().out

@@ -1,10 +1,12 @@
 import random
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from shoal.simulation import EventClock
+from shoal.simulation.clock import Event
 
 
 def test_time_jumps_from_event_to_event_in_the_order_of_planning() -> None:
@@ -31,31 +33,51 @@ def test_it_ends_when_it_is_over_or_the_time_is_up() -> None:
     assert heard[-1] == 4.0
 
 
+class Line:
+    """A crowd of events in the order of time, one at a time."""
+
+    def __init__(self, clock: EventClock) -> None:
+        self.clock, self.turns = clock, deque[Event]()
+
+    def after(self, seconds: float, event: Callable[[], object]) -> None:
+        at = self.clock.now + seconds
+        if self.turns and self.turns[-1][0] > at:
+            self.clock.at(at, event)
+        else:
+            self.turns.append((at, self.clock.number(), event))
+
+    def play(self, first: Event | None, end: float, most: float) -> int:
+        if not self.turns or self.turns[0][0] > end or (first is not None and first < self.turns[0]):
+            return 0
+        self.clock.now, _, event = self.turns.popleft()
+        event()
+        return 1
+
+
 @pytest.mark.parametrize("seed", range(20))
-def test_a_line_of_answers_gives_the_order_of_one_heap(seed: int) -> None:
+def test_a_crowd_gives_the_order_of_one_heap(seed: int) -> None:
     """A server with a queue, asked from events at random times, is the same with one heap."""
-    assert _served(seed, EventClock.finally_after, EventClock.in_line) == _served(
-        seed, EventClock.after, EventClock.after
-    )
+    clock, line = EventClock(start=0.0), EventClock(start=0.0)
+    line.crowd = crowd = Line(line)
+    assert _served(seed, line, crowd.after) == _served(seed, clock, clock.after)
 
 
-Plan = Callable[[EventClock, float, Callable[[], object]], None]
+Plan = Callable[[float, Callable[[], object]], None]
 
 
-def _served(seed: int, plan: Plan, again: Plan) -> list[object]:
-    clock, chance, heard = EventClock(start=0.0), random.Random(seed), list[object]()
+def _served(seed: int, clock: EventClock, plan: Plan) -> list[object]:
+    chance, heard = random.Random(seed), list[object]()
     free_at = 0.0
 
     def ask(name: int) -> None:
         nonlocal free_at
         heard.append(("asks", name, clock()))
         free_at = max(clock(), free_at) + chance.choice([0.0, 0.001, 0.5])
-        early_s = chance.choice([0.0, 0.0, 0.0, 0.3])  # now and then an answer comes before those in front of it
-        plan(clock, free_at - clock() - early_s, lambda: hear(name))
+        clock.after(free_at - clock(), lambda: hear(name))
 
     def hear(name: int) -> None:
         heard.append(("hears", name, clock()))
-        again(clock, chance.choice([0.0, 0.25, 0.3, chance.random()]), lambda: ask(name))
+        plan(chance.choice([0.0, 0.25, 0.3, chance.random()]), lambda: ask(name))
 
     for name in range(5):
         clock.after(chance.random(), partial(ask, name))

@@ -10,7 +10,7 @@ import pytest
 from shoal.config import TrainingConfig, TrustConfig
 from shoal.coordinator.rules import batches, leases
 from shoal.protocol.api import RunState
-from shoal.simulation.memory.refusals import BEST, CommonView, Kind, Refusals, best_placed
+from shoal.simulation.memory.refusals import BEST, FULL, CommonView, Kind, Refusals, best_placed, wait_s
 
 TRAINING = TrainingConfig(async_level=2, groups_per_step=8)
 TRUST = TrustConfig(key_share=0.5, probation_share=0.25)
@@ -58,6 +58,12 @@ def random_key(chance: random.Random, *, is_reliable: bool, held: Sequence[int])
     )
 
 
+def heard(refusals: Refusals, view: CommonView, kind: Kind, held: tuple[int, ...]) -> leases.Refused | None:
+    """With the wait of a key that asks among others."""
+    known = refusals.get(view, kind, held)
+    return None if known is None else replace(known, retry_after_s=wait_s(known, POLLING))
+
+
 def kinds() -> list[Kind]:
     flags = itertools.product([False, True], repeat=5)
     return [kind for kind in itertools.starmap(Kind, flags) if kind.has_other_workers >= kind.has_other_active_workers]
@@ -70,7 +76,7 @@ def test_a_refusal_of_the_best_placed_key_is_that_of_every_key(seed: int) -> Non
     for _ in range(400):
         swarm, held = random_swarm(chance), tuple(version for version in range(6) if chance.random() < 0.5)
         common, is_reliable = CommonView(swarm, 0, None, 1.0), chance.random() < 0.5
-        known = refusals.get(common, BEST[is_reliable], held, POLLING)
+        known = heard(refusals, common, BEST[is_reliable], held)
         if known is None:
             continue
         repeated += 1
@@ -90,7 +96,7 @@ def test_a_refusal_of_a_kind_is_that_of_every_key_of_this_kind(seed: int) -> Non
         swarm, held = random_swarm(chance), tuple(version for version in range(6) if chance.random() < 0.5)
         common = CommonView(swarm, 0, None, 1.0)
         for kind in kinds():
-            known = refusals.get(common, kind, held, POLLING)
+            known = heard(refusals, common, kind, held)
             key = replace(
                 random_key(chance, is_reliable=kind.is_reliable, held=held),
                 is_active=kind.is_active,
@@ -109,6 +115,21 @@ def test_a_refusal_of_a_kind_is_that_of_every_key_of_this_kind(seed: int) -> Non
     assert repeated > 1000
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_key_with_all_its_leases_hears_the_same_whatever_others_do(seed: int) -> None:
+    chance, refusals = random.Random(seed), Refusals(TRAINING, TRUST)
+    for _ in range(400):
+        swarm, held = random_swarm(chance), tuple(version for version in range(6) if chance.random() < 0.5)
+        is_reliable, (others, active) = chance.random() < 0.5, chance.choice([(0, 0), (1, 0), (1, 1)])
+        known = heard(refusals, CommonView(swarm, 0, None, 1.0), FULL[is_reliable], held)
+        seen = replace(
+            swarm, keys_polling=POLLING, has_other_workers=bool(others), has_other_active_workers=bool(active)
+        )
+        key = replace(random_key(chance, is_reliable=is_reliable, held=held), leases_held=3, leases_allowed=3)
+        assert known is not None
+        assert leases.decide(seen, key, TRAINING, TRUST) == known
+
+
 def test_no_refusal_is_repeated_while_one_key_could_get_work() -> None:
     chance, granted, refusals = random.Random(0), 0, Refusals(TRAINING, TRUST)
     for _ in range(400):
@@ -116,7 +137,7 @@ def test_no_refusal_is_repeated_while_one_key_could_get_work() -> None:
         answer = leases.decide(swarm, best_placed(everything, BEST[True]), TRAINING, TRUST)
         if isinstance(answer, leases.Grant):
             granted += 1
-            assert refusals.get(CommonView(swarm, 0, None, 1.0), BEST[True], everything, 0) is None
+            assert refusals.get(CommonView(swarm, 0, None, 1.0), BEST[True], everything) is None
     assert granted > 20
 
 
@@ -126,11 +147,13 @@ def test_an_answer_outlasts_a_tally_that_changes_nothing_for_the_rule() -> None:
     swarm = replace(random_swarm(random.Random(0)), run_state="running", step=3, steps=100, has_space=True, counts=full)
     swarm = replace(swarm, published=[1, 2, 3], settled_version=None, awaited_version=0, useful_share=None)
     more = replace(swarm, counts=replace(full, outstanding_groups=42))
-    first = refusals.get(CommonView(swarm, 0, None, 1.0), BEST[True], (3,), POLLING)
+    before, after = CommonView(swarm, 0, None, 1.0), CommonView(more, 1, None, 1.0)
+    first = refusals.get(before, BEST[True], (3,))
     assert first is not None
-    assert first is refusals.get(CommonView(more, 1, None, 1.0), BEST[True], (3,), POLLING)
+    assert refusals.get(after, BEST[True], (3,)) is first
+    assert after.outlooks == before.outlooks
     hungry = replace(swarm, counts=batches.StepCounts(0, 0, 0, 0, 0))
-    assert refusals.get(CommonView(hungry, 2, None, 1.0), BEST[True], (3,), POLLING) is None
+    assert refusals.get(CommonView(hungry, 2, None, 1.0), BEST[True], (3,)) is None
 
 
 def test_an_answer_ends_with_its_time_a_change_or_a_new_pace() -> None:

@@ -100,6 +100,7 @@ def _assign(tree: dict[str, Any], key: str, text: str) -> None:
 def _nearest_hint(key: str, prefix: str = "") -> str:
     keys = all_keys()
     by_name = {name.split(".")[-1]: name for name in keys}
+    key = key.lower()  # every setting is
     matches = difflib.get_close_matches(key, [*keys, *dict(sections())], n=1, cutoff=0.6)
     if not matches:
         matches = [by_name[name] for name in difflib.get_close_matches(key.split(".")[-1], by_name, n=1, cutoff=0.6)]

@@ -1,81 +1,58 @@
 """An event clock: time jumps from one event to the next. Events of the same time happen in the order in which they were planned.
 
-Most events of a large swarm come nearly in the order in which they are planned: answers of one server, and requests that idle
-workers repeat after the same wait. They wait in lines, each in the order of time, which is cheaper than the heap of all others
-and gives the same order: the next event is the first of the heads.
+A crowd is a second source of events, in the same order: thousands of machines that do the same again and again are cheaper
+to play together than as events of a heap.
 """
 
 import heapq
 import itertools
 import math
-from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 Event = tuple[float, int, Callable[[], object]]
-LINES = 4
-"""One for answers, and one for each of the few waits that idle workers hear at a time."""
+
+
+class Crowd(Protocol):
+    def play(self, first: Event | None, end: float, most: float) -> int:
+        """Lets the events of the crowd happen that come before the first of the others and not after the end.
+
+        Returns how many, none if there is none. It may stop earlier, and does if it has planned another event.
+        """
+        ...
 
 
 class EventClock:
     def __init__(self, start: float = 1_000_000.0) -> None:
         self.now = start
+        self.crowd: Crowd | None = None
         self._events: list[Event] = []
-        self._lines: tuple[deque[Event], ...] = tuple(deque() for _ in range(LINES))
-        self._numbers = itertools.count()
-        self._is_over: Callable[[], bool] = lambda: True
-        self._end, self._happened, self._most = -math.inf, 0, 0.0
-        """Of the last `run`."""
+        self.number: Callable[[], int] = itertools.count().__next__
+        """Of the next event that is planned; those of the crowd are numbered with the others."""
 
     def __call__(self) -> float:
         return self.now
 
     def after(self, seconds: float, event: Callable[[], object]) -> None:
-        at = self.now + seconds if seconds > 0.0 else self.now
-        heapq.heappush(self._events, (at, next(self._numbers), event))
+        self.at(self.now + seconds if seconds > 0.0 else self.now, event)
 
-    def in_line(self, seconds: float, event: Callable[[], object]) -> None:
-        """The same, for an event that is seldom earlier than the last ones that were put here."""
-        self._put_in_line(self.now + seconds if seconds > 0.0 else self.now, event)
-
-    def _put_in_line(self, at: float, event: Callable[[], object]) -> None:
-        for line in self._lines:
-            if not line or line[-1][0] <= at:
-                line.append((at, next(self._numbers), event))
-                return
-        heapq.heappush(self._events, (at, next(self._numbers), event))
-
-    def finally_after(self, seconds: float, event: Callable[[], object]) -> None:
-        """The same as the last act of an event: the next one happens at once if nothing is planned before it."""
-        at = self.now + seconds if seconds > 0.0 else self.now
-        is_next = at <= self._end and (not self._events or self._events[0][0] > at)
-        for line in self._lines:
-            if line and line[0][0] <= at:
-                is_next = False
-        if is_next and self._happened < self._most and not self._is_over():
-            self.now = at
-            self._happened += 1
-            event()
-        else:
-            self._put_in_line(at, event)
+    def at(self, time: float, event: Callable[[], object]) -> None:
+        """At a time that is not over."""
+        heapq.heappush(self._events, (time, self.number(), event))
 
     def run(self, is_over: Callable[[], bool], longest_s: float, most_events: float = math.inf) -> int:
         """Lets events happen until it is over, nothing is planned, or so much has passed; returns the number of events."""
-        end, planned, lines = self.now + longest_s, self._events, self._lines
-        self._is_over, self._end, self._happened, self._most = is_over, end, 0, most_events
-        while not is_over() and self._happened < most_events:
-            first: Event | None = planned[0] if planned else None
-            source: deque[Event] | None = None
-            for line in lines:
-                if line and (first is None or line[0] < first):
-                    first, source = line[0], line
+        end, planned, crowd, happened = self.now + longest_s, self._events, self.crowd, 0
+        while not is_over() and happened < most_events:
+            first = planned[0] if planned else None
+            played = crowd.play(first, end, most_events - happened) if crowd is not None else 0
+            happened += played
+            if played:
+                continue
             if first is None or first[0] > end:
                 break
-            if source is None:
-                heapq.heappop(planned)
-            else:
-                source.popleft()
+            heapq.heappop(planned)
             self.now = first[0]
-            self._happened += 1
+            happened += 1
             first[2]()
-        self._end = -math.inf
-        return self._happened
+        return happened

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from shoal.simulation import EventClock, LocalCoordinator
-from shoal.simulation.memory.refusals import Refusals
+from shoal.simulation import LocalCoordinator
 from shoal.simulation.swarm import SwarmResult, run_swarm
 from shoal.simulation.swarm.spec import build_scenario
 from simulation.swarm.small import spec, tree
@@ -52,30 +51,6 @@ def test_forgers_have_the_same_fate_with_the_store_of_a_run() -> None:
     assert result.hostile == 3
     assert result.ban_after_s is not None
     assert result.hostile_trained < 0.1
-
-
-def crowd(**changes: Any) -> dict[str, Any]:
-    """More workers than work, some of them hostile or gone: most requests are refused."""
-    sections: dict[str, Any] = {"run": {"steps": 6}, "workers": CHURN | {"count": 24, "speed_spread": 0.4}}
-    found = tree(**(sections | changes))
-    found["workers"].append({"name": "forger", "count": 3, "tokens_per_s": 200, "rows": 8, "conduct": "forge"})
-    return found
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"settings": {"coordinator": {"just_in_time": False}}}, {"coordinator": {"requests_per_s": 30.0}}],
-    ids=["usual", "leases-at-once", "busy-coordinator"],
-)
-def test_shortcuts_change_no_number(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every request decided by the rule for its own key, and every event in one heap, the swarm is the same."""
-    built = build_scenario(crowd(**changes))
-    quick = run_swarm(built).to_json()
-    monkeypatch.setattr(Refusals, "get", lambda *_: None)
-    monkeypatch.setattr(EventClock, "in_line", EventClock.after)
-    monkeypatch.setattr(EventClock, "finally_after", EventClock.after)
-    assert json.dumps(run_swarm(built).to_json()) == json.dumps(quick)
-    assert quick["is_finished"]
 
 
 def test_a_trainer_with_enough_workers_does_not_wait(usual: SwarmResult) -> None:

@@ -1,6 +1,8 @@
 """Scenario files: each value has its reason; a wrong one is refused with the nearest right key."""
 
 import re
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,37 @@ def test_the_nastiest_scenarios_are_refused_with_what_is_wrong(name: str) -> Non
     with pytest.raises(ConfigError) as refusal:
         build_scenario(scenario)
     assert says in str(refusal.value)
+
+
+def keys_of(part: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Of every key and section of a scenario; one class of workers or relays is enough."""
+    for key, value in part.items() if isinstance(part, dict) else enumerate(part[:1]):
+        if isinstance(value, dict | list):
+            yield from keys_of(value, (*path, key))
+        if isinstance(key, str):
+            yield (*path, key)
+
+
+def typos(key: str) -> set[str]:
+    """A letter too few, too many or in the wrong place, another separator, capitals."""
+    swapped = key[1] + key[0] + key[2:]
+    found = {key[:-1], key[0] + key[2:], key + "s", key.replace("_", "-"), key.replace("_", ""), swapped, key.upper()}
+    return found - {key, "steps"}  # a key of its own, of [run]
+
+
+@pytest.mark.parametrize("name", bundled_names())
+def test_every_typo_in_every_key_of_a_scenario_is_answered_with_the_right_key(name: str) -> None:
+    text, tried = (BUNDLED / f"{name}.toml").read_text(), 0
+    for *path, key in keys_of(tomllib.loads(text)):
+        for typo in typos(str(key)):
+            wrong = part = tomllib.loads(text)
+            for place in path:
+                part = part[place]  # type: ignore[index]
+            part[typo] = part.pop(key)
+            with pytest.raises(ConfigError, match=rf"Did you mean (\S+\.)?{key}\?"):
+                build_scenario(wrong)
+            tried += 1
+    assert tried > 200
 
 
 @pytest.mark.parametrize(

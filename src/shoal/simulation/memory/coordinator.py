@@ -18,12 +18,14 @@ from shoal.simulation.coordinator import NUMERICS_CLASS
 from shoal.simulation.memory import slots
 from shoal.simulation.memory.files import Files
 from shoal.simulation.memory.leasing import Leasing
+from shoal.simulation.memory.refusals import wait_s
 from shoal.simulation.memory.tables import Batch, File, Key, Tables, Version
 from shoal.simulation.operations import TrainedGroup
 
 KEPT_STEPS = 8
 """Behind the asynchrony window: files that come later are of no use to any batch."""
-KEPT_REFUSALS = 1024
+NOT_AT_WORK = frozenset(("registered", "gone", "banned"))
+"""A request of such a key changes its state, or is refused for good."""
 
 
 class MemoryCoordinator:
@@ -33,8 +35,6 @@ class MemoryCoordinator:
         self.leasing = Leasing(self.tables, config, clock, secret)
         self.files = Files(self.tables, self.leasing, config, clock, secret)
         self.presence = self.leasing.presence
-        self._refusals: dict[int, tuple[leases.Refused, api.LeaseAnswer]] = {}
-        """By identity, which is cheaper to compare than a decision: idle keys hear the same object again and again."""
 
     # Workers
 
@@ -61,7 +61,12 @@ class MemoryCoordinator:
             self._returned(worker)
         decision = self.leasing.decide(worker, tuple(held_versions))
         if isinstance(decision, leases.Refused):
-            answer = self._refusal(decision)
+            answer = api.LeaseAnswer.model_construct(
+                lease=None,
+                reason=decision.reason,
+                retry_after_s=decision.retry_after_s,
+                wanted_version=decision.wanted_version or 0,
+            )
         else:
             granted = self.leasing.grant(worker, request_id, decision)
             view = self.leasing.lease_view(granted, self.files.secret_of(granted.step))
@@ -74,20 +79,17 @@ class MemoryCoordinator:
         self.presence.asked(worker, self.clock())
         return answer
 
-    def _refusal(self, refused: leases.Refused) -> api.LeaseAnswer:
-        known = self._refusals.get(id(refused))
-        if known is not None and known[0] is refused:
-            return known[1]
-        if len(self._refusals) >= KEPT_REFUSALS:
-            self._refusals.clear()
-        answer = api.LeaseAnswer.model_construct(
-            lease=None,
-            reason=refused.reason,
-            retry_after_s=refused.retry_after_s,
-            wanted_version=refused.wanted_version or 0,
-        )
-        self._refusals[id(refused)] = (refused, answer)
-        return answer
+    def refuse(self, key: str, held_versions: tuple[int, ...]) -> tuple[str, float] | None:
+        """Reason and wait, for a request that is answered like those of all keys of a kind; else it must be decided."""
+        worker, now = self.tables.keys[key], self.clock()
+        if worker.trust.state in NOT_AT_WORK:
+            return None
+        refused = self.leasing.repeated_refusal(worker, held_versions, now)
+        if refused is None:
+            return None
+        waits_s = wait_s(refused, self.presence.polling_at(now, has_delivered=worker.delivered_at > 0))
+        self.presence.asked(worker, now)
+        return refused.reason, waits_s
 
     def _returned(self, worker: Key) -> None:
         for state, event in (("gone", "returned"), ("registered", "asked")):

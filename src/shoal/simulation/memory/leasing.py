@@ -18,7 +18,7 @@ from shoal.protocol.assignment import slot_seed
 from shoal.simulation.memory import slots
 from shoal.simulation.memory.observer import Observed, Observer
 from shoal.simulation.memory.presence import BeatingPresence
-from shoal.simulation.memory.refusals import BEST, CommonView, Kind, Refusals
+from shoal.simulation.memory.refusals import BEST, FULL, CommonView, Kind, Refusals, wait_s
 from shoal.simulation.memory.tables import Key, Lease, Slot, Tables
 
 SETTLING_S = 1e-6
@@ -44,9 +44,7 @@ class Leasing:
         now, tables = self.clock(), self.tables
         if tables.expiring and tables.expiring[0][0] < now:
             self.expire()
-        observed = self.observer.known
-        if observed is None or now > observed.until:
-            observed = self.observer.observe()
+        observed = self.observer.observe()
         common = self._common
         if common is None or not common.holds(tables.revision, observed, now):
             common = self._common = self._common_now(observed, now)
@@ -55,38 +53,61 @@ class Leasing:
         late: leases.OpenSlot | None = None
         if is_reliable and self.has_backups and self._has_late_slots(now):
             late = self._late_slot(key, observed, held_versions, polling)
-        is_usual = late is None and not deliveries.backoff_s(key.record, now)
-        if is_usual:
-            refusal = self.refusals.get(common, BEST[is_reliable], held_versions, polling)
+        if late is None and not deliveries.backoff_s(key.record, now):
+            refusal = self._usual_refusal(common, key, observed, held_versions, is_reliable=is_reliable)
             if refusal is not None:
-                return refusal
-        others_active = self._has_others(key, active=True)
-        others = others_active or self._has_others(key, active=False)
-        kind = Kind(is_reliable, key.trust.state == "active", others, others_active)
-        if is_usual:
-            refusal = self._refusal_of_kind(common, kind, key, observed, held_versions, polling)
-            if refusal is not None:
-                return refusal
+                return replace(refusal, retry_after_s=wait_s(refusal, polling))
+        others, others_active = self._others(key)
         swarm = replace(
             common.swarm, keys_polling=polling, has_other_workers=others, has_other_active_workers=others_active
         )
         asking = self._key_view(key, observed, held_versions, late, is_reliable=is_reliable)
         return leases.decide(swarm, asking, self.config.training, self.config.trust)
 
-    def _refusal_of_kind(
-        self,
-        common: CommonView,
-        kind: Kind,
-        key: Key,
-        observed: Observed,
-        held_versions: tuple[int, ...],
-        polling: int,
+    def repeated_refusal(self, key: Key, held_versions: tuple[int, ...], now: float) -> leases.Refused | None:
+        """What the key hears, but for its wait among others, if nothing has changed for all keys since the last decision.
+
+        Nothing changes with it. Without an answer the request must be decided.
+        """
+        tables, common = self.tables, self._common
+        if common is None or (tables.expiring and tables.expiring[0][0] < now):
+            return None
+        observed = self.observer.observe()
+        if key.record.failures >= deliveries.FREE_FAILURES or not common.holds(tables.revision, observed, now):
+            return None
+        is_reliable = self.observer.is_reliable(key, observed)
+        if is_reliable and self.has_backups and self._has_late_slots(now):
+            return None
+        return self._usual_refusal(common, key, observed, held_versions, is_reliable=is_reliable)
+
+    def _usual_refusal(
+        self, common: CommonView, key: Key, observed: Observed, held_versions: tuple[int, ...], *, is_reliable: bool
     ) -> leases.Refused | None:
-        refusal = self.refusals.get(common, kind, held_versions, polling)
-        if refusal is not None or not key.leased:
+        """What a key hears like all others of its kind, unless it was drawn for a late slot or waits after failures."""
+        refusal = self.refusals.get(common, BEST[is_reliable], held_versions)
+        if refusal is not None:
             return refusal
-        is_full = len(key.leased) >= deliveries.leases_allowed(key.record, observed.pace, reliable=kind.is_reliable)
-        return self.refusals.get(common, kind._replace(is_full=True), held_versions, polling) if is_full else None
+        if self._is_full(key, observed, is_reliable=is_reliable):
+            return self.refusals.get(common, FULL[is_reliable], held_versions)
+        kind = Kind(is_reliable, key.trust.state == "active", *self._others(key))
+        return self.refusals.get(common, kind, held_versions)
+
+    def _others(self, key: Key) -> tuple[bool, bool]:
+        """Whether another key works, and whether one of those does that have left probation."""
+        active = self._has_others(key, active=True)
+        return active or self._has_others(key, active=False), active
+
+    def _is_full(self, key: Key, observed: Observed, *, is_reliable: bool) -> bool:
+        """Whether it holds all the leases that it may."""
+        return bool(key.leased) and len(key.leased) >= self._allowed(key, observed, is_reliable=is_reliable)
+
+    def _allowed(self, key: Key, observed: Observed, *, is_reliable: bool) -> int:
+        """How many leases it may hold, computed again only if its record or the pace of the swarm is another one."""
+        known, pace = key.allowed, observed.pace
+        if known is None or known[0] is not key.record or known[1] is not pace or known[2] is not is_reliable:
+            allowed = deliveries.leases_allowed(key.record, pace, reliable=is_reliable)
+            known = key.allowed = (key.record, pace, is_reliable, allowed)
+        return known[3]
 
     def grant(self, key: Key, request_id: str, grant: leases.Grant) -> Lease:
         now, pace = self.clock(), self.observer.observe().pace
@@ -279,7 +300,7 @@ class Leasing:
             is_active=key.trust.state == "active",
             held_versions=held_versions,
             leases_held=len(key.leased),
-            leases_allowed=deliveries.leases_allowed(key.record, observed.pace, reliable=is_reliable),
+            leases_allowed=self._allowed(key, observed, is_reliable=is_reliable),
             slots_of_step=key.holding.get(step, 0),
             open_slot=self._open_slot(key, step, any_slot=is_reliable),
             late_slot=late,

@@ -60,8 +60,7 @@ class Observer:
                 if len(looked) == OBSERVED_KEYS:
                     break
         present = self.presence.present(looked)
-        newest_at = max((key.delivered_at for key in present), default=0.0)
-        oldest_at = min((key.delivered_at for key in present), default=0.0)
+        newest_at, oldest_at = (present[0].delivered_at, present[-1].delivered_at) if present else (0.0, 0.0)
         current = present
         if not deliveries.are_all_current(newest_at - oldest_at, longest_s):
             silences = ((key, newest_at - key.delivered_at) for key in present)

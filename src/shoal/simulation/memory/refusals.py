@@ -30,6 +30,8 @@ class Kind(NamedTuple):
 
 BEST = {is_reliable: Kind(is_reliable) for is_reliable in (False, True)}
 """No limit on shares of a step holds for a key that is active and alone."""
+FULL = {is_reliable: Kind(is_reliable, is_full=True) for is_reliable in (False, True)}
+"""A key with all the leases that it may have gets none, whatever the others do."""
 
 
 def best_placed(held_versions: Sequence[int], kind: Kind) -> leases.KeyView:
@@ -44,6 +46,10 @@ def best_placed(held_versions: Sequence[int], kind: Kind) -> leases.KeyView:
     )
 
 
+NAMELESS = {kind: best_placed((), kind) for kind in itertools.starmap(Kind, itertools.product((False, True), repeat=5))}
+"""For limits that do not follow from versions."""
+
+
 @dataclass(slots=True)
 class CommonView:
     """What all keys share between two changes."""
@@ -55,6 +61,20 @@ class CommonView:
     until: float
     outlooks: dict[Kind, int] = field(default_factory=dict)
     """What the rule looks at, numbered by `Refusals`."""
+    place: int = -1
+    """The part of it that is the same for all kinds."""
+    seen: dict[tuple[bool, bool], leases.SwarmView] = field(default_factory=dict)
+    """The swarm as keys with such others see it."""
+
+    def seen_by(self, kind: Kind) -> leases.SwarmView:
+        others = kind[2:4]
+        if others not in self.seen:
+            self.seen[others] = replace(
+                self.swarm,
+                has_other_workers=kind.has_other_workers,
+                has_other_active_workers=kind.has_other_active_workers,
+            )
+        return self.seen[others]
 
     def holds(self, revision: int, observed: object, now: float) -> bool:
         return revision == self.revision and observed is self.observed and now < self.until
@@ -64,53 +84,47 @@ class Refusals:
     def __init__(self, training: TrainingConfig, trust: TrustConfig) -> None:
         self.training, self.trust = training, trust
         self._numbers = itertools.count()
-        self._outlooks: dict[object, int] = {}
-        self._answers: dict[tuple[int, tuple[int, ...], int], leases.Refused | None] = {}
+        self._places: dict[object, int] = {}
+        self._answers: dict[tuple[int, tuple[int, ...]], leases.Refused | None] = {}
+        """To a key that asks alone: others that ask make its wait longer, and change nothing else."""
 
-    def get(
-        self, view: CommonView, kind: Kind, held_versions: tuple[int, ...], keys_polling: int
-    ) -> leases.Refused | None:
-        """What every key of this kind hears; none if one of them may get work."""
+    def get(self, view: CommonView, kind: Kind, held_versions: tuple[int, ...]) -> leases.Refused | None:
+        """What every key of this kind hears, but for its wait among others; none if one of them may get work."""
         outlook = view.outlooks.get(kind)
         if outlook is None:
-            outlook = view.outlooks[kind] = self._outlook(view.swarm, kind)
-        asked = (outlook, held_versions, keys_polling)
+            outlook = view.outlooks[kind] = self._outlook(view, kind)
+        asked = (outlook, held_versions)
         try:
             return self._answers[asked]
         except KeyError:
             if len(self._answers) >= KEPT:
                 self._answers.clear()
-            answer = self._answers[asked] = self._decide(view.swarm, kind, held_versions, keys_polling)
+            answer = self._answers[asked] = self._decide(view, kind, held_versions)
             return answer
 
-    def _outlook(self, swarm: leases.SwarmView, kind: Kind) -> int:
+    def _outlook(self, view: CommonView, kind: Kind) -> int:
         """A number for all that `leases.decide` looks at when such a key asks."""
-        seen, key = _seen_by(swarm, kind, 0), best_placed((), kind)
-        outlook = (
+        if view.place < 0:
+            view.place = self._place(view.swarm)
+        return 2 * view.place + leases.has_work(view.seen_by(kind), NAMELESS[kind], self.training, self.trust)
+
+    def _place(self, swarm: leases.SwarmView) -> int:
+        place = (
             *(swarm.run_state, swarm.step, swarm.steps, swarm.has_space, tuple(swarm.published)),
-            *(swarm.settled_version, swarm.awaited_version, leases.has_work(seen, key, self.training, self.trust)),
+            *(swarm.settled_version, swarm.awaited_version),
         )
-        if len(self._outlooks) >= KEPT:
-            self._outlooks.clear()
-        number = self._outlooks.get(outlook)
+        if len(self._places) >= KEPT:
+            self._places.clear()
+        number = self._places.get(place)
         if number is None:
-            number = self._outlooks[outlook] = next(self._numbers)
+            number = self._places[place] = next(self._numbers)
         return number
 
-    def _decide(
-        self, swarm: leases.SwarmView, kind: Kind, held_versions: Sequence[int], keys_polling: int
-    ) -> leases.Refused | None:
-        seen, key = _seen_by(swarm, kind, keys_polling), best_placed(held_versions, kind)
-        answer = leases.decide(seen, key, self.training, self.trust)
+    def _decide(self, view: CommonView, kind: Kind, held_versions: Sequence[int]) -> leases.Refused | None:
+        answer = leases.decide(view.seen_by(kind), best_placed(held_versions, kind), self.training, self.trust)
         return answer if isinstance(answer, leases.Refused) else None
 
 
-def _seen_by(swarm: leases.SwarmView, kind: Kind, keys_polling: int) -> leases.SwarmView:
-    if not keys_polling and not kind.has_other_workers:
-        return swarm
-    return replace(
-        swarm,
-        keys_polling=keys_polling,
-        has_other_workers=kind.has_other_workers,
-        has_other_active_workers=kind.has_other_active_workers,
-    )
+def wait_s(refused: leases.Refused, keys_polling: int) -> float:
+    """Of a key that asks among others."""
+    return max(refused.retry_after_s, leases.poll_s(keys_polling))

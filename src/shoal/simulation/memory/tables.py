@@ -39,6 +39,8 @@ class Key:
     """Groups that claimed files may leave without an audit."""
     reliability: tuple[deliveries.Record, TrustRecord, tuple[bool, float], bool] | None = None
     """Whether it is reliable, and what that followed from."""
+    allowed: tuple[deliveries.Record, deliveries.Pace, bool, int] | None = None
+    """How many leases it may hold, and what that followed from."""
     asked_at: float = 0.0
     turns: list[int] = field(default_factory=lambda: [-1, -1])
     """In which it was last counted among the keys that ask, and among those of them that have delivered."""

@@ -10,6 +10,7 @@ from shoal.simulation.clock import EventClock
 from shoal.simulation.memory.coordinator import MemoryCoordinator
 from shoal.simulation.operations import MakeCoordinator
 from shoal.simulation.scenario import SWEEP_S, digest_secret
+from shoal.simulation.swarm.idle import Idle
 from shoal.simulation.swarm.links import Broadcast
 from shoal.simulation.swarm.members import Member
 from shoal.simulation.swarm.owners import SwarmTrainer, Validators
@@ -27,12 +28,15 @@ COLLECT_AFTER = 20_000
 
 
 class Swarm:
-    def __init__(self, spec: SwarmSpec, make: MakeCoordinator = MemoryCoordinator) -> None:
+    def __init__(self, spec: SwarmSpec, make: MakeCoordinator = MemoryCoordinator, *, parks: bool = True) -> None:
         self.spec, config, clock = spec, spec.config(), EventClock()
         coordinator = make(config, clock, digest_secret(spec.run.seed))
         if isinstance(coordinator, MemoryCoordinator):
             coordinator.leasing.has_backups = spec.coordinator.backups
         self.world = World(spec, config, clock, coordinator, Workload(spec.work, config), Broadcast(spec))
+        if parks and isinstance(coordinator, MemoryCoordinator):
+            clock.crowd = idle = Idle(self.world, coordinator)
+            self.world.park = idle.park
         self.begun_at = clock.now
         self.trainer, self.validators = SwarmTrainer(self.world), Validators(self.world)
         self.world.on_file, self.world.on_verdict = self.validators.look, self.trainer.look

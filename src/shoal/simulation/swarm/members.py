@@ -6,7 +6,6 @@ fetched in the background, the newest version at a time.
 """
 
 import heapq
-import itertools
 import math
 import random
 from functools import partial
@@ -39,8 +38,8 @@ class Member:
         self.loaded = -1
         self._fetching: tuple[int, float, int] | None = None
         self._looked_at = world.clock.now
-        self._requests, self._name = itertools.count(), f"{self.key[:16]}-"
-        self._asks, self._requested = partial(self._ask, 0), partial(self._request, 0)
+        self._requests, self._name = 0, f"{self.key[:16]}-"
+        self._asks, self._requested = partial(self.ask, 0), partial(self.request, 0)
         """Of this session; an idle worker plans them again and again."""
         self.clock.after(self.chance.random() * START_S, self._join)
 
@@ -57,13 +56,13 @@ class Member:
         self.rows = [now] * self.spec.rows
         self.busy_until = self.accounted_to = self._looked_at = now
         self.loaded = -1
-        self._asks, self._requested = partial(self._ask, self.session), partial(self._request, self.session)
+        self._asks, self._requested = partial(self.ask, self.session), partial(self.request, self.session)
         if self._fetching is not None:  # shards that have arrived are kept
             version, left_s, size_bytes = self._fetching
             self._fetching = (version, now + left_s, size_bytes)
         if self.spec.stays_s:
             self.clock.after(self.chance.expovariate(1 / self.spec.stays_s), self._leave)
-        self._ask(self.session)
+        self.ask(self.session)
 
     def _leave(self) -> None:
         if self.is_out:
@@ -131,11 +130,11 @@ class Member:
 
     # Work
 
-    def _ask(self, session: int) -> None:
+    def ask(self, session: int) -> None:
         if session != self.session:
             return
         now = self.clock.now
-        if self._fetching is not None or not self.held or self.held[-1] + 1 < len(self.world.published_at):
+        if self.has_news():
             self._refresh(now)
         if not self.held:
             self.waits_for = "need_weights"
@@ -148,40 +147,56 @@ class Member:
         else:
             self.world.request(self._requested)
 
+    def has_news(self) -> bool:
+        """Whether it has anything to do before it asks for work: a version that arrived, or can be fetched or loaded."""
+        held, fetching = self.held, self._fetching
+        if not held or held[-1] > self.loaded:
+            return True
+        if fetching is None:
+            return held[-1] + 1 < len(self.world.published_at)
+        return fetching[1] <= self.clock.now
+
     def _ask_at(self, at: float) -> None:
         if at < math.inf:
             self.clock.after(at - self.clock.now, self._asks)
         else:  # no version is published yet
             self.clock.after(ASKS_AGAIN_S, self._asks)
 
-    def _usable(self) -> tuple[int, ...]:
+    def usable(self) -> tuple[int, ...]:
         """While there is other work, no lease of an older version is worth two swaps of weights."""
-        is_idle = self.busy_until <= self.clock.now
-        return self.held if self.waits_for and is_idle else tuple(one for one in self.held if one >= self.loaded)
+        held = self.held
+        if held[0] >= self.loaded or (self.waits_for and self.busy_until <= self.clock.now):
+            return held
+        return tuple([one for one in held if one >= self.loaded])
 
-    def _request(self, session: int) -> None:
+    def request(self, session: int) -> None:
         if session != self.session:
             return
         try:
-            name = f"{self._name}{next(self._requests):08}"
-            answer = self.world.coordinator.lease(self.key, name, self._usable())
+            answer = self.world.coordinator.lease(self.key, f"{self._name}{self._requests:08}", self.usable())
         except RefusedError:
             self._banned()
             return
         if answer.lease is not None:
             self._begin(answer.lease)
             return
-        now = self.clock.now
-        if answer.reason != self.waits_for:  # what it waited for until now
+        self.refused(answer.reason, answer.retry_after_s)
+
+    def refused(self, reason: str, retry_after_s: float) -> bool:
+        """Asks again after this time; false if it is not parked until then."""
+        now, self._requests = self.clock.now, self._requests + 1
+        if reason != self.waits_for:  # what it waited for until now
             self._account(now)
-            self.waits_for = answer.reason
-        arrives_in_s = max(0.0, self._arrives_at() - now)
-        is_lacking = answer.reason == "need_weights"
-        asks_at = now + (min(answer.retry_after_s, arrives_in_s) if is_lacking else answer.retry_after_s)
-        self.clock.in_line(asks_at - now, self._asks)
+            self.waits_for = reason
+        if reason == "need_weights" and self._fetching is not None:
+            retry_after_s = min(retry_after_s, max(0.0, self._fetching[1] - now))
+        if self.world.park(self, now + retry_after_s):
+            return True
+        self.clock.at(now + retry_after_s, self._asks)
+        return False
 
     def _begin(self, lease: api.Lease) -> None:
-        now = self.clock.now
+        now, self._requests = self.clock.now, self._requests + 1
         if self.first_lease_at is None:
             self.first_lease_at = now
         self.world.opened_at.setdefault(lease.step, now)

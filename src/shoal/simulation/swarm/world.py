@@ -6,7 +6,7 @@ A request waits until the coordinator has answered those before it; heartbeats t
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.config import ShoalConfig
 from shoal.simulation.clock import EventClock
@@ -14,6 +14,9 @@ from shoal.simulation.operations import Operations
 from shoal.simulation.swarm.links import Broadcast
 from shoal.simulation.swarm.spec import SwarmSpec
 from shoal.simulation.swarm.work import Workload
+
+if TYPE_CHECKING:
+    from shoal.simulation.swarm.members import Member
 
 LEAST_SHARE = 0.02
 """Of the coordinator's time that is left for requests when heartbeats take all of it."""
@@ -96,6 +99,8 @@ class World:
     on_file: Callable[[], None] = lambda: None
     """A file has arrived."""
     on_verdict: Callable[[], None] = lambda: None
+    park: Callable[["Member", float], bool] = lambda member, at: False
+    """Takes a worker that asks again at this time, if it can (`swarm.idle`)."""
     slowest_answer_s: float = 0.0
     service_s: float = field(init=False)
     """What the coordinator takes for a request; 0: nothing."""
@@ -110,17 +115,22 @@ class World:
 
     def request(self, act: Callable[[], None]) -> None:
         """Asks the coordinator; what it does happens when it gets to it."""
-        self.counted.requests += 1
-        if not self.service_s:
+        if self.service_s:
+            self.clock.at(self.answered_at(), act)
+        else:
+            self.counted.requests += 1
             act()
-            return
+
+    def answered_at(self) -> float:
+        """When a request of now is answered, which keeps the next ones waiting."""
+        self.counted.requests += 1
         share, now = 1.0 - len(self.keys) * self._heartbeat_share, self.clock.now
         begins_at = self._free_at if self._free_at > now else now
         self._free_at = begins_at + self.service_s / (share if share > LEAST_SHARE else LEAST_SHARE)
         wait_s = self._free_at - now
         if wait_s > self.slowest_answer_s:
             self.slowest_answer_s = wait_s
-        self.clock.finally_after(wait_s, act)
+        return self._free_at
 
     def beat(self) -> None:
         self.counted.heartbeats += len(self.keys)

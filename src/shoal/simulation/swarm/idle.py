@@ -1,0 +1,78 @@
+"""Idle workers of a simulated swarm: they were refused, and ask again after a wait.
+
+Nearly all requests of a large swarm are theirs, and nearly all are refused for a reason that holds for every key of a kind. So an
+idle worker is parked here instead of having an event for each request: between two other events the requests that fall due are
+answered in one loop. Each still has its own time, its place in the coordinator's line and its part in the count of keys that ask.
+A request that could be answered with work, or that needs a look at the key, leaves the loop and is decided as any other.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from shoal.simulation.clock import Event
+from shoal.simulation.memory.coordinator import MemoryCoordinator
+from shoal.simulation.swarm.world import World
+
+if TYPE_CHECKING:
+    from shoal.simulation.swarm.members import Member
+
+Turn = tuple[float, int, "Member", int]
+"""When, the number of the event, who, and in which of its sessions."""
+LINES = 3
+"""One for each of the few waits that idle workers hear at a time."""
+
+
+class Idle:
+    def __init__(self, world: World, coordinator: MemoryCoordinator) -> None:
+        self.world, self.clock, self.coordinator = world, world.clock, coordinator
+        self._lines: tuple[deque[Turn], ...] = tuple(deque() for _ in range(LINES))
+        """Requests, each line in the order of time."""
+        self._answers: deque[Turn] = deque()
+
+    def park(self, member: "Member", at: float) -> bool:
+        """The worker asks again at this time; false if no line has a place for it."""
+        for line in self._lines:
+            if not line or line[-1][0] <= at:
+                line.append((at, self.clock.number(), member, member.session))
+                return True
+        return False
+
+    def play(self, first: Event | None, end: float, most: float) -> int:
+        clock, answers, happened = self.clock, self._answers, 0
+        while happened < most:
+            turn: Turn | None = None
+            source = answers
+            if answers:
+                turn = answers[0]
+            for line in self._lines:
+                if line and (turn is None or line[0] < turn):
+                    turn, source = line[0], line
+            if turn is None or turn[0] > end or (first is not None and first < turn):
+                break
+            source.popleft()
+            clock.now, happened = turn[0], happened + 1
+            member, session = turn[2], turn[3]
+            if session != member.session:
+                continue
+            if source is answers:
+                is_parked = self._answer(member)
+            elif member.has_news():
+                member.ask(session)
+                is_parked = False
+            elif self.world.service_s:
+                answers.append((self.world.answered_at(), clock.number(), member, session))
+                is_parked = True
+            else:
+                self.world.counted.requests += 1
+                is_parked = self._answer(member)
+            if not is_parked:  # it may have planned something
+                break
+        return happened
+
+    def _answer(self, member: "Member") -> bool:
+        """Whether the worker hears what all of its kind hear."""
+        refusal = self.coordinator.refuse(member.key, member.usable())
+        if refusal is None:
+            member.request(member.session)
+            return False
+        return member.refused(*refusal)
