@@ -111,7 +111,7 @@ class FrameBackbone(nn.Module):
         device = self.integrator.first_hidden.device
         x_UC = self._embed(torch.from_numpy(distinct.copy()).to(device))
         index_LB = torch.from_numpy(index_BL.T.copy()).to(device)
-        return x_UC.index_select(0, index_LB.flatten()).unflatten(0, index_LB.shape)
+        return x_UC.index_select(0, index_LB.flatten()).view(*index_LB.shape, -1)
 
     def _embed(self, frames_U: Tensor) -> Tensor:
         if not (self.gradient_checkpointing and self.training):
