@@ -134,7 +134,7 @@ def test_every_typo_in_every_key_of_a_scenario_is_answered_with_the_right_key(na
             wrong = part = tomllib.loads(text)
             for place in path:
                 part = part[place]  # type: ignore[index]
-            part[typo] = part.pop(key)
+            part[typo] = part.pop(str(key))
             with pytest.raises(ConfigError, match=rf"Did you mean (\S+\.)?{key}\?"):
                 build_scenario(wrong)
             tried += 1

@@ -47,7 +47,10 @@ class Idle:
             for line in self._lines:
                 if line and (turn is None or line[0] < turn):
                     turn, source = line[0], line
-            if turn is None or turn[0] > end or (first is not None and first < turn):
+            if turn is None or turn[0] > end:
+                break
+            # No two events have the same number: what stands behind it is never compared.
+            if first is not None and first < turn:  # type: ignore[operator]
                 break
             source.popleft()
             clock.now, happened = turn[0], happened + 1
