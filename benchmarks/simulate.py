@@ -88,7 +88,16 @@ def changed(spec: SwarmSpec, **sections: dict[str, Any]) -> SwarmSpec:
 def simulated(spec: SwarmSpec) -> dict[str, Any]:
     """Without what only a plot of one swarm needs; `seconds` is processor time."""
     began, wall = time.process_time(), time.monotonic()
-    result = run_swarm(spec).to_json()
+    shown = 0
+
+    def show(share: float) -> None:
+        nonlocal shown
+        if int(10 * share) > shown:
+            shown = int(10 * share)
+            seconds = round(time.process_time() - began, 1)
+            print(json.dumps({spec.run.name: share, "seconds_so_far": seconds}), file=sys.stderr, flush=True)
+
+    result = run_swarm(spec, show).to_json()
     took = {"seconds": time.process_time() - began, "wall_s": time.monotonic() - wall}
     return {name: value for name, value in result.items() if name not in ("formed_s", "groups")} | took
 

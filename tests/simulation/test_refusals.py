@@ -81,8 +81,8 @@ def test_a_refusal_of_the_best_placed_key_is_that_of_every_key(seed: int) -> Non
             continue
         repeated += 1
         for others, active in itertools.product([False, True], [False, True]):
-            seen = replace(
-                swarm, keys_polling=POLLING, has_other_workers=others or active, has_other_active_workers=active
+            seen = swarm._replace(
+                keys_polling=POLLING, has_other_workers=others or active, has_other_active_workers=active
             )
             key = random_key(chance, is_reliable=is_reliable, held=held)
             assert leases.decide(seen, key, TRAINING, TRUST) == known
@@ -103,8 +103,7 @@ def test_a_refusal_of_a_kind_is_that_of_every_key_of_this_kind(seed: int) -> Non
                 leases_held=chance.randrange(3, 6) if kind.is_full else 0,
                 leases_allowed=chance.randrange(1, 4),
             )
-            seen = replace(
-                swarm,
+            seen = swarm._replace(
                 keys_polling=POLLING,
                 has_other_workers=kind.has_other_workers,
                 has_other_active_workers=kind.has_other_active_workers,
@@ -122,8 +121,8 @@ def test_a_key_with_all_its_leases_hears_the_same_whatever_others_do(seed: int) 
         swarm, held = random_swarm(chance), tuple(version for version in range(6) if chance.random() < 0.5)
         is_reliable, (others, active) = chance.random() < 0.5, chance.choice([(0, 0), (1, 0), (1, 1)])
         known = heard(refusals, CommonView(swarm, 0, None, 1.0), FULL[is_reliable], held)
-        seen = replace(
-            swarm, keys_polling=POLLING, has_other_workers=bool(others), has_other_active_workers=bool(active)
+        seen = swarm._replace(
+            keys_polling=POLLING, has_other_workers=bool(others), has_other_active_workers=bool(active)
         )
         key = replace(random_key(chance, is_reliable=is_reliable, held=held), leases_held=3, leases_allowed=3)
         assert known is not None
@@ -144,15 +143,15 @@ def test_no_refusal_is_repeated_while_one_key_could_get_work() -> None:
 def test_an_answer_outlasts_a_tally_that_changes_nothing_for_the_rule() -> None:
     """Two groups more are outstanding, enough are on their way before and after."""
     refusals, full = Refusals(TRAINING, TRUST), batches.StepCounts(8, 8, 40, 24, 0)
-    swarm = replace(random_swarm(random.Random(0)), run_state="running", step=3, steps=100, has_space=True, counts=full)
-    swarm = replace(swarm, published=[1, 2, 3], settled_version=None, awaited_version=0, useful_share=None)
-    more = replace(swarm, counts=replace(full, outstanding_groups=42))
+    swarm = random_swarm(random.Random(0))._replace(run_state="running", step=3, steps=100, has_space=True, counts=full)
+    swarm = swarm._replace(published=[1, 2, 3], settled_version=None, awaited_version=0, useful_share=None)
+    more = swarm._replace(counts=replace(full, outstanding_groups=42))
     before, after = CommonView(swarm, 0, None, 1.0), CommonView(more, 1, None, 1.0)
     first = refusals.get(before, BEST[True], (3,))
     assert first is not None
     assert refusals.get(after, BEST[True], (3,)) is first
     assert after.outlooks == before.outlooks
-    hungry = replace(swarm, counts=batches.StepCounts(0, 0, 0, 0, 0))
+    hungry = swarm._replace(counts=batches.StepCounts(0, 0, 0, 0, 0))
     assert refusals.get(CommonView(hungry, 2, None, 1.0), BEST[True], (3,)) is None
 
 

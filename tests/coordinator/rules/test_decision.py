@@ -41,7 +41,7 @@ KEY = KeyView(is_active=True, held_versions=(5,), leases_held=0, leases_allowed=
 
 
 def answer(swarm: dict[str, Any] | None = None, **key: Any) -> Grant | Refused:
-    return decide(replace(SWARM, **swarm or {}), replace(KEY, **key), TRAINING, TRUST)
+    return decide(SWARM._replace(**swarm or {}), replace(KEY, **key), TRAINING, TRUST)
 
 
 def refusal(swarm: dict[str, Any] | None = None, **key: Any) -> str:
@@ -182,8 +182,7 @@ def test_every_grant_keeps_every_rule(
 ) -> None:
     useful, of_step, outstanding, resolved, probation = numbers
     counts = StepCounts(useful, of_step, outstanding, resolved, probation, Deferred(*ahead))
-    swarm = replace(
-        SWARM,
+    swarm = SWARM._replace(
         run_state=cast(RunState, run_state),
         step=step,
         has_space=has_space,

@@ -88,7 +88,7 @@ def test_a_loop_of_answers_keeps_to_the_number_of_events_and_the_time() -> None:
 
 
 def test_a_repeated_refusal_is_what_the_rule_says_of_this_very_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared, repeated = list[str](), Leasing.repeated_refusal
+    compared, repeated = list[str](), Leasing.common_refusal
 
     def checked(self: Leasing, key: Any, held_versions: tuple[int, ...], now: float) -> Any:
         found = repeated(self, key, held_versions, now)
@@ -100,6 +100,6 @@ def test_a_repeated_refusal_is_what_the_rule_says_of_this_very_key(monkeypatch: 
             compared.append(found.reason)
         return found
 
-    monkeypatch.setattr(Leasing, "repeated_refusal", checked)
+    monkeypatch.setattr(Leasing, "common_refusal", checked)
     Swarm(crowd(trainer={"step_s": 40.0})).run()
     assert set(compared) >= {"no_work", "need_weights", "waiting_for_trainer"}

@@ -123,8 +123,8 @@ def is_enforced(records: Sequence[Record], pace: Pace) -> bool:
 
     Work is counted, not keys: keys are free, and one machine could deliver a little with many of them.
     """
-    reliable = sum(record.in_time for record in records if is_reliable(record, pace))
-    return reliable > 0 and ENFORCED_SHARE * reliable >= sum(record.in_time for record in records)
+    reliable = sum([record.in_time for record in records if is_reliable(record, pace)])
+    return reliable > 0 and ENFORCED_SHARE * reliable >= sum([record.in_time for record in records])
 
 
 def is_current(record: Record, silence_s: float, longest_s: float) -> bool:

@@ -11,7 +11,7 @@ Shares never stop a step that has nothing outstanding.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from shoal.config import TrainingConfig, TrustConfig
 from shoal.coordinator.rules import batches
@@ -65,9 +65,8 @@ class KeyView:
     """How long it still waits after its failures."""
 
 
-@dataclass(frozen=True, slots=True)
-class SwarmView:
-    """The run and its current step."""
+class SwarmView(NamedTuple):
+    """The run and its current step. A simulation makes thousands of them per second."""
 
     run_state: RunState
     step: int

@@ -84,12 +84,10 @@ class MemoryCoordinator:
         worker, now = self.tables.keys[key], self.clock()
         if worker.trust.state in NOT_AT_WORK:
             return None
-        refused = self.leasing.repeated_refusal(worker, held_versions, now)
+        refused = self.leasing.common_refusal(worker, held_versions, now)
         if refused is None:
             return None
-        waits_s = wait_s(refused, self.presence.polling_at(now, has_delivered=worker.delivered_at > 0))
-        self.presence.asked(worker, now)
-        return refused.reason, waits_s
+        return refused.reason, wait_s(refused, self.presence.polling_and_asked(worker, now))
 
     def _returned(self, worker: Key) -> None:
         for state, event in (("gone", "returned"), ("registered", "asked")):

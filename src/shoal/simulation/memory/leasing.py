@@ -18,7 +18,7 @@ from shoal.protocol.assignment import slot_seed
 from shoal.simulation.memory import slots
 from shoal.simulation.memory.observer import Observed, Observer
 from shoal.simulation.memory.presence import BeatingPresence
-from shoal.simulation.memory.refusals import BEST, FULL, CommonView, Kind, Refusals, wait_s
+from shoal.simulation.memory.refusals import BEST, FULL, KINDS, CommonView, Refusals, wait_s
 from shoal.simulation.memory.tables import Key, Lease, Slot, Tables
 
 SETTLING_S = 1e-6
@@ -45,40 +45,54 @@ class Leasing:
         if tables.expiring and tables.expiring[0][0] < now:
             self.expire()
         observed = self.observer.observe()
-        common = self._common
-        if common is None or not common.holds(tables.revision, observed, now):
-            common = self._common = self._common_now(observed, now)
+        common = self._common_at(observed, now)
         is_reliable = self.observer.is_reliable(key, observed)
+        late = self._drawn_slot(key, observed, held_versions, now, is_reliable=is_reliable)
         polling = self.presence.polling_at(now, has_delivered=key.delivered_at > 0)
-        late: leases.OpenSlot | None = None
-        if is_reliable and self.has_backups and self._has_late_slots(now):
-            late = self._late_slot(key, observed, held_versions, polling)
         if late is None and not deliveries.backoff_s(key.record, now):
             refusal = self._usual_refusal(common, key, observed, held_versions, is_reliable=is_reliable)
             if refusal is not None:
                 return replace(refusal, retry_after_s=wait_s(refusal, polling))
         others, others_active = self._others(key)
-        swarm = replace(
-            common.swarm, keys_polling=polling, has_other_workers=others, has_other_active_workers=others_active
+        swarm = common.swarm._replace(
+            keys_polling=polling, has_other_workers=others, has_other_active_workers=others_active
         )
         asking = self._key_view(key, observed, held_versions, late, is_reliable=is_reliable)
         return leases.decide(swarm, asking, self.config.training, self.config.trust)
 
-    def repeated_refusal(self, key: Key, held_versions: tuple[int, ...], now: float) -> leases.Refused | None:
-        """What the key hears, but for its wait among others, if nothing has changed for all keys since the last decision.
+    def common_refusal(self, key: Key, held_versions: tuple[int, ...], now: float) -> leases.Refused | None:
+        """What the key hears, but for its wait among others, if all keys of its kind hear it.
 
         Nothing changes with it. Without an answer the request must be decided.
         """
-        tables, common = self.tables, self._common
-        if common is None or (tables.expiring and tables.expiring[0][0] < now):
+        tables, observer = self.tables, self.observer
+        if (tables.expiring and tables.expiring[0][0] < now) or key.record.failures >= deliveries.FREE_FAILURES:
             return None
-        observed = self.observer.observe()
-        if key.record.failures >= deliveries.FREE_FAILURES or not common.holds(tables.revision, observed, now):
+        observed = observer.known
+        if observed is None or now > observed.until:
+            observed = observer.observe()
+        is_reliable = observer.is_reliable(key, observed)
+        if is_reliable and self._drawn_slot(key, observed, held_versions, now, is_reliable=True) is not None:
             return None
-        is_reliable = self.observer.is_reliable(key, observed)
-        if is_reliable and self.has_backups and self._has_late_slots(now):
-            return None
+        common = self._common
+        if common is None or not common.holds(tables.revision, observed, now):
+            common = self._common_at(observed, now)
         return self._usual_refusal(common, key, observed, held_versions, is_reliable=is_reliable)
+
+    def _common_at(self, observed: Observed, now: float) -> CommonView:
+        common = self._common
+        if common is None or not common.holds(self.tables.revision, observed, now):
+            common = self._common = self._common_now(observed, now)
+        return common
+
+    def _drawn_slot(
+        self, key: Key, observed: Observed, held_versions: tuple[int, ...], now: float, *, is_reliable: bool
+    ) -> leases.OpenSlot | None:
+        """A late slot for which the key was drawn."""
+        if not (is_reliable and self.has_backups and self._has_late_slots(now)):
+            return None
+        polling = self.presence.polling_at(now, has_delivered=key.delivered_at > 0)
+        return self._late_slot(key, observed, held_versions, polling)
 
     def _usual_refusal(
         self, common: CommonView, key: Key, observed: Observed, held_versions: tuple[int, ...], *, is_reliable: bool
@@ -87,9 +101,9 @@ class Leasing:
         refusal = self.refusals.get(common, BEST[is_reliable], held_versions)
         if refusal is not None:
             return refusal
-        if self._is_full(key, observed, is_reliable=is_reliable):
+        if key.leased and self._is_full(key, observed, is_reliable=is_reliable):
             return self.refusals.get(common, FULL[is_reliable], held_versions)
-        kind = Kind(is_reliable, key.trust.state == "active", *self._others(key))
+        kind = KINDS[is_reliable, key.trust.state == "active", *self._others(key)]
         return self.refusals.get(common, kind, held_versions)
 
     def _others(self, key: Key) -> tuple[bool, bool]:
@@ -99,7 +113,7 @@ class Leasing:
 
     def _is_full(self, key: Key, observed: Observed, *, is_reliable: bool) -> bool:
         """Whether it holds all the leases that it may."""
-        return bool(key.leased) and len(key.leased) >= self._allowed(key, observed, is_reliable=is_reliable)
+        return len(key.leased) >= self._allowed(key, observed, is_reliable=is_reliable)
 
     def _allowed(self, key: Key, observed: Observed, *, is_reliable: bool) -> int:
         """How many leases it may hold, computed again only if its record or the pace of the swarm is another one."""

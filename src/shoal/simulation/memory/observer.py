@@ -68,7 +68,7 @@ class Observer:
         records = [key.record for key in current]
         pace = deliveries.pace(records, longest_s)
         until = self.presence.first_silent_at(present)
-        names = frozenset(key.key for key in looked)
+        names = frozenset([key.key for key in looked])
         is_enforced = deliveries.is_enforced(records, pace)
         return Observed(current, pace, is_enforced, (is_enforced, pace.missed_limit), names, until)
 

@@ -40,17 +40,24 @@ class BeatingPresence(Presence):
 
     def asked(self, key: Key, now: float) -> None:
         """A key that is present asks for work: `seen` and `note_asking` for one moment."""
-        key.asked_at, pollers = now, self.pollers_of[False]
-        if now - pollers.since >= POLLERS_S:
-            pollers.turn(now)
-        if key.turns[0] != pollers.number:
-            key.turns[0], pollers.newest = pollers.number, pollers.newest + 1
+        self.polling_and_asked(key, now)
+
+    def polling_and_asked(self, key: Key, now: float) -> int:
+        """`polling_at` for this key, and then `asked`: one call for the most frequent request."""
+        key.asked_at, everybody = now, self.pollers_of[False]
+        if now - everybody.since >= POLLERS_S:
+            everybody.turn(now)
+        polling = everybody.newest if everybody.newest > everybody.before else everybody.before
+        if key.turns[0] != everybody.number:
+            key.turns[0], everybody.newest = everybody.number, everybody.newest + 1
         if key.delivered_at > 0:
-            pollers = self.pollers_of[True]
-            if now - pollers.since >= POLLERS_S:
-                pollers.turn(now)
-            if key.turns[1] != pollers.number:
-                key.turns[1], pollers.newest = pollers.number, pollers.newest + 1
+            delivering = self.pollers_of[True]
+            if now - delivering.since >= POLLERS_S:
+                delivering.turn(now)
+            polling = delivering.newest if delivering.newest > delivering.before else delivering.before
+            if key.turns[1] != delivering.number:
+                key.turns[1], delivering.newest = delivering.number, delivering.newest + 1
+        return polling
 
     def polling_at(self, now: float, *, has_delivered: bool) -> int:
         """`polling` for one moment."""

@@ -8,7 +8,7 @@ a tally (`tests/simulation/test_refusals.py` holds the rule to all of this).
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shoal.config import TrainingConfig, TrustConfig
@@ -32,6 +32,10 @@ BEST = {is_reliable: Kind(is_reliable) for is_reliable in (False, True)}
 """No limit on shares of a step holds for a key that is active and alone."""
 FULL = {is_reliable: Kind(is_reliable, is_full=True) for is_reliable in (False, True)}
 """A key with all the leases that it may have gets none, whatever the others do."""
+
+
+KINDS = {flags: Kind(*flags) for flags in itertools.product((False, True), repeat=4)}
+"""Of a key that may have another lease, by its flags."""
 
 
 def best_placed(held_versions: Sequence[int], kind: Kind) -> leases.KeyView:
@@ -69,10 +73,8 @@ class CommonView:
     def seen_by(self, kind: Kind) -> leases.SwarmView:
         others = kind[2:4]
         if others not in self.seen:
-            self.seen[others] = replace(
-                self.swarm,
-                has_other_workers=kind.has_other_workers,
-                has_other_active_workers=kind.has_other_active_workers,
+            self.seen[others] = self.swarm._replace(
+                has_other_workers=kind.has_other_workers, has_other_active_workers=kind.has_other_active_workers
             )
         return self.seen[others]
 
@@ -127,4 +129,5 @@ class Refusals:
 
 def wait_s(refused: leases.Refused, keys_polling: int) -> float:
     """Of a key that asks among others."""
-    return max(refused.retry_after_s, leases.poll_s(keys_polling))
+    alone_s, among_others_s = refused.retry_after_s, leases.poll_s(keys_polling)
+    return alone_s if alone_s > among_others_s else among_others_s

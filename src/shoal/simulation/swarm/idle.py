@@ -38,37 +38,36 @@ class Idle:
         return False
 
     def play(self, first: Event | None, end: float, most: float) -> int:
-        clock, answers, happened = self.clock, self._answers, 0
+        clock, world, answers, happened = self.clock, self.world, self._answers, 0
+        one, two, three = self._lines
         while happened < most:
-            turn: Turn | None = None
-            source = answers
-            if answers:
-                turn = answers[0]
-            for line in self._lines:
-                if line and (turn is None or line[0] < turn):
-                    turn, source = line[0], line
+            source = one
+            turn: Turn | None = one[0] if one else None
+            if two and (turn is None or two[0] < turn):
+                turn, source = two[0], two
+            if three and (turn is None or three[0] < turn):
+                turn, source = three[0], three
+            if answers and (turn is None or answers[0] < turn):
+                turn, source = answers[0], answers
             if turn is None or turn[0] > end:
                 break
             # No two events have the same number: what stands behind it is never compared.
             if first is not None and first < turn:  # type: ignore[operator]
                 break
             source.popleft()
-            clock.now, happened = turn[0], happened + 1
-            member, session = turn[2], turn[3]
+            at, _, member, session = turn
+            clock.now, happened = at, happened + 1
             if session != member.session:
                 continue
-            if source is answers:
-                is_parked = self._answer(member)
-            elif member.has_news():
-                member.ask(session)
-                is_parked = False
-            elif self.world.service_s:
-                answers.append((self.world.answered_at(), clock.number(), member, session))
-                is_parked = True
-            else:
-                self.world.counted.requests += 1
-                is_parked = self._answer(member)
-            if not is_parked:  # it may have planned something
+            if source is not answers:
+                if member.has_news():
+                    member.ask(session)
+                    break
+                if world.service_s:
+                    answers.append((world.answered_at(), clock.number(), member, session))
+                    continue
+                world.counted.requests += 1
+            if not self._answer(member):  # it may have planned something
                 break
         return happened
 
