@@ -35,7 +35,7 @@ smollm2-smoke: setup  ## the same path with a few steps
 smollm2-guess: setup  ## the same model in episodes of many turns: a smoke run
 	$(BIN)/python examples/smollm2/guess.py $(ARGS)
 
-recurrence: setup  ## a policy that reads frames learns in a swarm with a cheater: about 12 minutes
+recurrence: setup  ## a policy that reads frames learns in a swarm with a cheater: about 15 minutes
 	$(BIN)/python examples/recurrence/run.py $(ARGS)
 
 recurrence-smoke: setup  ## the same path with a few steps

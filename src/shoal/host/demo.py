@@ -122,7 +122,7 @@ def _run_demo(config: ShoalConfig, console: Console, honest_workers: int, fresh:
     console.print(headline(summary))
     console.print(written)
     if promise.end_at_least is None:
-        console.print(f"No accuracy goal after {plural(config.run.steps, 'step')}: only the whole run has one.")
+        console.print(f"No accuracy goal is checked for a run of {plural(config.run.steps, 'step')}.")
     for sentence in broken:
         console.print(f"[red]failed:[/red] {sentence}")
     return 1 if broken else 0
