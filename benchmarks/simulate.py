@@ -147,11 +147,16 @@ def scale(steps: int, short: int, pieces: Pieces, plots: Path | None) -> dict[st
         "wall_s_10k": round(whole["wall_s"], 1),
         "ten_thousand": {name: whole[name] for name in SHOWN},
         "step_s_by_size": {
-            name: {str(size): round(one["step_s"], 1) for size, one in of.items()} for name, of in curves.items()
+            name: {str(size): _rounded(one["step_s"]) for size, one in of.items()} for name, of in curves.items()
         },
         "limits": limits(curves["enough of everything"][SIZES[-1]]),
         "limits_audited_share": round(curves["enough of everything"][SIZES[-1]]["audited_share"], 3),
     }
+
+
+def _rounded(step_s: float | None) -> float | None:
+    """None: the swarm made no progress."""
+    return None if step_s is None else round(step_s, 1)
 
 
 SHOWN = (
@@ -182,7 +187,8 @@ def draw_scale(curves: dict[str, dict[int, Any]], path: Path) -> None:
         figure = Figure(figsize=(12, 4), layout="constrained")
         steps, ends = figure.subplots(1, 2)
         for name, of in curves.items():
-            steps.plot(list(of), [one["step_s"] for one in of.values()], marker="o", label=name)
+            ended = {size: one["step_s"] for size, one in of.items() if one["step_s"] is not None}
+            steps.plot(list(ended), list(ended.values()), marker="o", label=name)
         steps.set_xscale("log")
         steps.set_yscale("log")
         steps.set_xlabel("workers; the batch grows with them")
