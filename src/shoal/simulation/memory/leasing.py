@@ -68,15 +68,11 @@ class Leasing:
         tables, observer = self.tables, self.observer
         if (tables.expiring and tables.expiring[0][0] < now) or key.record.failures >= deliveries.FREE_FAILURES:
             return None
-        observed = observer.known
-        if observed is None or now > observed.until:
-            observed = observer.observe()
+        observed = observer.observe()
         is_reliable = observer.is_reliable(key, observed)
-        if is_reliable and self._drawn_slot(key, observed, held_versions, now, is_reliable=True) is not None:
+        if self._drawn_slot(key, observed, held_versions, now, is_reliable=is_reliable) is not None:
             return None
-        common = self._common
-        if common is None or not common.holds(tables.revision, observed, now):
-            common = self._common_at(observed, now)
+        common = self._common_at(observed, now)
         return self._usual_refusal(common, key, observed, held_versions, is_reliable=is_reliable)
 
     def _common_at(self, observed: Observed, now: float) -> CommonView:

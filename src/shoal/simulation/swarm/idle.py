@@ -38,17 +38,13 @@ class Idle:
         return False
 
     def play(self, first: Event | None, end: float, most: float) -> int:
-        clock, world, answers, happened = self.clock, self.world, self._answers, 0
-        one, two, three = self._lines
+        clock, world, lines, answers, happened = self.clock, self.world, self._lines, self._answers, 0
         while happened < most:
-            source = one
-            turn: Turn | None = one[0] if one else None
-            if two and (turn is None or two[0] < turn):
-                turn, source = two[0], two
-            if three and (turn is None or three[0] < turn):
-                turn, source = three[0], three
-            if answers and (turn is None or answers[0] < turn):
-                turn, source = answers[0], answers
+            source = answers
+            turn: Turn | None = answers[0] if answers else None
+            for line in lines:
+                if line and (turn is None or line[0] < turn):
+                    turn, source = line[0], line
             if turn is None or turn[0] > end:
                 break
             # No two events have the same number: what stands behind it is never compared.
