@@ -1,18 +1,19 @@
 """Time to a held-out accuracy of 0.85 on the demo's task: the whole swarm with every check on, against TRL's GRPOTrainer.
 
-    python benchmarks/time_to_reward.py [--rounds 3] [--groups 16 32] [--learning-rates 1e-4 3e-4] [--search-only] [--minutes 8]
+    python benchmarks/time_to_reward.py [--rounds 3] [--groups 16 32] [--learning-rates 1e-4 3e-4] [--async-level 2] [--minutes 8]
 
 Same policy (the bundled one), tasks, prompts, rewards, group size, trained samples per step, mini-batches, loss (two-sided clip,
 no KL), Adam moments and gradient clip; both use all cores. Ours is `shoal up` with the demo's settings and honest workers:
-coordinator, trainer, relays, validator, evaluator, workers, each its own process. TRL generates with Transformers' `generate`,
-scores with the same functions, and trains every group, since it has no online filter.
+coordinator, trainer, relays, validator, workers, each its own process. TRL generates with Transformers' `generate`, scores with the
+same functions, and trains every group, since it has no online filter.
 
-The clock starts when version 0 is published, or TRL's trainer is built: after imports. It stops when the weights exist whose
-held-out accuracy (the demo's problems, sampled at temperature 1, every EVERY steps) first reaches GOAL. Our evaluator runs beside
-the training and costs its share; TRL's evaluation is taken out of its time. Batch size and learning rate are searched first, one
-run for each pair and side, stopped when it is slower than the fastest before it; the fastest pair of each side counts. Rounds of
-both sides take turns; medians count. CPU time is that of all processes, imports included. `cpu_share` says which role used how much
-of ours. Runs are kept in `--pieces`; with `--minutes` the same command goes on later.
+The clock starts when version 0 is published and every worker has asked for work, or TRL's trainer is built: after imports. It stops
+when the weights exist whose held-out accuracy (the demo's problems at temperature 1, every EVERY steps) first reaches GOAL.
+The time of evaluations does not count on either side: our versions are evaluated after the run, TRL's with the clock stopped. Batch
+size and learning rate are searched first, one run for each pair and side, stopped when it is slower than the fastest before it; the
+fastest pair of each side counts. Rounds of both sides take turns; medians count. `cpu_s` is CPU time while the clock runs, of all
+processes; `cpu_by_role` says which part of the swarm used how much of it. Runs are kept in `--pieces`; with `--minutes` the same
+command goes on later.
 """
 
 import argparse
@@ -22,80 +23,118 @@ import math
 import os
 import platform
 import random
-import resource
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shoal.config import ShoalConfig, build_config, to_toml
 from shoal.host.demo import demo_config
 from shoal.protocol.client import CoordinatorClient
+from shoal.rundir import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
-GOAL, EVERY, MOST_STEPS = 0.85, 2, 80
+GOAL, EVERY, MOST_STEPS = 0.85, 2, 24
 DEADLINE_S = 1800.0
 LOOK_INTERVAL_S = 0.5
 HONEST_WORKERS = 2
 ROLES = ("coordinator", "train", "relay", "validate", "evaluator", "work")
 Pair = tuple[int, float]
 """Groups per step, learning rate."""
+RunSide = Callable[[str, Pair, float], dict[str, Any]]
+"""Side, pair, seconds after which it is given up."""
 
 
-def settings(root: Path, pair: Pair, ports: list[int]) -> ShoalConfig:
-    tree = demo_config(steps=MOST_STEPS).model_dump()
+def settings(root: Path, pair: Pair, async_level: int, ports: list[int]) -> ShoalConfig:
+    """The demo's, with more steps than are needed: the evaluator measures the last version, which nobody waits for."""
+    tree = demo_config(steps=10 * MOST_STEPS, async_level=async_level).model_dump()
     tree["run"] |= {"name": "time-to-reward", "dir": str(root / "run")}
     tree["training"] |= {"groups_per_step": pair[0], "learning_rate": pair[1]}
-    tree["evaluation"]["every"] = EVERY
+    tree["evaluation"]["every"] = 10 * MOST_STEPS
+    tree["broadcast"]["keep_versions"] = 2 * MOST_STEPS
     tree["coordinator"]["port"], tree["broadcast"]["port"] = ports
     return build_config(tree)
 
 
-def run_ours(pair: Pair, limit_s: float) -> dict[str, Any]:
+def run_ours(pair: Pair, async_level: int, limit_s: float) -> dict[str, Any]:
     broadcast = importlib.import_module("broadcast")
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        config = settings(root, pair, [broadcast.free_port(), broadcast.free_port()])
+        config = settings(root, pair, async_level, [broadcast.free_port(), broadcast.free_port()])
         (root / "run.toml").write_text(to_toml(config))
         command = [sys.executable, "-m", "shoal", "up", str(root / "run.toml"), "--workers", str(HONEST_WORKERS)]
-        before = _children_cpu_s()
         with (root / "up.log").open("wb") as log:
             swarm = subprocess.Popen(command, stdout=log, stderr=log, cwd=root)
             try:
-                result = _follow(swarm, config, root, limit_s)
+                seen = _follow(swarm, config, root, limit_s)
+                return _judge(seen, config, limit_s)
             finally:
                 if swarm.poll() is None:
                     swarm.send_signal(signal.SIGTERM)
                 swarm.wait(timeout=120)
-        return result | {"cpu_s": _children_cpu_s() - before}
 
 
-def _follow(swarm: "subprocess.Popen[bytes]", config: ShoalConfig, root: Path, limit_s: float) -> dict[str, Any]:
-    """Until an evaluation reaches the goal, or a version after the limit does not; the run is over, or stands still."""
-    seen, deadline = -1, time.monotonic() + DEADLINE_S
-    cpu: dict[str, float] = {}
-    with CoordinatorClient(config.coordinator_url, None, deadline_s=DEADLINE_S) as client:
-        while True:
-            history = client.history()
-            published = {version.version: version.published_s for version in history.versions}
-            cpu = cpu_by_role(root) or cpu
-            best = {one.version: one.accuracy for one in history.evaluations}
-            reached = [version for version, accuracy in sorted(best.items()) if accuracy >= GOAL]
-            if reached:
-                seconds = published[reached[0]] - published[0]
-                return {"seconds": seconds, "steps": reached[0], "accuracy": best[reached[0]], "cpu_by_role": cpu}
-            if max(published, default=-1) > seen:
-                seen, deadline = max(published), time.monotonic() + DEADLINE_S
-            is_late = any(published[version] - published[0] > limit_s for version in best)
-            if is_late or MOST_STEPS in best or swarm.poll() is not None or time.monotonic() > deadline:
-                print((root / "up.log").read_text()[-1500:], file=sys.stderr)
-                accuracy = max(best.values(), default=0.0)
-                return {"seconds": float("inf"), "steps": seen, "accuracy": accuracy, "cpu_by_role": cpu}
+@dataclass
+class Seen:
+    """A run by the clock of its coordinator."""
+
+    started_s: float = math.nan
+    published_s: dict[int, float] = field(default_factory=dict)
+    cpu: dict[int, dict[str, float]] = field(default_factory=dict)
+    """CPU time of every role when a version was first seen; -1: when the clock started."""
+
+
+def _follow(swarm: "subprocess.Popen[bytes]", config: ShoalConfig, root: Path, limit_s: float) -> Seen:
+    """Until MOST_STEPS versions are published or the limit has passed."""
+    seen, before_s, progress = Seen(), 0.0, time.monotonic()
+    with CoordinatorClient(config.coordinator.url_here, None, deadline_s=DEADLINE_S) as client:
+        while swarm.poll() is None and time.monotonic() < progress + DEADLINE_S:
+            status, used = client.status(), cpu_by_role(root)
+            versions = {version.version: version.published_s for version in client.history().versions}
+            if math.isnan(seen.started_s) and versions and len(status.workers) >= HONEST_WORKERS:
+                seen.started_s, seen.cpu[-1] = max(versions[0], before_s), used
+            before_s = status.uptime_s
+            if versions.keys() - seen.published_s.keys():
+                seen.cpu[max(versions)], progress = used, time.monotonic()
+                seen.published_s = versions
+            newest = max(versions, default=-1)
+            if newest >= MOST_STEPS or versions.get(newest, 0.0) - seen.started_s > limit_s:
+                return seen
             time.sleep(LOOK_INTERVAL_S)
+    raise RuntimeError(f"the swarm ended or stood still: {(root / 'up.log').read_text()[-1500:]}")
+
+
+def _judge(seen: Seen, config: ShoalConfig, limit_s: float) -> dict[str, Any]:
+    """Evaluates the published versions, oldest first, until one reaches the goal."""
+    from shoal.evaluation import Evaluator
+    from shoal.joined import join_run
+
+    directory = RunDirectory(config.run.dir)
+    descriptor, key = directory.descriptor(), directory.existing_key("evaluator")
+    client = CoordinatorClient.for_run(descriptor, key, config.coordinator_url, deadline_s=DEADLINE_S)
+    run = join_run(descriptor, directory.root / "judge", heldout=True, clock=client.server_time)
+    evaluator = Evaluator(run, client, run.make_engine(), every=EVERY, samples=1, steps=MOST_STEPS)
+    digests = {view.version: view.manifest_digest for view in client.history().versions}
+    accuracy = 0.0
+    for version in sorted(seen.published_s):
+        seconds = seen.published_s[version] - seen.started_s
+        if version == 0 or version % EVERY or seconds > limit_s:
+            continue
+        evaluator.engine.load(run.weights.fetch_version(version, digests[version]))
+        accuracy = evaluator.measure(version).avg.mean
+        print(f"ours, step {version}: accuracy {accuracy:.3f} after {seconds:.1f} s", file=sys.stderr, flush=True)
+        if accuracy >= GOAL:
+            used = seen.cpu[min(known for known in seen.cpu if known >= version)]
+            roles = {role: round(used[role] - seen.cpu[-1].get(role, 0.0), 2) for role in used}
+            found = {"seconds": seconds, "steps": version, "accuracy": accuracy}
+            return found | {"cpu_s": sum(roles.values()), "cpu_by_role": roles}
+    return {"seconds": math.inf, "steps": max(seen.published_s), "accuracy": accuracy, "cpu_s": math.inf}
 
 
 def cpu_by_role(root: Path) -> dict[str, float]:
@@ -115,13 +154,12 @@ def cpu_by_role(root: Path) -> dict[str, float]:
 
 def run_trl(pair: Pair, python: Path, limit_s: float) -> dict[str, Any]:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
-    before = _children_cpu_s()
     with tempfile.TemporaryDirectory() as folder:
         command = [str(python), __file__, "--trl", json.dumps([*pair, limit_s])]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder)
     line = next(line for line in reversed(done.stdout.splitlines()) if line.startswith("RESULT "))
     result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
-    return result | {"cpu_s": _children_cpu_s() - before}
+    return result
 
 
 def trl_side(pair: Pair, limit_s: float) -> None:
@@ -142,7 +180,7 @@ def trl_side(pair: Pair, limit_s: float) -> None:
     targets, size = config.reward.target_lengths or (0,), config.rollouts.group_size
     samples = pair[0] * size
     pad = codec.eos_token_ids[0]
-    stopped_s = 0.0
+    stopped_s = stopped_cpu_s = 0.0
 
     def question(number: int) -> tuple[Any, int]:
         draw = random.Random(number)
@@ -194,18 +232,20 @@ def trl_side(pair: Pair, limit_s: float) -> None:
 
     class Stopwatch(TrainerCallback):  # type: ignore[misc]  # the base class is untyped here
         def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-            nonlocal stopped_s
+            nonlocal stopped_s, stopped_cpu_s
             version, rest = divmod(state.global_step, config.training.minibatches)
             if rest or version % EVERY:
                 return
-            begun = time.perf_counter()
-            seconds = begun - started - stopped_s
+            begun, begun_cpu_s = time.perf_counter(), time.process_time()
+            seconds, cpu_s = begun - started - stopped_s, begun_cpu_s - started_cpu_s - stopped_cpu_s
             accuracy = heldout_accuracy(version)
             stopped_s += time.perf_counter() - begun
+            stopped_cpu_s += time.process_time() - begun_cpu_s
             print(f"TRL, step {version}: accuracy {accuracy:.3f} after {seconds:.1f} s", file=sys.stderr, flush=True)
             if accuracy >= GOAL or version >= MOST_STEPS or seconds > limit_s:
-                reached = seconds if accuracy >= GOAL else float("inf")
-                print("RESULT " + json.dumps({"seconds": reached, "steps": version, "accuracy": accuracy}), flush=True)
+                reached = seconds if accuracy >= GOAL else math.inf
+                found = {"seconds": reached, "steps": version, "accuracy": accuracy, "cpu_s": cpu_s}
+                print("RESULT " + json.dumps(found), flush=True)
                 control.should_training_stop = True
 
     per_update = samples // config.training.minibatches
@@ -246,16 +286,11 @@ def trl_side(pair: Pair, limit_s: float) -> None:
         rollout_func=rollout,
         callbacks=[Stopwatch()],
     )
-    started = time.perf_counter()
+    started, started_cpu_s = time.perf_counter(), time.process_time()
     trainer.train()
 
 
-def _children_cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def search(side: str, pairs: list[Pair], python: Path, pieces: Any) -> Pair:
+def search(side: str, pairs: list[Pair], run_side: RunSide, pieces: Any) -> Pair:
     """The pair that is fastest to the goal."""
     if len(pairs) == 1:
         return pairs[0]
@@ -263,13 +298,9 @@ def search(side: str, pairs: list[Pair], python: Path, pieces: Any) -> Pair:
     for pair in pairs:
         limit_s = min(seconds.values(), default=math.inf)
         name = f"search {side} {pair[0]} {pair[1]:g}"
-        found = pieces.get(name, lambda pair=pair, limit_s=limit_s: run_side(side, pair, python, limit_s))
+        found = pieces.get(name, lambda pair=pair, limit_s=limit_s: run_side(side, pair, limit_s))
         seconds[pair] = found["seconds"]
     return min(pairs, key=lambda pair: seconds[pair])
-
-
-def run_side(side: str, pair: Pair, python: Path, limit_s: float = math.inf) -> dict[str, Any]:
-    return run_ours(pair, limit_s) if side == "ours" else run_trl(pair, python, limit_s)
 
 
 def main() -> None:
@@ -277,6 +308,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--groups", type=int, nargs="+", default=[16, 32])
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-4, 3e-4])
+    parser.add_argument("--async-level", type=int, default=2, help="Of ours: how many versions old a group may be.")
     parser.add_argument("--search-only", action="store_true")
     pieces_module = importlib.import_module("pieces")
     pieces_module.add_flags(parser, ROOT / "build" / "time_to_reward.json")
@@ -288,8 +320,12 @@ def main() -> None:
         return
     python = importlib.import_module("trainer_vs_trl").trl_python()
     pairs = [(groups, rate) for groups in arguments.groups for rate in arguments.learning_rates]
-    pieces = pieces_module.of(arguments, (GOAL,))
-    best = {side: search(side, pairs, python, pieces) for side in ("ours", "trl")}
+    pieces = pieces_module.of(arguments, (GOAL, f"lag{arguments.async_level}"))
+
+    def run_side(side: str, pair: Pair, limit_s: float) -> dict[str, Any]:
+        return run_ours(pair, arguments.async_level, limit_s) if side == "ours" else run_trl(pair, python, limit_s)
+
+    best = {side: search(side, pairs, run_side, pieces) for side in ("ours", "trl")}
     if arguments.search_only:
         print(json.dumps({"benchmark": "time_to_reward", "chosen": best}))
         return
@@ -298,7 +334,7 @@ def main() -> None:
         for side in ("ours", "trl") if number % 2 == 0 else ("trl", "ours"):
             pair = best[side]
             name = f"round {number} {side} {pair[0]} {pair[1]:g}"
-            runs[side].append(pieces.get(name, lambda side=side, pair=pair: run_side(side, pair, python)))
+            runs[side].append(pieces.get(name, lambda side=side, pair=pair: run_side(side, pair, math.inf)))
     searched = {
         name.removeprefix("search "): round(found["seconds"], 1) if math.isfinite(found["seconds"]) else None
         for name, found in pieces.known.items()
@@ -320,6 +356,7 @@ def summary(
         "seconds": {side: round(value, 1) for side, value in seconds.items()},
         "cpu_s": {side: round(value, 1) for side, value in cpu_s.items()},
         "steps": {side: [one["steps"] for one in rows] for side, rows in runs.items()},
+        "cpu_by_role": by_role,
         "cpu_share": {role: round(used / sum(by_role.values()), 3) for role, used in by_role.items()},
         "chosen": {side: {"groups_per_step": pair[0], "learning_rate": pair[1]} for side, pair in best.items()},
         "searched": searched,

@@ -292,6 +292,20 @@ def test_it_asks_only_for_files_of_versions_that_it_has_and_gets_the_others(
     assert [verdict.accepted for verdict in coordinator.verdicts] == [True]
 
 
+@pytest.mark.parametrize(("fetching_s", "wait_s"), [(0.0, 0.05), (0.3, 0.3), (600.0, 2.0)])
+def test_files_of_a_version_do_not_wait_longer_than_its_fetch_took(
+    make: Make, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch, fetching_s: float, wait_s: float
+) -> None:
+    """A claim that waited two seconds beside a fetch of 50 ms made every batch two seconds late."""
+    coordinator.claims = [api.ClaimAnswer(run_state="running"), api.ClaimAnswer(run_state="finished")]
+    validator, fetches = make(), iter([[version_digest(1)], []])
+    monkeypatch.setattr(validator.versions, "fetching", lambda: next(fetches))
+    monkeypatch.setattr(validator.versions, "fetching_s", lambda: fetching_s)
+    validator.run()
+    asked = [api.ClaimBody.model_validate_json(body) for path, body in coordinator.tries if path == "/v1/claims"]
+    assert [body.wait_s for body in asked] == [wait_s, 20.0]
+
+
 def test_small_files_are_asked_for_in_numbers_and_slow_ones_alone(make: Make) -> None:
     validator = make()
     assert validator.most_together() == 1, "nothing is known yet"

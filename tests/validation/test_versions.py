@@ -72,6 +72,21 @@ def test_nobody_waits_for_a_version_that_is_being_fetched(weights: SlowWeights) 
     assert weights.fetched == [1]
 
 
+def test_the_time_of_a_fetch_is_its_own_and_not_that_of_the_one_before(weights: SlowWeights) -> None:
+    now = 100.0
+    versions = HeldVersions(weights, clock=lambda: now)  # type: ignore[arg-type]
+    versions.want(wanted(1))
+    assert versions.fetching_s() == 0.0
+    now = 107.0
+    assert versions.fetching_s() == 7.0
+    weights.go.set()
+    settle(versions)
+    weights.go.clear()
+    now = 200.0
+    versions.want(wanted(2))
+    assert versions.fetching_s() == 0.0
+
+
 def test_a_version_is_fetched_once_however_often_it_is_wanted(weights: SlowWeights) -> None:
     versions = held(weights)
     for _ in range(3):

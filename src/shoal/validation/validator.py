@@ -35,8 +35,8 @@ from shoal.validation.versions import HeldVersions
 log = logging.getLogger(__name__)
 
 CLAIM_WAIT_S = 20.0
-FETCHING_WAIT_S = 2.0
-"""While a version is fetched: soon after it is there, its files are claimed."""
+SHORTEST_FETCHING_WAIT_S, LONGEST_FETCHING_WAIT_S = 0.05, 2.0
+"""While a version is fetched, a claim waits as long as the fetch has taken so far: its files are claimed soon after it is there."""
 TOGETHER_S = 2.0
 """Submissions that are checked together take about this long; what takes longer is checked alone."""
 TRACE_S = 5.0
@@ -88,7 +88,7 @@ class Validator:
             fetching = self.versions.fetching()
             body = api.ClaimBody(
                 request_id=secrets.token_hex(16),
-                wait_s=FETCHING_WAIT_S if fetching else CLAIM_WAIT_S,
+                wait_s=self._claim_wait_s() if fetching else CLAIM_WAIT_S,
                 most=self.most_together(),
                 ready=self.versions.ready(),
                 fetching=fetching,
@@ -99,6 +99,9 @@ class Validator:
                 self._handle([answer.claim, *answer.beside])
             elif answer.run_state == "finished" and not answer.missing and not fetching:
                 return
+
+    def _claim_wait_s(self) -> float:
+        return min(max(SHORTEST_FETCHING_WAIT_S, self.versions.fetching_s()), LONGEST_FETCHING_WAIT_S)
 
     def most_together(self) -> int:
         """How many submissions it claims at once."""

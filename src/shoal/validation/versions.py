@@ -8,7 +8,8 @@ long a fetch may take is a matter of progress: only one to which nothing arrives
 import contextlib
 import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shoal.broadcast import WeightClient
@@ -22,13 +23,21 @@ STALLED_S = 60.0
 
 
 class HeldVersions:
-    def __init__(self, weights: WeightClient, report: Report = silent, *, stalled_s: float = STALLED_S) -> None:
-        self._weights, self._report, self._stalled_s = weights, report, stalled_s
+    def __init__(
+        self,
+        weights: WeightClient,
+        report: Report = silent,
+        *,
+        stalled_s: float = STALLED_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._weights, self._report, self._stalled_s, self._clock = weights, report, stalled_s, clock
         self._changed = threading.Condition()
         self._wanted: dict[str, int] = {}
         """Versions by manifest, in the order in which they are fetched."""
         self._paths: dict[str, Path] = {}
         self._failures: dict[str, str] = {}
+        self._begun_at = 0.0
         self._thread: threading.Thread | None = None
 
     def ready(self) -> list[str]:
@@ -41,12 +50,18 @@ class HeldVersions:
         with self._changed:
             return list(self._wanted)
 
+    def fetching_s(self) -> float:
+        """How long the fetch that runs has taken so far."""
+        with self._changed:
+            return self._clock() - self._begun_at
+
     def want(self, versions: Sequence[api.WantedVersion]) -> None:
         with self._changed:
             for wanted in versions:
                 if wanted.manifest_digest not in self._paths:
                     self._wanted.setdefault(wanted.manifest_digest, wanted.version)
             if self._wanted and self._thread is None:
+                self._begun_at = self._clock()
                 self._thread = threading.Thread(target=self._fetch_all, name="versions", daemon=True)
                 self._thread.start()
 
@@ -69,6 +84,7 @@ class HeldVersions:
                     self._thread = None
                     return
                 digest, version = next(iter(self._wanted.items()))
+                self._begun_at = self._clock()
             failure = ""
             try:
                 self._fetch(version, digest)
