@@ -6,6 +6,7 @@ over keys, so no minority of keys moves it. Nothing here depends on what a key s
 work.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -115,7 +116,12 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def is_reliable(record: Record, pace: Pace) -> bool:
-    return record.in_time >= FEWEST_IN_TIME and record.missed_share <= pace.missed_limit
+    return least_limit(record) <= pace.missed_limit
+
+
+def least_limit(record: Record) -> float:
+    """Of what a reliable key may miss, so that this one is reliable; infinite before it has delivered enough."""
+    return record.missed_share if record.in_time >= FEWEST_IN_TIME else math.inf
 
 
 def is_enforced(records: Sequence[Record], pace: Pace) -> bool:
@@ -133,7 +139,12 @@ def is_current(record: Record, silence_s: float, longest_s: float) -> bool:
     A key that has delivered nothing for as long as a lease of its own lasts must not keep others off the critical path. Time in
     which nobody delivers, such as a long training step, counts for nobody.
     """
-    return silence_s <= min(longest_s, max(SHORTEST_LEASE_S, LEASE_MARGIN * record.work_s))
+    return silence_s <= longest_silence_s(record, longest_s)
+
+
+def longest_silence_s(record: Record, longest_s: float) -> float:
+    """Of a key that takes part."""
+    return min(longest_s, max(SHORTEST_LEASE_S, LEASE_MARGIN * record.work_s))
 
 
 def are_all_current(longest_silence_s: float, longest_s: float) -> bool:

@@ -170,11 +170,15 @@ def has_work(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: Tr
     """Whether the step needs more groups, and the limits of the key and of the step let it have them."""
     if key.leases_held >= key.leases_allowed:
         return False
-    if key.is_reliable:
-        wanted = batches.groups_wanted(swarm.counts, training, swarm.useful_share)
-    else:
-        wanted = batches.deferred_wanted(swarm.counts, training)
+    wanted = groups_wanted(swarm, training, is_reliable=key.is_reliable)
     return wanted > 0 and may_lease(_load(swarm, key, wanted), not key.is_active, trust)
+
+
+def groups_wanted(swarm: SwarmView, training: TrainingConfig, *, is_reliable: bool) -> int:
+    """Of such keys, whatever their limits."""
+    if is_reliable:
+        return batches.groups_wanted(swarm.counts, training, swarm.useful_share)
+    return batches.deferred_wanted(swarm.counts, training)
 
 
 def _retry_after_s(reason: Refusal, swarm: SwarmView) -> float:

@@ -5,6 +5,7 @@ long simulation needs no more memory than a short one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 from shoal.config import ShoalConfig
 from shoal.coordinator.housekeeping import ABSENT_STATES
@@ -26,6 +27,9 @@ KEPT_STEPS = 8
 """Behind the asynchrony window: files that come later are of no use to any batch."""
 NOT_AT_WORK = frozenset(("registered", "gone", "banned"))
 """A request of such a key changes its state, or is refused for good."""
+
+
+GRANTED = api.LeaseAnswer.model_construct(lease=None, reason="granted", retry_after_s=0.5, wanted_version=0)
 
 
 class MemoryCoordinator:
@@ -59,25 +63,25 @@ class MemoryCoordinator:
         was_absent = worker.trust.state in ("gone", "registered")
         if was_absent:
             self._returned(worker)
-        decision = self.leasing.decide(worker, tuple(held_versions))
-        if isinstance(decision, leases.Refused):
-            answer = api.LeaseAnswer.model_construct(
-                lease=None,
-                reason=decision.reason,
-                retry_after_s=decision.retry_after_s,
-                wanted_version=decision.wanted_version or 0,
-            )
-        else:
-            granted = self.leasing.grant(worker, request_id, decision)
-            view = self.leasing.lease_view(granted, self.files.secret_of(granted.step))
-            answer = api.LeaseAnswer.model_construct(
-                lease=view, reason="granted", retry_after_s=0.5, wanted_version=decision.wanted_version
-            )
+        answer = self._answer(worker, request_id, tuple(held_versions))
         # As in the store, presence learns of a request when it is answered.
         if was_absent:
             self.presence.seen(key)
         self.presence.asked(worker, self.clock())
         return answer
+
+    def _answer(self, worker: Key, request_id: str, held_versions: tuple[int, ...]) -> api.LeaseAnswer:
+        now = self.clock()
+        common = self.leasing.common_refusal(worker, held_versions, now)
+        if common is not None:
+            polling = self.presence.polling_at(now, has_delivered=worker.delivered_at > 0)
+            return _refused(common.reason, wait_s(common, polling), common.wanted_version or 0)
+        decision = self.leasing.decide(worker, held_versions)
+        if isinstance(decision, leases.Refused):
+            return _refused(decision.reason, decision.retry_after_s, decision.wanted_version or 0)
+        granted = self.leasing.grant(worker, request_id, decision)
+        view = self.leasing.lease_view(granted, self.files.secret_of(granted.step))
+        return GRANTED.model_copy(update={"lease": view, "wanted_version": decision.wanted_version})
 
     def refuse(self, key: str, held_versions: tuple[int, ...]) -> tuple[str, float] | None:
         """Reason and wait, for a request that is answered like those of all keys of a kind; else it must be decided."""
@@ -163,7 +167,7 @@ class MemoryCoordinator:
 
     def _forget_steps(self, before: int) -> None:
         for step in [step for step in self.tables.steps if step < before]:
-            del self.tables.steps[step]
+            slots.take_apart(self.tables.steps.pop(step))
             self.tables.waited_for.pop(step, None)
         for worker in self.tables.keys.values() if before > 0 and before % KEPT_STEPS == 0 else ():
             for step in [step for step in worker.holding if step < before]:
@@ -215,6 +219,13 @@ class MemoryCoordinator:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+@lru_cache(maxsize=1 << 12)
+def _refused(reason: str, retry_after_s: float, wanted_version: int) -> api.LeaseAnswer:
+    return GRANTED.model_copy(
+        update={"reason": reason, "retry_after_s": retry_after_s, "wanted_version": wanted_version}
+    )
 
 
 def _trained(batch: Batch) -> list[TrainedGroup]:

@@ -284,6 +284,7 @@ class Files:
     def ban(self, key: Key) -> None:
         key.banned_at = self.clock()
         self.set_trust(key, replace(key.trust, state="banned"))
+        self.tables.by_delivery.pop(key.key, None)
         self.leasing.presence.forget_banned(key.key)
         for file in list(key.files.values()):
             self._withdraw(file)

@@ -37,10 +37,12 @@ class Key:
     waiting_unaudited: int = 0
     promised: int = 0
     """Groups that claimed files may leave without an audit."""
-    reliability: tuple[deliveries.Record, TrustRecord, tuple[bool, float], bool] | None = None
-    """Whether it is reliable, and what that followed from."""
+    reliability: tuple[deliveries.Record, TrustRecord, float] | None = None
+    """From which limit on it is reliable, and what that followed from."""
     allowed: tuple[deliveries.Record, deliveries.Pace, bool, int] | None = None
     """How many leases it may hold, and what that followed from."""
+    silence: tuple[deliveries.Record, float] | None = None
+    """For how long it may deliver nothing and still take part, and what that followed from."""
     asked_at: float = 0.0
     turns: list[int] = field(default_factory=lambda: [-1, -1])
     """In which it was last counted among the keys that ask, and among those of them that have delivered."""
@@ -154,7 +156,7 @@ class StepTables:
 class Tables:
     keys: dict[str, Key] = field(default_factory=dict)
     by_delivery: dict[str, Key] = field(default_factory=dict)
-    """Keys that have delivered, the last one at the end."""
+    """Keys that have delivered and are not banned, the last one at the end."""
     leases: dict[str, Lease] = field(default_factory=dict)
     """Those without a file."""
     expiring: list[tuple[float, int, Lease]] = field(default_factory=list)
