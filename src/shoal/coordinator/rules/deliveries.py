@@ -8,7 +8,7 @@ work.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 MEMORY = 32
 """Outcomes that a record remembers: each new one makes the earlier ones count less by one part in this number."""
@@ -61,16 +61,17 @@ class Record:
     """... the time in which the key held a lease for them; both fade."""
     slot_tokens: float = 0.0
     """Mean tokens of an accepted file."""
+    missed_share: float = field(init=False, compare=False)
+    """Of its outcomes; every request of a large swarm looks at it."""
+
+    def __post_init__(self) -> None:
+        total = self.in_time + self.missed
+        object.__setattr__(self, "missed_share", self.missed / total if total else 0.0)
 
     @property
     def tokens_per_s(self) -> float:
         """Observed, never claimed."""
         return self.tokens / max(self.busy_s, SHORTEST_BUSY_S)
-
-    @property
-    def missed_share(self) -> float:
-        total = self.in_time + self.missed
-        return self.missed / total if total else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,8 @@ def is_enforced(records: Sequence[Record], pace: Pace) -> bool:
 
     Work is counted, not keys: keys are free, and one machine could deliver a little with many of them.
     """
-    reliable = sum([record.in_time for record in records if is_reliable(record, pace)])
+    limit = pace.missed_limit
+    reliable = sum([record.in_time for record in records if least_limit(record) <= limit])
     return reliable > 0 and ENFORCED_SHARE * reliable >= sum([record.in_time for record in records])
 
 

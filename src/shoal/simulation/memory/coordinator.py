@@ -19,7 +19,7 @@ from shoal.simulation.coordinator import NUMERICS_CLASS
 from shoal.simulation.memory import slots
 from shoal.simulation.memory.files import Files
 from shoal.simulation.memory.leasing import Leasing
-from shoal.simulation.memory.refusals import wait_s
+from shoal.simulation.memory.refusals import poll_s, wait_s
 from shoal.simulation.memory.tables import Batch, File, Key, Tables, Version
 from shoal.simulation.operations import TrainedGroup
 
@@ -83,15 +83,16 @@ class MemoryCoordinator:
         view = self.leasing.lease_view(granted, self.files.secret_of(granted.step))
         return GRANTED.model_copy(update={"lease": view, "wanted_version": decision.wanted_version})
 
-    def refuse(self, key: str, held_versions: tuple[int, ...]) -> tuple[str, float] | None:
+    def refuse(self, key: str, held_versions: tuple[int, ...], now: float) -> tuple[str, float] | None:
         """Reason and wait, for a request that is answered like those of all keys of a kind; else it must be decided."""
-        worker, now = self.tables.keys[key], self.clock()
+        worker = self.tables.keys[key]
         if worker.trust.state in NOT_AT_WORK:
             return None
         refused = self.leasing.common_refusal(worker, held_versions, now)
         if refused is None:
             return None
-        return refused.reason, wait_s(refused, self.presence.polling_and_asked(worker, now))
+        alone_s, among_others_s = refused.retry_after_s, poll_s(self.presence.polling_and_asked(worker, now))
+        return refused.reason, alone_s if alone_s > among_others_s else among_others_s
 
     def _returned(self, worker: Key) -> None:
         for state, event in (("gone", "returned"), ("registered", "asked")):

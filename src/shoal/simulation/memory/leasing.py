@@ -61,7 +61,7 @@ class Leasing:
 
         Nearly all requests of a large swarm end here, so it looks at what is known before it calls anything.
         """
-        tables, known, record = self.tables, key.reliability, key.record
+        tables, record = self.tables, key.record
         if record.failures >= deliveries.FREE_FAILURES and deliveries.backoff_s(record, now):
             return None
         if tables.expiring and tables.expiring[0][0] < now:
@@ -71,10 +71,7 @@ class Leasing:
             observed = self.observer.observe()
         if common is None or common.revision != tables.revision or common.observed is not observed or now >= common.until:
             common = self._common_at(observed, now)
-        if known is None or known[0] is not record or known[1] is not key.trust:
-            is_reliable = self.observer.is_reliable(key, observed)
-        else:
-            is_reliable = known[2] <= observed.limit
+        is_reliable = key.least_limit <= observed.limit
         if is_reliable and self.late.is_any(now) and self._is_drawn(key, observed, held_versions, now):
             return None
         answers = common.to_best[is_reliable]

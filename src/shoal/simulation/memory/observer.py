@@ -39,11 +39,15 @@ class Observer:
 
     def changed(self, key: Key) -> None:
         """Its record or trust is another one now."""
+        is_usable = trust.is_usable(key.trust, self.config.trust)
+        key.least_limit = deliveries.least_limit(key.record) if is_usable else math.nan
+        key.longest_silence_s = deliveries.longest_silence_s(key.record, self.config.coordinator.lease_s)
         if self.known is not None and key.key in self.known.names:
             self.known = None
 
     def delivered(self, key: Key) -> None:
         """It has delivered last of all."""
+        self.changed(key)
         self.tables.by_delivery.pop(key.key, None)
         self.tables.by_delivery[key.key] = key
         self.known = None
@@ -61,7 +65,7 @@ class Observer:
         newest_at, oldest_at = (present[0].delivered_at, present[-1].delivered_at) if present else (0.0, 0.0)
         current = present
         if not deliveries.are_all_current(newest_at - oldest_at, longest_s):
-            current = [key for key in present if newest_at - key.delivered_at <= self._longest_silence_s(key)]
+            current = [key for key in present if newest_at - key.delivered_at <= key.longest_silence_s]
         records = [key.record for key in current]
         pace = deliveries.pace(records, longest_s)
         until = self.presence.first_silent_at(present)
@@ -70,23 +74,8 @@ class Observer:
         limit = pace.missed_limit if is_enforced else math.inf
         return Observed(current, pace, is_enforced, limit, names, until)
 
-    def _longest_silence_s(self, key: Key) -> float:
-        known = key.silence
-        if known is None or known[0] is not key.record:
-            longest_s = deliveries.longest_silence_s(key.record, self.config.coordinator.lease_s)
-            known = key.silence = (key.record, longest_s)
-        return known[1]
-
     def is_reliable(self, key: Key, observed: Observed) -> bool:
-        known = key.reliability
-        if known is None or known[0] is not key.record or known[1] is not key.trust:
-            known = key.reliability = self._reliability(key)
-        return known[2] <= observed.limit
-
-    def _reliability(self, key: Key) -> tuple[deliveries.Record, trust.TrustRecord, float]:
-        """Up to which limit of missed deliveries the key is unreliable, as long as its record and its trust are the same."""
-        limit = deliveries.least_limit(key.record) if trust.is_usable(key.trust, self.config.trust) else math.nan
-        return key.record, key.trust, limit
+        return key.least_limit <= observed.limit
 
     def reliable_keys(self, observed: Observed, numerics_class: str) -> list[str]:
         known = observed.reliable.get(numerics_class)

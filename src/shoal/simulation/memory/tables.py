@@ -4,6 +4,7 @@ The names are those of `coordinator.store.tables`; columns that no rule reads ar
 store gets from SQL, so that a request costs the same in a swarm of ten and of ten thousand.
 """
 
+import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
@@ -37,12 +38,12 @@ class Key:
     waiting_unaudited: int = 0
     promised: int = 0
     """Groups that claimed files may leave without an audit."""
-    reliability: tuple[deliveries.Record, TrustRecord, float] | None = None
-    """From which limit on it is reliable, and what that followed from."""
+    least_limit: float = math.inf
+    """From which limit of missed deliveries on it is reliable; not a number if its work is not used. `Observer` keeps it."""
+    longest_silence_s: float = 0.0
+    """For how long it may deliver nothing and still take part. `Observer` keeps it."""
     allowed: tuple[deliveries.Record, deliveries.Pace, bool, int] | None = None
     """How many leases it may hold, and what that followed from."""
-    silence: tuple[deliveries.Record, float] | None = None
-    """For how long it may deliver nothing and still take part, and what that followed from."""
     asked_at: float = 0.0
     turns: list[int] = field(default_factory=lambda: [-1, -1])
     """In which it was last counted among the keys that ask, and among those of them that have delivered."""

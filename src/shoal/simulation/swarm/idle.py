@@ -32,21 +32,18 @@ class Idle:
         """... those that fit in no line, as a heap."""
         self._answers: deque[Turn] = deque()
 
-    def park(self, member: "Member", at: float) -> bool:
+    def park(self, member: "Member", at: float) -> None:
         """The worker asks again at this time."""
         turn = (at, self.clock.number(), member, member.session)
         for line in self._lines:
             if not line or line[-1][0] <= at:
                 line.append(turn)
-                return True
+                return
         heapq.heappush(self._others, turn)
-        return True
 
     def play(self, first: Event | None, end: float, most: float) -> int:
-        clock, world, lines, others, answers, happened = (
-            *(self.clock, self.world, self._lines, self._others, self._answers),
-            0,
-        )
+        clock, world, lines, others, answers = self.clock, self.world, self._lines, self._others, self._answers
+        number, happened = clock.number, 0
         while happened < most:
             source: deque[Turn] | None = answers
             turn: Turn | None = answers[0] if answers else None
@@ -73,17 +70,12 @@ class Idle:
                     member.ask(session)
                     break
                 if world.service_s:
-                    answers.append((world.answered_at(), clock.number(), member, session))
+                    answers.append((world.answered_at(), number(), member, session))
                     continue
                 world.counted.requests += 1
-            if not self._answer(member):  # it may have planned something
+            refusal = self.coordinator.refuse(member.key, member.usable(), at)
+            if refusal is None:
+                member.request(session)  # it may plan something
                 break
+            member.refused(*refusal)
         return happened
-
-    def _answer(self, member: "Member") -> bool:
-        """Whether the worker hears what all of its kind hear."""
-        refusal = self.coordinator.refuse(member.key, member.usable())
-        if refusal is None:
-            member.request(member.session)
-            return False
-        return member.refused(*refusal)

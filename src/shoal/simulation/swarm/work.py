@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from shoal.config import ShoalConfig
 from shoal.protocol import api
+from shoal.simulation.swarm.links import MBIT
 from shoal.simulation.swarm.spec import Work, WorkerSpec
 
 KEPT = 1 << 15
@@ -78,6 +79,12 @@ class Workload:
         samples = self.rollouts.tasks_per_slot * self.rollouts.group_size
         rounds = -(-samples // worker.rows)
         return rounds * min(self.spec.median_tokens, self.rollouts.max_new_tokens) * worker.rows / worker.tokens_per_s
+
+    def upload_s(self, worker: WorkerSpec) -> float:
+        """What the file of a slot of middle length takes from the last sample to the coordinator."""
+        samples = self.rollouts.tasks_per_slot * self.rollouts.group_size
+        tokens = samples * min(self.spec.median_tokens, self.rollouts.max_new_tokens)
+        return worker.deliver_s + tokens * self.spec.bytes_per_token / (worker.up_mbit_s * MBIT)
 
     def file_bytes(self, work: SlotWork) -> float:
         return work.tokens * self.spec.bytes_per_token
