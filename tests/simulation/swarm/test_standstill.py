@@ -20,7 +20,10 @@ ENDLESS: dict[str, tuple[dict[str, Any], str]] = {
         {"workers": {"stays_s": 1.0, "away_s": 1e7}},
         "the first ones take 8.3 s to arrive, and workers leave after 1.0 s",
     ),
-    "no-uploads": ({"workers": {"up_mbit_s": 1e-12}}, "days to upload and a lease lasts 5.0 min at most; raise up_mbit_s"),
+    "no-uploads": (
+        {"workers": {"up_mbit_s": 1e-12}},
+        "days to upload and a lease lasts 5.0 min at most; raise up_mbit_s",
+    ),
     "churn-faster-than-leases": (
         {"workers": {"tokens_per_s": 5, "stays_s": 20, "away_s": 300}},
         "workers leave before a slot is done",

@@ -69,7 +69,12 @@ class Leasing:
         observed, common = self.observer.known, self._common
         if observed is None or now > observed.until:
             observed = self.observer.observe()
-        if common is None or common.revision != tables.revision or common.observed is not observed or now >= common.until:
+        if (
+            common is None
+            or common.revision != tables.revision
+            or common.observed is not observed
+            or now >= common.until
+        ):
             common = self._common_at(observed, now)
         is_reliable = key.least_limit <= observed.limit
         if is_reliable and self.late.is_any(now) and self._is_drawn(key, observed, held_versions, now):
@@ -212,7 +217,11 @@ class Leasing:
 
     def _common_now(self, observed: Observed, now: float) -> CommonView:
         """What does not depend on the key that asks; most changes are of counts alone."""
-        step, last, frame = self.tables.step, self._common, (self.tables.step, len(self.tables.versions), observed.pace.grace_s)
+        step, last, frame = (
+            self.tables.step,
+            self._common,
+            (self.tables.step, len(self.tables.versions), observed.pace.grace_s),
+        )
         if last is None or last.frame != frame or now >= last.until:
             last = self._new_frame(frame, now)
         counted = last.swarm._replace(counts=self.counts(step), next_slot=len(self.tables.of_step(step).slots))

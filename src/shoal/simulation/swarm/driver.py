@@ -104,7 +104,9 @@ class Swarm:
             stage_s=self.spec.trainer.stage_s,
             upload_s=min(self.world.workload.upload_s(group) for group in self.spec.workers),
             arrival_s=max(self.world.broadcast.seconds(group, 0, None) for group in range(len(self.spec.workers))),
-            stays_s=max(group.stays_s for group in self.spec.workers) if all(group.stays_s for group in self.spec.workers) else 0.0,
+            stays_s=max(group.stays_s for group in self.spec.workers)
+            if all(group.stays_s for group in self.spec.workers)
+            else 0.0,
         )
 
     def _sweep(self) -> None:
