@@ -171,7 +171,7 @@ def has_work(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: Tr
     if key.leases_held >= key.leases_allowed:
         return False
     wanted = groups_wanted(swarm, training, is_reliable=key.is_reliable)
-    return wanted > 0 and may_lease(_load(swarm, key, wanted), not key.is_active, trust)
+    return wanted > 0 and may_lease(step_load(swarm, key, wanted), not key.is_active, trust)
 
 
 def groups_wanted(swarm: SwarmView, training: TrainingConfig, *, is_reliable: bool) -> int:
@@ -202,8 +202,7 @@ def wanted_version(published: Sequence[int], step: int, async_level: int) -> int
     return max((version for version in published if step - async_level <= version <= step), default=None)
 
 
-@dataclass(frozen=True)
-class StepLoad:
+class StepLoad(NamedTuple):
     """How the slots of the current step are spread over keys."""
 
     slots_of_key: int
@@ -214,7 +213,7 @@ class StepLoad:
     has_other_active_workers: bool
 
 
-def _load(swarm: SwarmView, key: KeyView, wanted: int) -> StepLoad:
+def step_load(swarm: SwarmView, key: KeyView, wanted: int) -> StepLoad:
     counts = swarm.counts
     ahead = 0 if key.is_reliable else counts.deferred.outstanding_groups
     outstanding = counts.outstanding_groups + ahead

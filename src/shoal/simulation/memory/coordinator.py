@@ -19,6 +19,7 @@ from shoal.simulation.coordinator import NUMERICS_CLASS
 from shoal.simulation.memory import slots
 from shoal.simulation.memory.files import Files
 from shoal.simulation.memory.leasing import Leasing
+from shoal.simulation.memory.models import made
 from shoal.simulation.memory.refusals import poll_s, wait_s
 from shoal.simulation.memory.tables import Batch, File, Key, Tables, Version
 from shoal.simulation.operations import TrainedGroup
@@ -27,9 +28,6 @@ KEPT_STEPS = 8
 """Behind the asynchrony window: files that come later are of no use to any batch."""
 NOT_AT_WORK = frozenset(("registered", "gone", "banned"))
 """A request of such a key changes its state, or is refused for good."""
-
-
-GRANTED = api.LeaseAnswer.model_construct(lease=None, reason="granted", retry_after_s=0.5, wanted_version=0)
 
 
 class MemoryCoordinator:
@@ -81,7 +79,9 @@ class MemoryCoordinator:
             return _refused(decision.reason, decision.retry_after_s, decision.wanted_version or 0)
         granted = self.leasing.grant(worker, request_id, decision)
         view = self.leasing.lease_view(granted, self.files.secret_of(granted.step))
-        return GRANTED.model_copy(update={"lease": view, "wanted_version": decision.wanted_version})
+        return made(
+            api.LeaseAnswer, lease=view, reason="granted", retry_after_s=0.5, wanted_version=decision.wanted_version
+        )
 
     def refuse(self, key: str, held_versions: tuple[int, ...], now: float) -> tuple[str, float] | None:
         """Reason and wait, for a request that is answered like those of all keys of a kind; else it must be decided."""
@@ -224,9 +224,7 @@ class MemoryCoordinator:
 
 @lru_cache(maxsize=1 << 12)
 def _refused(reason: str, retry_after_s: float, wanted_version: int) -> api.LeaseAnswer:
-    return GRANTED.model_copy(
-        update={"reason": reason, "retry_after_s": retry_after_s, "wanted_version": wanted_version}
-    )
+    return made(api.LeaseAnswer, lease=None, reason=reason, retry_after_s=retry_after_s, wanted_version=wanted_version)
 
 
 def _trained(batch: Batch) -> list[TrainedGroup]:

@@ -18,6 +18,7 @@ from shoal.protocol.steps import StepId, group_name, step_secret
 from shoal.protocol.verdicts import Reason
 from shoal.simulation.memory import slots
 from shoal.simulation.memory.leasing import Leasing
+from shoal.simulation.memory.models import made
 from shoal.simulation.memory.tables import File, Key, Lease, Tables
 
 
@@ -95,7 +96,8 @@ class Files:
 
     def _claim_of(self, file: File, limits: list[int]) -> api.Claim:
         lease, groups = file.lease, self.config.rollouts.tasks_per_slot
-        return api.Claim.model_construct(
+        return made(
+            api.Claim,
             claim_id=file.claim_id or "",
             submission_id=file.submission_id,
             worker_key=lease.key.key,

@@ -16,6 +16,7 @@ from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed
 from shoal.simulation.memory import slots
 from shoal.simulation.memory.late import LateSlots
+from shoal.simulation.memory.models import made
 from shoal.simulation.memory.observer import Observed, Observer
 from shoal.simulation.memory.presence import BeatingPresence
 from shoal.simulation.memory.refusals import BEST, FULL, KINDS, CommonView, Frame, Refusals
@@ -171,7 +172,8 @@ class Leasing:
         return lease.view
 
     def _lease_view(self, lease: Lease, secret_of_step: bytes) -> api.Lease:
-        return api.Lease.model_construct(
+        return made(
+            api.Lease,
             lease_id=lease.lease_id,
             step=lease.step,
             slot=lease.slot.number,

@@ -76,8 +76,8 @@ class CommonView:
     """The part of it that is the same for all kinds."""
     seen: dict[tuple[bool, bool], leases.SwarmView] = field(default_factory=dict)
     """The swarm as keys with such others see it."""
-    wanted: dict[bool, int] = field(default_factory=dict)
-    """Groups that are wanted of keys that are not reliable, and of those that are."""
+    loads: dict[bool, leases.StepLoad | None] = field(default_factory=dict)
+    """The load of the step for keys that are not reliable, and for those that are; none if no group of theirs is wanted."""
     to_best: tuple[Heard, Heard] = field(default_factory=lambda: ({}, {}))
     """What the best-placed key hears, by whether it is reliable and by its versions, once somebody asked."""
 
@@ -122,12 +122,19 @@ class Refusals:
         return 2 * view.place + self._has_work(view, kind)
 
     def _has_work(self, view: CommonView, kind: Kind) -> bool:
-        """Most often no more groups are wanted from anybody."""
-        wanted = view.wanted.get(kind.is_reliable)
-        if wanted is None:
-            wanted = leases.groups_wanted(view.swarm, self.training, is_reliable=kind.is_reliable)
-            view.wanted[kind.is_reliable] = wanted
-        return wanted > 0 and leases.has_work(view.seen_by(kind), NAMELESS[kind], self.training, self.trust)
+        """`leases.has_work` for the best-placed key of a kind: kinds differ in the others that the load names, and in trust."""
+        try:
+            load = view.loads[kind.is_reliable]
+        except KeyError:
+            load = view.loads[kind.is_reliable] = self._load(view.swarm, BEST[kind.is_reliable])
+        if load is None or kind.is_full:
+            return False
+        return leases.may_lease(leases.StepLoad(*load[:4], *kind[2:4]), not kind.is_active, self.trust)
+
+    def _load(self, swarm: leases.SwarmView, kind: Kind) -> leases.StepLoad | None:
+        """None if no more groups are wanted from anybody."""
+        wanted = leases.groups_wanted(swarm, self.training, is_reliable=kind.is_reliable)
+        return leases.step_load(swarm, NAMELESS[kind], wanted) if wanted > 0 else None
 
     def _place(self, swarm: leases.SwarmView) -> int:
         place = (

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from shoal.config import ShoalConfig
 from shoal.protocol import api
+from shoal.simulation.memory.models import made
 from shoal.simulation.swarm.links import MBIT
 from shoal.simulation.swarm.spec import Work, WorkerSpec
 
@@ -53,7 +54,8 @@ class Workload:
         return SlotWork(lengths, groups, sum(lengths))
 
     def _group(self, chance: random.Random, number: int, tokens: int) -> api.GroupVerdict:
-        return api.GroupVerdict.model_construct(
+        return made(
+            api.GroupVerdict,
             group=number,
             task_id=f"task-{chance.randrange(100_000)}",
             useful=chance.random() < self.spec.useful_share,
