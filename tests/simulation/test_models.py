@@ -30,4 +30,4 @@ def test_a_message_that_is_made_is_the_one_that_pydantic_constructs(
 def test_what_is_made_cannot_be_changed() -> None:
     lease = made(api.Lease, **LEASE)
     with pytest.raises(ValueError, match="frozen"):
-        lease.step = 4  # type: ignore[misc]
+        lease.step = 4
