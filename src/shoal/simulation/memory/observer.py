@@ -61,15 +61,16 @@ class Observer:
     def _observe(self) -> Observed:
         longest_s = self.config.coordinator.lease_s
         looked = list(itertools.islice(reversed(self.tables.by_delivery.values()), OBSERVED_KEYS))
-        present = self.presence.present(looked)
+        names = frozenset([key.key for key in looked])
+        has_left = not names.isdisjoint(self.presence.left)
+        present = self.presence.present(looked) if has_left else looked
         newest_at, oldest_at = (present[0].delivered_at, present[-1].delivered_at) if present else (0.0, 0.0)
         current = present
         if not deliveries.are_all_current(newest_at - oldest_at, longest_s):
             current = [key for key in present if newest_at - key.delivered_at <= key.longest_silence_s]
         records = [key.record for key in current]
         pace = deliveries.pace(records, longest_s)
-        until = self.presence.first_silent_at(present)
-        names = frozenset([key.key for key in looked])
+        until = self.presence.first_silent_at(present) if has_left else math.inf
         is_enforced = deliveries.is_enforced(records, pace)
         limit = pace.missed_limit if is_enforced else math.inf
         return Observed(current, pace, is_enforced, limit, names, until)

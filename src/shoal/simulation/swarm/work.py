@@ -43,10 +43,8 @@ class Workload:
     def _make(self, slot_seed: str) -> SlotWork:
         chance, size = random.Random(slot_seed), self.rollouts.group_size
         longest, spread = self.rollouts.max_new_tokens, self.spec.spread
-        lengths = tuple(
-            max(1, min(longest, round(chance.lognormvariate(self._mu, spread))))
-            for _ in range(size * self.rollouts.tasks_per_slot)
-        )
+        draw, mu, samples = chance.lognormvariate, self._mu, size * self.rollouts.tasks_per_slot
+        lengths = tuple([max(1, min(longest, round(draw(mu, spread)))) for _ in range(samples)])
         groups = tuple(
             self._group(chance, number, sum(lengths[number * size : (number + 1) * size]))
             for number in range(self.rollouts.tasks_per_slot)
