@@ -3,6 +3,7 @@
 Pure but for the figure, which is written to a file; matplotlib is imported only then.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -35,11 +36,11 @@ def simulated_table(result: SwarmResult) -> str:
     head += f"\n{result.stopped}" if result.stopped else ""
     ages = ", ".join(f"{age}: {share:.0%}" for age, share in result.ages.items())
     rows = [
-        ("time per step", f"{_time(result.step_s)} (slowest {_time(result.slowest_step_s)})"),
+        ("time per step", _step_times(result)),
         ("first batch after", _time(result.first_step_s)),
         ("a batch fills in", f"{_time(result.batch_s)} (first file {_time(result.first_file_s)})"),
         ("a version arrives after", _time(result.arrival_s)),
-        ("age of trained groups", f"{result.mean_age:.2f} on average ({ages})"),
+        ("age of trained groups", f"{result.mean_age:.2f} on average ({ages})" if ages else "none is trained"),
         ("trainer waits", _share(result.trainer_wait)),
         ("workers wait", _share(result.workers_wait)),
         ("validators are busy", f"{_share(result.validators_busy)}, {result.audited_share:.0%} of groups audited"),
@@ -51,6 +52,12 @@ def simulated_table(result: SwarmResult) -> str:
     width = max(len(name) for name, _ in rows)
     lines = [head, "", *(f"  {name:<{width}}  {value}" for name, value in rows), "", *_group_lines(result)]
     return "\n".join([*lines, "", result.sentence, result.advice])
+
+
+def _step_times(result: SwarmResult) -> str:
+    if math.isinf(result.step_s):
+        return "none is trained after the warm-up" if result.steps else "none is trained"
+    return f"{_time(result.step_s)} (slowest {_time(result.slowest_step_s)})"
 
 
 def _hostile(result: SwarmResult) -> list[tuple[str, str]]:
@@ -130,6 +137,8 @@ def _share(share: float) -> str:
 
 
 def _time(seconds: float) -> str:
+    if math.isinf(seconds):
+        return "never"
     if seconds >= 7200:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 60:.1f} min" if seconds >= 180 else f"{seconds:.1f} s"

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ LOAD = StepLoad(
 
 
 def load(**changes: Any) -> StepLoad:
-    return replace(LOAD, **changes)
+    return LOAD._replace(**changes)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Idle workers are parked and answered in a loop: no number of a swarm may show it."""
 
+import gc
 import json
+import random
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from shoal.simulation.memory.coordinator import MemoryCoordinator
 from shoal.simulation.memory.leasing import Leasing
 from shoal.simulation.memory.refusals import Refusals
 from shoal.simulation.swarm.driver import Swarm
+from shoal.simulation.swarm.idle import Idle
 from shoal.simulation.swarm.spec import SwarmSpec, build_scenario
 from simulation.swarm.small import tree
 
@@ -74,6 +77,29 @@ def test_most_requests_are_answered_without_a_decision(monkeypatch: pytest.Monke
     swarm.run()
     assert swarm.world.counted.requests > 10_000
     assert len(decided) < 0.2 * swarm.world.counted.requests
+
+
+def test_waits_of_all_lengths_are_parked_and_come_up_in_the_order_of_time() -> None:
+    """Falling times fit in no line: a line is in the order of time."""
+    swarm, asked = Swarm(crowd()), list[tuple[float, int]]()
+    clock, chance = swarm.world.clock, random.Random(3)
+    times = [clock.now + chance.choice([0.5, 1.0, chance.random() * 40]) for _ in range(len(swarm.members))]
+    idle = Idle(swarm.world, swarm.world.coordinator)  # type: ignore[arg-type]
+    for number, (member, at) in enumerate(zip(swarm.members, times, strict=True)):
+        member.ask = lambda _, number=number: asked.append((clock.now, number))  # type: ignore[method-assign, misc]
+        idle.park(member, at)
+    while idle.play(None, clock.now + 1e9, 1e9):
+        pass
+    assert asked == sorted((at, number) for number, at in enumerate(times))
+
+
+def test_steps_that_are_over_leave_nothing_for_a_search_of_circles() -> None:
+    """A search in the memory of ten thousand workers takes seconds, so none is made in a long while."""
+    found = list[int]()
+    built = crowd(run={"steps": 30}, settings={"coordinator": {"lease_s": 60}})
+    Swarm(built).run(lambda _: found.append(gc.collect()))
+    assert len(found) == 30
+    assert sum(found) < 100
 
 
 def test_a_loop_of_answers_keeps_to_the_number_of_events_and_the_time() -> None:

@@ -60,7 +60,7 @@ def test_a_wrong_scenario_is_refused_with_the_nearest_right_key(change: dict[str
 def test_an_empty_swarm_is_refused() -> None:
     with pytest.raises(ConfigError, match="swarm is empty"):
         build_scenario(tree() | {"workers": []})
-    with pytest.raises(ConfigError, match="no trainer"):
+    with pytest.raises(ConfigError, match=r"has no \[trainer\]"):
         build_scenario({name: part for name, part in tree().items() if name != "trainer"})
 
 
@@ -98,6 +98,9 @@ NASTY: dict[str, tuple[dict[str, Any], str]] = {
         "A slot of 1,000,000,000 samples is too large",
     ),
     "capital letters": (with_workers(LAPTOP | {"Tokens_Per_S": 1}), "Did you mean workers.tokens_per_s?"),
+    "an empty file": ({}, "The scenario is empty. Copy one of the package"),
+    "a number for a section": (with_workers(work=5), "work is no section. Write [work]"),
+    "a link of nothing": (with_workers(LAPTOP | {"down_mbit_s": 0}), "workers.0.down_mbit_s = 0 is wrong"),
     "half a machine": (with_workers(LAPTOP | {"count": 1.5}), "workers.0.count = 1.5 is wrong"),
 }
 

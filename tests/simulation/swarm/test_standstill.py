@@ -15,7 +15,15 @@ from simulation.swarm.small import spec, tree
 
 ENDLESS: dict[str, tuple[dict[str, Any], str]] = {
     "slower-than-the-lease": ({"workers": {"tokens_per_s": 0.01}}, "raise coordinator.lease_s"),
-    "no-weights": ({"workers": {"down_mbit_s": 1e-6}}, "no worker has weights"),
+    "no-weights": ({"workers": {"down_mbit_s": 1e-6}}, "no worker has weights; the first ones take 9,259.3 days"),
+    "gone-before-the-weights": (
+        {"workers": {"stays_s": 1.0, "away_s": 1e7}},
+        "the first ones take 8.3 s to arrive, and workers leave after 1.0 s",
+    ),
+    "no-uploads": (
+        {"workers": {"up_mbit_s": 1e-12}},
+        "days to upload and a lease lasts 5.0 min at most; raise up_mbit_s",
+    ),
     "churn-faster-than-leases": (
         {"workers": {"tokens_per_s": 5, "stays_s": 20, "away_s": 300}},
         "workers leave before a slot is done",
@@ -39,6 +47,7 @@ def test_a_swarm_without_progress_ends_with_its_reason(name: str) -> None:
     table = simulated_table(result)
     assert result.stopped in table
     assert "nan" not in table
+    assert "inf " not in table
     assert simulated_curve(result) == ""
     assert "NaN" not in str(result.to_json())
 
@@ -60,6 +69,8 @@ def seen(**changes: Any) -> Standstill:
         "lease_s": 300.0,
         "stage_s": 1.0,
         "arrival_s": 3.0,
+        "upload_s": 1.0,
+        "stays_s": 0.0,
     }
     return Standstill(**(usual | changes))
 
@@ -69,6 +80,7 @@ def test_each_reason_has_its_sentence() -> None:
     assert "hostile or banned" in sentence(seen(honest=0))
     assert "leave before a slot is done, which takes 20.0 s" in sentence(seen(files=0.0, tokens_lost=9.0))
     assert "a slot takes 20.0 s and a lease lasts 5.0 min" in sentence(seen(files=0.0, tokens_late=9.0))
+    assert "takes 30.0 s to upload and a lease lasts" in sentence(seen(files=0.0, tokens_late=9.0, upload_s=30.0))
     assert "the trainer takes 5.6 h to publish a version" in sentence(seen(stage_s=20_000.0))
     assert "20 files wait" in sentence(seen(files_waiting=20))
     assert "1,600,000 events" in sentence(seen(events=most_events(6)))

@@ -6,11 +6,13 @@ over keys, so no minority of keys moves it. Nothing here depends on what a key s
 work.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 MEMORY = 32
 """Outcomes that a record remembers: each new one makes the earlier ones count less by one part in this number."""
+KEEP = 1 - 1 / MEMORY
 FEWEST_IN_TIME = 2.8
 """Three deliveries in time, the older ones with their faded weight."""
 MISSED_SHARE = 0.1
@@ -60,16 +62,17 @@ class Record:
     """... the time in which the key held a lease for them; both fade."""
     slot_tokens: float = 0.0
     """Mean tokens of an accepted file."""
+    missed_share: float = field(init=False, compare=False)
+    """Of its outcomes; every request of a large swarm looks at it."""
+
+    def __post_init__(self) -> None:
+        total = self.in_time + self.missed
+        object.__setattr__(self, "missed_share", self.missed / total if total else 0.0)
 
     @property
     def tokens_per_s(self) -> float:
         """Observed, never claimed."""
         return self.tokens / max(self.busy_s, SHORTEST_BUSY_S)
-
-    @property
-    def missed_share(self) -> float:
-        total = self.in_time + self.missed
-        return self.missed / total if total else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,12 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def is_reliable(record: Record, pace: Pace) -> bool:
-    return record.in_time >= FEWEST_IN_TIME and record.missed_share <= pace.missed_limit
+    return least_limit(record) <= pace.missed_limit
+
+
+def least_limit(record: Record) -> float:
+    """Of what a reliable key may miss, so that this one is reliable; infinite before it has delivered enough."""
+    return record.missed_share if record.in_time >= FEWEST_IN_TIME else math.inf
 
 
 def is_enforced(records: Sequence[Record], pace: Pace) -> bool:
@@ -123,7 +131,8 @@ def is_enforced(records: Sequence[Record], pace: Pace) -> bool:
 
     Work is counted, not keys: keys are free, and one machine could deliver a little with many of them.
     """
-    reliable = sum([record.in_time for record in records if is_reliable(record, pace)])
+    limit, least = pace.missed_limit, FEWEST_IN_TIME  # `is_reliable` without a call for each record
+    reliable = sum([one.in_time for one in records if one.in_time >= least and one.missed_share <= limit])
     return reliable > 0 and ENFORCED_SHARE * reliable >= sum([record.in_time for record in records])
 
 
@@ -133,7 +142,12 @@ def is_current(record: Record, silence_s: float, longest_s: float) -> bool:
     A key that has delivered nothing for as long as a lease of its own lasts must not keep others off the critical path. Time in
     which nobody delivers, such as a long training step, counts for nobody.
     """
-    return silence_s <= min(longest_s, max(SHORTEST_LEASE_S, LEASE_MARGIN * record.work_s))
+    return silence_s <= longest_silence_s(record, longest_s)
+
+
+def longest_silence_s(record: Record, longest_s: float) -> float:
+    """Of a key that takes part."""
+    return min(longest_s, max(SHORTEST_LEASE_S, LEASE_MARGIN * record.work_s))
 
 
 def are_all_current(longest_silence_s: float, longest_s: float) -> bool:
@@ -143,11 +157,11 @@ def are_all_current(longest_silence_s: float, longest_s: float) -> bool:
 
 def after_delivery(record: Record, work_s: float, pace: Pace) -> Record:
     """The record after an accepted file."""
-    faded, in_time = _faded(record), work_s <= pace.in_time_s or pace.work_s is None
+    in_time = work_s <= pace.in_time_s or pace.work_s is None
     return replace(
-        faded,
-        in_time=faded.in_time + in_time,
-        missed=faded.missed + (not in_time),
+        record,
+        in_time=KEEP * record.in_time + in_time,
+        missed=KEEP * record.missed + (not in_time),
         failures=max(0, record.failures - 1),
         work_s=_mean(record.work_s if record.work_s > 0 else None, work_s),
     )
@@ -155,11 +169,10 @@ def after_delivery(record: Record, work_s: float, pace: Pace) -> Record:
 
 def after_tokens(record: Record, tokens: int, busy_s: float) -> Record:
     """The record after an accepted file; `busy_s` is the time since its lease or, if that is later, since the file before it."""
-    keep = 1 - 1 / MEMORY
     return replace(
         record,
-        tokens=keep * record.tokens + tokens,
-        busy_s=keep * record.busy_s + max(0.0, busy_s),
+        tokens=KEEP * record.tokens + tokens,
+        busy_s=KEEP * record.busy_s + max(0.0, busy_s),
         slot_tokens=_mean(record.slot_tokens or None, float(tokens)),
     )
 
@@ -180,18 +193,13 @@ def leases_allowed(record: Record, pace: Pace, *, reliable: bool) -> int:
 
 
 def after_failure(record: Record, now: float) -> Record:
-    faded = _faded(record)
-    return replace(faded, missed=faded.missed + 1, failures=record.failures + 1, failed_at=now)
+    in_time, missed = KEEP * record.in_time, KEEP * record.missed + 1
+    return replace(record, in_time=in_time, missed=missed, failures=record.failures + 1, failed_at=now)
 
 
 def after_first_use(record: Record, lag_s: float) -> Record:
     """The record after a version was used by this key for the first time."""
     return replace(record, lag_s=_mean(record.lag_s if record.lag_s >= 0 else None, max(0.0, lag_s)))
-
-
-def _faded(record: Record) -> Record:
-    keep = 1 - 1 / MEMORY
-    return replace(record, in_time=keep * record.in_time, missed=keep * record.missed)
 
 
 def _mean(before: float | None, newest: float) -> float:

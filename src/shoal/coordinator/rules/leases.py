@@ -170,11 +170,15 @@ def has_work(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: Tr
     """Whether the step needs more groups, and the limits of the key and of the step let it have them."""
     if key.leases_held >= key.leases_allowed:
         return False
-    if key.is_reliable:
-        wanted = batches.groups_wanted(swarm.counts, training, swarm.useful_share)
-    else:
-        wanted = batches.deferred_wanted(swarm.counts, training)
-    return wanted > 0 and may_lease(_load(swarm, key, wanted), not key.is_active, trust)
+    wanted = groups_wanted(swarm, training, is_reliable=key.is_reliable)
+    return wanted > 0 and may_lease(step_load(swarm, key, wanted), not key.is_active, trust)
+
+
+def groups_wanted(swarm: SwarmView, training: TrainingConfig, *, is_reliable: bool) -> int:
+    """Of such keys, whatever their limits."""
+    if is_reliable:
+        return batches.groups_wanted(swarm.counts, training, swarm.useful_share)
+    return batches.deferred_wanted(swarm.counts, training)
 
 
 def _retry_after_s(reason: Refusal, swarm: SwarmView) -> float:
@@ -198,8 +202,7 @@ def wanted_version(published: Sequence[int], step: int, async_level: int) -> int
     return max((version for version in published if step - async_level <= version <= step), default=None)
 
 
-@dataclass(frozen=True)
-class StepLoad:
+class StepLoad(NamedTuple):
     """How the slots of the current step are spread over keys."""
 
     slots_of_key: int
@@ -210,7 +213,7 @@ class StepLoad:
     has_other_active_workers: bool
 
 
-def _load(swarm: SwarmView, key: KeyView, wanted: int) -> StepLoad:
+def step_load(swarm: SwarmView, key: KeyView, wanted: int) -> StepLoad:
     counts = swarm.counts
     ahead = 0 if key.is_reliable else counts.deferred.outstanding_groups
     outstanding = counts.outstanding_groups + ahead

@@ -5,6 +5,7 @@ long simulation needs no more memory than a short one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 from shoal.config import ShoalConfig
 from shoal.coordinator.housekeeping import ABSENT_STATES
@@ -18,7 +19,8 @@ from shoal.simulation.coordinator import NUMERICS_CLASS
 from shoal.simulation.memory import slots
 from shoal.simulation.memory.files import Files
 from shoal.simulation.memory.leasing import Leasing
-from shoal.simulation.memory.refusals import wait_s
+from shoal.simulation.memory.models import made
+from shoal.simulation.memory.refusals import poll_s, wait_s
 from shoal.simulation.memory.tables import Batch, File, Key, Tables, Version
 from shoal.simulation.operations import TrainedGroup
 
@@ -59,35 +61,38 @@ class MemoryCoordinator:
         was_absent = worker.trust.state in ("gone", "registered")
         if was_absent:
             self._returned(worker)
-        decision = self.leasing.decide(worker, tuple(held_versions))
-        if isinstance(decision, leases.Refused):
-            answer = api.LeaseAnswer.model_construct(
-                lease=None,
-                reason=decision.reason,
-                retry_after_s=decision.retry_after_s,
-                wanted_version=decision.wanted_version or 0,
-            )
-        else:
-            granted = self.leasing.grant(worker, request_id, decision)
-            view = self.leasing.lease_view(granted, self.files.secret_of(granted.step))
-            answer = api.LeaseAnswer.model_construct(
-                lease=view, reason="granted", retry_after_s=0.5, wanted_version=decision.wanted_version
-            )
+        answer = self._answer(worker, request_id, tuple(held_versions))
         # As in the store, presence learns of a request when it is answered.
         if was_absent:
             self.presence.seen(key)
         self.presence.asked(worker, self.clock())
         return answer
 
-    def refuse(self, key: str, held_versions: tuple[int, ...]) -> tuple[str, float] | None:
+    def _answer(self, worker: Key, request_id: str, held_versions: tuple[int, ...]) -> api.LeaseAnswer:
+        now = self.clock()
+        common = self.leasing.common_refusal(worker, held_versions, now)
+        if common is not None:
+            polling = self.presence.polling_at(now, has_delivered=worker.delivered_at > 0)
+            return _refused(common.reason, wait_s(common, polling), common.wanted_version or 0)
+        decision = self.leasing.decide(worker, held_versions)
+        if isinstance(decision, leases.Refused):
+            return _refused(decision.reason, decision.retry_after_s, decision.wanted_version or 0)
+        granted = self.leasing.grant(worker, request_id, decision)
+        view = self.leasing.lease_view(granted, self.files.secret_of(granted.step))
+        return made(
+            api.LeaseAnswer, lease=view, reason="granted", retry_after_s=0.5, wanted_version=decision.wanted_version
+        )
+
+    def refuse(self, key: str, held_versions: tuple[int, ...], now: float) -> tuple[str, float] | None:
         """Reason and wait, for a request that is answered like those of all keys of a kind; else it must be decided."""
-        worker, now = self.tables.keys[key], self.clock()
+        worker = self.tables.keys[key]
         if worker.trust.state in NOT_AT_WORK:
             return None
         refused = self.leasing.common_refusal(worker, held_versions, now)
         if refused is None:
             return None
-        return refused.reason, wait_s(refused, self.presence.polling_and_asked(worker, now))
+        alone_s, among_others_s = refused.retry_after_s, poll_s(self.presence.polling_and_asked(worker, now))
+        return refused.reason, alone_s if alone_s > among_others_s else among_others_s
 
     def _returned(self, worker: Key) -> None:
         for state, event in (("gone", "returned"), ("registered", "asked")):
@@ -163,7 +168,7 @@ class MemoryCoordinator:
 
     def _forget_steps(self, before: int) -> None:
         for step in [step for step in self.tables.steps if step < before]:
-            del self.tables.steps[step]
+            slots.take_apart(self.tables.steps.pop(step))
             self.tables.waited_for.pop(step, None)
         for worker in self.tables.keys.values() if before > 0 and before % KEPT_STEPS == 0 else ():
             for step in [step for step in worker.holding if step < before]:
@@ -215,6 +220,11 @@ class MemoryCoordinator:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+@lru_cache(maxsize=1 << 12)
+def _refused(reason: str, retry_after_s: float, wanted_version: int) -> api.LeaseAnswer:
+    return made(api.LeaseAnswer, lease=None, reason=reason, retry_after_s=retry_after_s, wanted_version=wanted_version)
 
 
 def _trained(batch: Batch) -> list[TrainedGroup]:

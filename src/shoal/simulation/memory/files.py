@@ -18,6 +18,7 @@ from shoal.protocol.steps import StepId, group_name, step_secret
 from shoal.protocol.verdicts import Reason
 from shoal.simulation.memory import slots
 from shoal.simulation.memory.leasing import Leasing
+from shoal.simulation.memory.models import made
 from shoal.simulation.memory.tables import File, Key, Lease, Tables
 
 
@@ -69,10 +70,11 @@ class Files:
         left = unaudited.limit_of_key(self.config.training, self.trust) - key.waiting_unaudited - key.promised
         self._move(file, SubmissionState.CLAIMED)
         file.claim_id, file.claim_expires = f"{next(self._claims):032x}", now + self.config.validation.claim_s
-        file.tries, file.unaudited_limit = file.tries + 1, self._limits(file, max(0, left))[-1]
+        limits = self._limits(file, max(0, left))
+        file.tries, file.unaudited_limit = file.tries + 1, limits[-1]
         key.promised += file.unaudited_limit
         heapq.heappush(self.tables.claims, (file.claim_expires, file.number, file))
-        return self._claim_of(file)
+        return self._claim_of(file, limits)
 
     def _next_waited_for(self) -> File | None:
         heap = self.tables.waited_for.get(self.tables.step, [])
@@ -92,9 +94,10 @@ class Files:
             heapq.heappop(heap)
         return None
 
-    def _claim_of(self, file: File) -> api.Claim:
+    def _claim_of(self, file: File, limits: list[int]) -> api.Claim:
         lease, groups = file.lease, self.config.rollouts.tasks_per_slot
-        return api.Claim.model_construct(
+        return made(
+            api.Claim,
             claim_id=file.claim_id or "",
             submission_id=file.submission_id,
             worker_key=lease.key.key,
@@ -102,7 +105,7 @@ class Files:
             lease=self.leasing.lease_view(lease, self.secret_of(lease.step)),
             audit_groups=file.audit_groups,
             audit_order=list(trust.audit_order(self.secret_of(file.audit_step), file.digest, groups)),
-            unaudited_limits=self._limits(file, file.unaudited_limit),
+            unaudited_limits=limits,
             numerics_class=lease.key.numerics_class,
         )
 
@@ -284,6 +287,7 @@ class Files:
     def ban(self, key: Key) -> None:
         key.banned_at = self.clock()
         self.set_trust(key, replace(key.trust, state="banned"))
+        self.tables.by_delivery.pop(key.key, None)
         self.leasing.presence.forget_banned(key.key)
         for file in list(key.files.values()):
             self._withdraw(file)

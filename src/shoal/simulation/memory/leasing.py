@@ -6,21 +6,23 @@
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from shoal.config import ShoalConfig
 from shoal.coordinator.batching.timing import LeaseTiming
-from shoal.coordinator.rules import backups, batches, deliveries, freshness, leases
+from shoal.coordinator.rules import batches, deliveries, freshness, leases
 from shoal.coordinator.states import LeaseState, SlotState
-from shoal.coordinator.work.leasing import FAILING, PAGE, lease_name
+from shoal.coordinator.work.leasing import FAILING, lease_name
 from shoal.protocol import api
 from shoal.protocol.assignment import slot_seed
 from shoal.simulation.memory import slots
+from shoal.simulation.memory.late import LateSlots
+from shoal.simulation.memory.models import made
 from shoal.simulation.memory.observer import Observed, Observer
 from shoal.simulation.memory.presence import BeatingPresence
-from shoal.simulation.memory.refusals import BEST, FULL, KINDS, CommonView, Refusals, wait_s
+from shoal.simulation.memory.refusals import BEST, FULL, KINDS, CommonView, Frame, Refusals
 from shoal.simulation.memory.tables import Key, Lease, Slot, Tables
 
+NO_COUNTS = batches.StepCounts(0, 0, 0, 0)
 SETTLING_S = 1e-6
 """Just before a version settles no answer is kept: two sums of floats may differ in their last digit."""
 
@@ -31,8 +33,7 @@ class Leasing:
         self.presence = BeatingPresence(clock, config.coordinator.gone_after_s)
         self.observer = Observer(tables, config, clock, self.presence)
         self.timing = LeaseTiming() if config.coordinator.just_in_time else None
-        self.has_backups = True
-        """Only a simulation can do without them, to show what they are worth."""
+        self.late = LateSlots(tables, self.observer, self.presence, secret)
         self._counted: tuple[tuple[int, int], batches.StepCounts] | None = None
         self._common: CommonView | None = None
         self.refusals = Refusals(config.training, config.trust)
@@ -47,12 +48,8 @@ class Leasing:
         observed = self.observer.observe()
         common = self._common_at(observed, now)
         is_reliable = self.observer.is_reliable(key, observed)
-        late = self._drawn_slot(key, observed, held_versions, now, is_reliable=is_reliable)
+        late = self.late.drawn(key, observed, held_versions, now) if is_reliable else None
         polling = self.presence.polling_at(now, has_delivered=key.delivered_at > 0)
-        if late is None and not deliveries.backoff_s(key.record, now):
-            refusal = self._usual_refusal(common, key, observed, held_versions, is_reliable=is_reliable)
-            if refusal is not None:
-                return replace(refusal, retry_after_s=wait_s(refusal, polling))
         others, others_active = self._others(key)
         swarm = common.swarm._replace(
             keys_polling=polling, has_other_workers=others, has_other_active_workers=others_active
@@ -61,46 +58,56 @@ class Leasing:
         return leases.decide(swarm, asking, self.config.training, self.config.trust)
 
     def common_refusal(self, key: Key, held_versions: tuple[int, ...], now: float) -> leases.Refused | None:
-        """What the key hears, but for its wait among others, if all keys of its kind hear it.
+        """What the key hears, but for its wait among others, if all keys of its kind hear it; else the request must be decided.
 
-        Nothing changes with it. Without an answer the request must be decided.
+        Nearly all requests of a large swarm end here, so it looks at what is known before it calls anything.
         """
-        tables, observer = self.tables, self.observer
-        if (tables.expiring and tables.expiring[0][0] < now) or key.record.failures >= deliveries.FREE_FAILURES:
+        tables, record = self.tables, key.record
+        if record.failures >= deliveries.FREE_FAILURES and deliveries.backoff_s(record, now):
             return None
-        observed = observer.observe()
-        is_reliable = observer.is_reliable(key, observed)
-        if self._drawn_slot(key, observed, held_versions, now, is_reliable=is_reliable) is not None:
+        if tables.expiring and tables.expiring[0][0] < now:
+            self.expire()
+        observed, common = self.observer.known, self._common
+        if observed is None or now > observed.until:
+            observed = self.observer.observe()
+        if (
+            common is None
+            or common.revision != tables.revision
+            or common.observed is not observed
+            or now >= common.until
+        ):
+            common = self._common_at(observed, now)
+        is_reliable = key.least_limit <= observed.limit
+        if is_reliable and self.late.is_any(now) and self._is_drawn(key, observed, held_versions, now):
             return None
-        common = self._common_at(observed, now)
-        return self._usual_refusal(common, key, observed, held_versions, is_reliable=is_reliable)
+        answers = common.to_best[is_reliable]
+        if held_versions not in answers:
+            answers[held_versions] = self.refusals.get(common, BEST[is_reliable], held_versions)
+        refusal = answers[held_versions]
+        if refusal is not None:
+            return refusal
+        return self._refusal_by_limits(common, key, observed, held_versions, is_reliable=is_reliable)
+
+    def _is_drawn(self, key: Key, observed: Observed, held_versions: tuple[int, ...], now: float) -> bool:
+        """Whether a reliable key may have another lease, and was drawn for a late slot."""
+        if key.leased and self._is_full(key, observed, is_reliable=True):
+            return False
+        return self.late.drawn(key, observed, held_versions, now) is not None
+
+    def _refusal_by_limits(
+        self, common: CommonView, key: Key, observed: Observed, held_versions: tuple[int, ...], *, is_reliable: bool
+    ) -> leases.Refused | None:
+        """Of a key that would get work if it were alone."""
+        if key.leased and self._is_full(key, observed, is_reliable=is_reliable):
+            return self.refusals.get(common, FULL[is_reliable], held_versions)
+        kind = KINDS[is_reliable, key.trust.state == "active", *self._others(key)]
+        return self.refusals.get(common, kind, held_versions)
 
     def _common_at(self, observed: Observed, now: float) -> CommonView:
         common = self._common
         if common is None or not common.holds(self.tables.revision, observed, now):
             common = self._common = self._common_now(observed, now)
         return common
-
-    def _drawn_slot(
-        self, key: Key, observed: Observed, held_versions: tuple[int, ...], now: float, *, is_reliable: bool
-    ) -> leases.OpenSlot | None:
-        """A late slot for which the key was drawn."""
-        if not (is_reliable and self.has_backups and self._has_late_slots(now)):
-            return None
-        polling = self.presence.polling_at(now, has_delivered=key.delivered_at > 0)
-        return self._late_slot(key, observed, held_versions, polling)
-
-    def _usual_refusal(
-        self, common: CommonView, key: Key, observed: Observed, held_versions: tuple[int, ...], *, is_reliable: bool
-    ) -> leases.Refused | None:
-        """What a key hears like all others of its kind, unless it was drawn for a late slot or waits after failures."""
-        refusal = self.refusals.get(common, BEST[is_reliable], held_versions)
-        if refusal is not None:
-            return refusal
-        if key.leased and self._is_full(key, observed, is_reliable=is_reliable):
-            return self.refusals.get(common, FULL[is_reliable], held_versions)
-        kind = KINDS[is_reliable, key.trust.state == "active", *self._others(key)]
-        return self.refusals.get(common, kind, held_versions)
 
     def _others(self, key: Key) -> tuple[bool, bool]:
         """Whether another key works, and whether one of those does that have left probation."""
@@ -155,7 +162,7 @@ class Leasing:
             slots.take_again(self.tables, slot, lease, **terms)  # type: ignore[arg-type]
         self.tables.leases[lease.lease_id] = lease
         heapq.heappush(self.tables.expiring, (lease.expires_at, next(self._numbers), lease))
-        self.tables.recent[lease.by_active_key].append((now, key))
+        self._note_grant(key, now)
         self._note_first_use(key, grant.version, now)
         return lease
 
@@ -165,7 +172,8 @@ class Leasing:
         return lease.view
 
     def _lease_view(self, lease: Lease, secret_of_step: bytes) -> api.Lease:
-        return api.Lease.model_construct(
+        return made(
+            api.Lease,
             lease_id=lease.lease_id,
             step=lease.step,
             slot=lease.slot.number,
@@ -174,6 +182,12 @@ class Leasing:
             manifest_digest="",
             expires_at=lease.expires_at,
         )
+
+    def _note_grant(self, key: Key, now: float) -> None:
+        recent, since = self.tables.recent[key.trust.state == "active"], now - self.config.coordinator.lease_s
+        recent.append((now, key))
+        while recent[0][0] < since:
+            recent.popleft()
 
     def _note_first_use(self, key: Key, version: int, now: float) -> None:
         if version <= key.newest_used:
@@ -204,13 +218,24 @@ class Leasing:
         self.observer.changed(key)
 
     def _common_now(self, observed: Observed, now: float) -> CommonView:
-        """What does not depend on the key that asks."""
-        step, versions = self.tables.step, self.tables.versions
+        """What does not depend on the key that asks; most changes are of counts alone."""
+        step, last, frame = (
+            self.tables.step,
+            self._common,
+            (self.tables.step, len(self.tables.versions), observed.pace.grace_s),
+        )
+        if last is None or last.frame != frame or now >= last.until:
+            last = self._new_frame(frame, now)
+        counted = last.swarm._replace(counts=self.counts(step), next_slot=len(self.tables.of_step(step).slots))
+        return CommonView(counted, self.tables.revision, observed, last.until, frame, place=last.place)
+
+    def _new_frame(self, frame: Frame, now: float) -> CommonView:
+        """The parts that follow from steps, versions and time; its counts are not those of now."""
+        (step, _, grace_s), versions = frame, self.tables.versions
         timing, is_steady = self._decide_timing(step)
         oldest = max(0, step - self.config.training.async_level)
         published = list(range(oldest, min(step + 1, len(versions))))
-        settled_at = now - observed.pace.grace_s
-        settled = [number for number in published if versions[number].published_at <= settled_at]
+        settled = [number for number in published if versions[number].published_at <= now - grace_s]
         swarm = leases.SwarmView(
             run_state="finished" if len(versions) > self.config.run.steps else "running",
             step=step,
@@ -218,8 +243,8 @@ class Leasing:
             has_space=True,
             published=published,
             settled_version=settled[-1] if settled else None,
-            counts=self.counts(step),
-            next_slot=len(self.tables.of_step(step).slots),
+            counts=NO_COUNTS,
+            next_slot=0,
             tasks_per_slot=self.config.rollouts.tasks_per_slot,
             keys_polling=0,
             has_other_workers=False,
@@ -227,13 +252,11 @@ class Leasing:
             awaited_version=timing.oldest_version if timing else 0,
             useful_share=timing.useful_share if timing else None,
         )
-        changes_at = [
-            versions[number].published_at + observed.pace.grace_s - SETTLING_S for number in published[len(settled) :]
-        ]
+        changes_at = [versions[number].published_at + grace_s - SETTLING_S for number in published[len(settled) :]]
         if timing is not None and timing.reason == "waits_for_version" and timing.latest_start is not None:
             changes_at.append(timing.latest_start)
         until = min(changes_at, default=float("inf")) if is_steady else now
-        return CommonView(swarm, self.tables.revision, observed, until)
+        return CommonView(swarm, -1, None, until, frame)
 
     def counts(self, step: int) -> batches.StepCounts:
         now = (self.tables.revision, step)
@@ -328,35 +351,12 @@ class Leasing:
                 return leases.OpenSlot(number, slot.version)
         return None
 
-    def _has_late_slots(self, now: float) -> bool:
-        """Whether a slot of the step may go to another key too."""
-        step = self.tables.steps.get(len(self.tables.batches))
-        return step is not None and (bool(step.overdue) or (bool(step.due) and step.due[0][0] <= now))
-
-    def _late_slot(
-        self, key: Key, observed: Observed, held_versions: Sequence[int], polling: int
-    ) -> leases.OpenSlot | None:
-        step, now = self.tables.step, self.clock()
-        fitting = (
-            slot
-            for slot in slots.late_slots(self.tables.of_step(step), now)
-            if slot.numerics_class == key.numerics_class and not slot.was_held_by(key)
-        )
-        poll_s, others = leases.poll_s(polling), self.observer.reliable_keys(observed, key.numerics_class)
-        if not others:
-            others = list(itertools.islice(self.presence.workers, PAGE))
-        for slot in itertools.islice(fitting, PAGE):
-            view = backups.LateSlot(step, slot.number, slot.version, slot.attempts, slot.due_at)
-            if slot.version in held_versions and backups.may_take(view, key.key, others, self.secret, now, poll_s):
-                return leases.OpenSlot(slot.number, slot.version)
-        return None
-
     def _has_others(self, key: Key, *, active: bool) -> bool:
         """Whether another key that is present and does not fail took a lease lately."""
-        recent, since = self.tables.recent[active], self.clock() - self.config.coordinator.lease_s
-        while recent and recent[0][0] < since:
-            recent.popleft()
-        for _, other in reversed(recent):
+        since = self.clock() - self.config.coordinator.lease_s
+        for granted_at, other in reversed(self.tables.recent[active]):
+            if granted_at < since:
+                return False
             if other is not key and other.record.failures < FAILING and self.presence.is_present(other.key):
                 return True
         return False

@@ -3,6 +3,8 @@
 It is found out again when something that it follows from has changed.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,8 +20,8 @@ class Observed:
     keys: Sequence[Key]
     pace: deliveries.Pace
     is_enforced: bool
-    standard: tuple[bool, float]
-    """What a key is compared with: whether reliability counts, and what a reliable key may miss."""
+    limit: float
+    """What a reliable key may miss; without limit as long as reliability does not count."""
     names: frozenset[str]
     """Of all keys that were looked at."""
     until: float
@@ -37,11 +39,15 @@ class Observer:
 
     def changed(self, key: Key) -> None:
         """Its record or trust is another one now."""
+        is_usable = trust.is_usable(key.trust, self.config.trust)
+        key.least_limit = deliveries.least_limit(key.record) if is_usable else math.nan
+        key.longest_silence_s = deliveries.longest_silence_s(key.record, self.config.coordinator.lease_s)
         if self.known is not None and key.key in self.known.names:
             self.known = None
 
     def delivered(self, key: Key) -> None:
         """It has delivered last of all."""
+        self.changed(key)
         self.tables.by_delivery.pop(key.key, None)
         self.tables.by_delivery[key.key] = key
         self.known = None
@@ -53,36 +59,24 @@ class Observer:
         return known
 
     def _observe(self) -> Observed:
-        longest_s, looked = self.config.coordinator.lease_s, list[Key]()
-        for key in reversed(self.tables.by_delivery.values()):
-            if key.trust.state != "banned":
-                looked.append(key)
-                if len(looked) == OBSERVED_KEYS:
-                    break
-        present = self.presence.present(looked)
+        longest_s = self.config.coordinator.lease_s
+        looked = list(itertools.islice(reversed(self.tables.by_delivery.values()), OBSERVED_KEYS))
+        names = frozenset([key.key for key in looked])
+        has_left = not names.isdisjoint(self.presence.left)
+        present = self.presence.present(looked) if has_left else looked
         newest_at, oldest_at = (present[0].delivered_at, present[-1].delivered_at) if present else (0.0, 0.0)
         current = present
         if not deliveries.are_all_current(newest_at - oldest_at, longest_s):
-            silences = ((key, newest_at - key.delivered_at) for key in present)
-            current = [key for key, silence_s in silences if deliveries.is_current(key.record, silence_s, longest_s)]
+            current = [key for key in present if newest_at - key.delivered_at <= key.longest_silence_s]
         records = [key.record for key in current]
         pace = deliveries.pace(records, longest_s)
-        until = self.presence.first_silent_at(present)
-        names = frozenset([key.key for key in looked])
+        until = self.presence.first_silent_at(present) if has_left else math.inf
         is_enforced = deliveries.is_enforced(records, pace)
-        return Observed(current, pace, is_enforced, (is_enforced, pace.missed_limit), names, until)
+        limit = pace.missed_limit if is_enforced else math.inf
+        return Observed(current, pace, is_enforced, limit, names, until)
 
     def is_reliable(self, key: Key, observed: Observed) -> bool:
-        """Decided again only if its record, its trust or what it is compared with is another one."""
-        known, standard = key.reliability, observed.standard
-        if known is None or known[0] is not key.record or known[1] is not key.trust or known[2] != standard:
-            known = key.reliability = (key.record, key.trust, standard, self._is_reliable(key, observed))
-        return known[3]
-
-    def _is_reliable(self, key: Key, observed: Observed) -> bool:
-        if not trust.is_usable(key.trust, self.config.trust):
-            return False
-        return not observed.is_enforced or deliveries.is_reliable(key.record, observed.pace)
+        return key.least_limit <= observed.limit
 
     def reliable_keys(self, observed: Observed, numerics_class: str) -> list[str]:
         known = observed.reliable.get(numerics_class)

@@ -87,7 +87,7 @@ class BeatingPresence(Presence):
     def first_silent_at(self, keys: Iterable[Key]) -> float:
         """From when on one of them may be absent."""
         left = self.left
-        return min((self.silent_at(one.key) for one in keys if one.key in left), default=float("inf"))
+        return min([self.silent_at(one.key) for one in keys if one.key in left], default=float("inf"))
 
     def silent_at(self, key: str) -> float:
         """From when on a key that sends nothing more is absent."""

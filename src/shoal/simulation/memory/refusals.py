@@ -9,6 +9,7 @@ a tally (`tests/simulation/test_refusals.py` holds the rule to all of this).
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from shoal.config import TrainingConfig, TrustConfig
@@ -54,6 +55,11 @@ NAMELESS = {kind: best_placed((), kind) for kind in itertools.starmap(Kind, iter
 """For limits that do not follow from versions."""
 
 
+Frame = tuple[int, int, float]
+"""Step, number of versions, and how long a version takes to settle: nothing but counts changes without one of them or time."""
+Heard = dict[tuple[int, ...], leases.Refused | None]
+
+
 @dataclass(slots=True)
 class CommonView:
     """What all keys share between two changes."""
@@ -63,12 +69,17 @@ class CommonView:
     revision: int
     observed: object
     until: float
+    frame: Frame = (0, 0, 0.0)
     outlooks: dict[Kind, int] = field(default_factory=dict)
     """What the rule looks at, numbered by `Refusals`."""
     place: int = -1
     """The part of it that is the same for all kinds."""
     seen: dict[tuple[bool, bool], leases.SwarmView] = field(default_factory=dict)
     """The swarm as keys with such others see it."""
+    loads: dict[bool, leases.StepLoad | None] = field(default_factory=dict)
+    """The load of the step for keys that are not reliable, and for those that are; none if no group of theirs is wanted."""
+    to_best: tuple[Heard, Heard] = field(default_factory=lambda: ({}, {}))
+    """What the best-placed key hears, by whether it is reliable and by its versions, once somebody asked."""
 
     def seen_by(self, kind: Kind) -> leases.SwarmView:
         others = kind[2:4]
@@ -108,7 +119,22 @@ class Refusals:
         """A number for all that `leases.decide` looks at when such a key asks."""
         if view.place < 0:
             view.place = self._place(view.swarm)
-        return 2 * view.place + leases.has_work(view.seen_by(kind), NAMELESS[kind], self.training, self.trust)
+        return 2 * view.place + self._has_work(view, kind)
+
+    def _has_work(self, view: CommonView, kind: Kind) -> bool:
+        """`leases.has_work` for the best-placed key of a kind: kinds differ in the others that the load names, and in trust."""
+        try:
+            load = view.loads[kind.is_reliable]
+        except KeyError:
+            load = view.loads[kind.is_reliable] = self._load(view.swarm, BEST[kind.is_reliable])
+        if load is None or kind.is_full:
+            return False
+        return leases.may_lease(leases.StepLoad(*load[:4], *kind[2:4]), not kind.is_active, self.trust)
+
+    def _load(self, swarm: leases.SwarmView, kind: Kind) -> leases.StepLoad | None:
+        """None if no more groups are wanted from anybody."""
+        wanted = leases.groups_wanted(swarm, self.training, is_reliable=kind.is_reliable)
+        return leases.step_load(swarm, NAMELESS[kind], wanted) if wanted > 0 else None
 
     def _place(self, swarm: leases.SwarmView) -> int:
         place = (
@@ -127,7 +153,11 @@ class Refusals:
         return answer if isinstance(answer, leases.Refused) else None
 
 
+poll_s = lru_cache(maxsize=1 << 14)(leases.poll_s)
+"""The few numbers of keys that ask come again and again."""
+
+
 def wait_s(refused: leases.Refused, keys_polling: int) -> float:
     """Of a key that asks among others."""
-    alone_s, among_others_s = refused.retry_after_s, leases.poll_s(keys_polling)
+    alone_s, among_others_s = refused.retry_after_s, poll_s(keys_polling)
     return alone_s if alone_s > among_others_s else among_others_s

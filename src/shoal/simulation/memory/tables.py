@@ -4,6 +4,7 @@ The names are those of `coordinator.store.tables`; columns that no rule reads ar
 store gets from SQL, so that a request costs the same in a swarm of ten and of ten thousand.
 """
 
+import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
@@ -37,8 +38,10 @@ class Key:
     waiting_unaudited: int = 0
     promised: int = 0
     """Groups that claimed files may leave without an audit."""
-    reliability: tuple[deliveries.Record, TrustRecord, tuple[bool, float], bool] | None = None
-    """Whether it is reliable, and what that followed from."""
+    least_limit: float = math.inf
+    """From which limit of missed deliveries on it is reliable; not a number if its work is not used. `Observer` keeps it."""
+    longest_silence_s: float = 0.0
+    """For how long it may deliver nothing and still take part. `Observer` keeps it."""
     allowed: tuple[deliveries.Record, deliveries.Pace, bool, int] | None = None
     """How many leases it may hold, and what that followed from."""
     asked_at: float = 0.0
@@ -154,7 +157,7 @@ class StepTables:
 class Tables:
     keys: dict[str, Key] = field(default_factory=dict)
     by_delivery: dict[str, Key] = field(default_factory=dict)
-    """Keys that have delivered, the last one at the end."""
+    """Keys that have delivered and are not banned, the last one at the end."""
     leases: dict[str, Lease] = field(default_factory=dict)
     """Those without a file."""
     expiring: list[tuple[float, int, Lease]] = field(default_factory=list)

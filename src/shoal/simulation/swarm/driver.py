@@ -23,8 +23,8 @@ from shoal.simulation.swarm.world import Counted, World
 WARM_UP = 8
 """Steps that do not count, or a quarter of a shorter run, at least one: probation, first pace, three cycles for leases in time."""
 
-COLLECT_AFTER = 20_000
-"""Files: slots and leases that refer to each other are about a hundred megabytes by then."""
+COLLECT_AFTER = 200_000
+"""Files. Slots of steps that are over are taken apart; only those that somebody still works on then are left for a collection."""
 
 
 class Swarm:
@@ -32,7 +32,7 @@ class Swarm:
         self.spec, config, clock = spec, spec.config(), EventClock()
         coordinator = make(config, clock, digest_secret(spec.run.seed))
         if isinstance(coordinator, MemoryCoordinator):
-            coordinator.leasing.has_backups = spec.coordinator.backups
+            coordinator.leasing.late.has_backups = spec.coordinator.backups
         self.world = World(spec, config, clock, coordinator, Workload(spec.work, config), Broadcast(spec))
         if parks and isinstance(coordinator, MemoryCoordinator):
             clock.crowd = idle = Idle(self.world, coordinator)
@@ -51,7 +51,7 @@ class Swarm:
     def run(self, on_progress: Callable[[float], None] = lambda share: None) -> SwarmResult:
         was_enabled = gc.isenabled()
         gc.freeze()  # the machines of the swarm stay: no collection needs to look at them,
-        gc.disable()  # and what a step leaves behind is collected between steps
+        gc.disable()  # and a step leaves hardly anything behind that only a collection would find
         try:
             return self._run(on_progress)
         finally:
@@ -102,7 +102,11 @@ class Swarm:
             slot_s=min(self.world.workload.slot_s(group) for group in self.spec.workers),
             lease_s=self.world.config.coordinator.lease_s,
             stage_s=self.spec.trainer.stage_s,
-            arrival_s=max(self.world.broadcast.seconds(group, 1, 0) for group in range(len(self.spec.workers))),
+            upload_s=min(self.world.workload.upload_s(group) for group in self.spec.workers),
+            arrival_s=max(self.world.broadcast.seconds(group, 0, None) for group in range(len(self.spec.workers))),
+            stays_s=max(group.stays_s for group in self.spec.workers)
+            if all(group.stays_s for group in self.spec.workers)
+            else 0.0,
         )
 
     def _sweep(self) -> None:

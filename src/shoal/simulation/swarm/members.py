@@ -156,6 +156,10 @@ class Member:
             return held[-1] + 1 < len(self.world.published_at)
         return fetching[1] <= self.clock.now
 
+    def ask_at(self, at: float) -> None:
+        """At a time that is not over."""
+        self.clock.at(at, self._asks)
+
     def _ask_at(self, at: float) -> None:
         if at < math.inf:
             self.clock.after(at - self.clock.now, self._asks)
@@ -182,18 +186,15 @@ class Member:
             return
         self.refused(answer.reason, answer.retry_after_s)
 
-    def refused(self, reason: str, retry_after_s: float) -> bool:
-        """Asks again after this time; false if it is not parked until then."""
+    def refused(self, reason: str, retry_after_s: float) -> None:
+        """Asks again after this time."""
         now, self._requests = self.clock.now, self._requests + 1
         if reason != self.waits_for:  # what it waited for until now
             self._account(now)
             self.waits_for = reason
         if reason == "need_weights" and self._fetching is not None:
             retry_after_s = min(retry_after_s, max(0.0, self._fetching[1] - now))
-        if self.world.park(self, now + retry_after_s):
-            return True
-        self.clock.at(now + retry_after_s, self._asks)
-        return False
+        self.world.park(self, now + retry_after_s)
 
     def _begin(self, lease: api.Lease) -> None:
         now, self._requests = self.clock.now, self._requests + 1

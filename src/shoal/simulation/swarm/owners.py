@@ -6,6 +6,7 @@ from functools import partial
 from shoal.coordinator.rules.trust import groups_to_audit
 from shoal.protocol import api
 from shoal.protocol.verdicts import Reason
+from shoal.simulation.memory.models import made
 from shoal.simulation.swarm.world import World
 
 NO_METRICS = api.AuditMetrics()
@@ -87,7 +88,8 @@ class Validators:
         lease, work = claim.lease, self.world.workload.of(claim.lease.slot_seed)
         forged = self.world.forged.get(lease.lease_id, set()).intersection(audited)
         is_junk = lease.lease_id in self.world.junk
-        body = api.VerdictBody.model_construct(
+        body = made(
+            api.VerdictBody,
             claim_id=claim.claim_id,
             submission_id=claim.submission_id,
             accepted=not (forged or is_junk),

@@ -195,6 +195,8 @@ def _read(where: str | Path) -> dict[str, Any]:
 
 
 def build_scenario(tree: Mapping[str, Any]) -> SwarmSpec:
+    if not tree:
+        raise ConfigError("The scenario is empty.", hint=f"Copy one of the package: {BUNDLED}.")
     try:
         spec = SwarmSpec.model_validate(tree)
     except ValidationError as error:
@@ -251,7 +253,10 @@ def _refusal(error: ValidationError) -> ConfigError:
     if first["type"] == "extra_forbidden":
         return ConfigError(f"Unknown key {place}.", hint=_nearest_key(place))
     if first["type"] == "missing":
-        return ConfigError(f"The scenario has no {place}.", hint="docs/design/simulation.md has every key.")
+        what = f"[{place}]" if place in SwarmSpec.model_fields else place
+        return ConfigError(f"The scenario has no {what}.", hint="docs/design/simulation.md has every key.")
+    if first["type"] == "model_type":
+        return ConfigError(f"{place} is no section.", hint=f"Write [{place}] and its keys below.")
     if place in ("workers", "relays") and first["type"] == "tuple_type":
         return ConfigError(f"{place} is no list of classes.", hint=f"Write [[{place}]] with two brackets.")
     if first["type"] == "string_pattern_mismatch":

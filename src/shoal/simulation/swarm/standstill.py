@@ -31,12 +31,16 @@ class Standstill:
     honest: int
     """Workers that are honest, and not banned."""
     slot_s: float
-    """What the fastest class of workers takes for a slot."""
+    """What the fastest class of workers takes for a slot, and ..."""
+    upload_s: float
+    """... the best connected one to deliver it."""
     lease_s: float
     stage_s: float
     """What the trainer takes to publish a version."""
     arrival_s: float
-    """Of a version at the slowest class."""
+    """Of the first weights at the slowest class."""
+    stays_s: float
+    """How long workers stay at a time, in the class that stays longest; 0: for good."""
 
 
 def most_events(machines: int) -> int:
@@ -53,7 +57,7 @@ def _reason(seen: Standstill) -> str:
     if seen.stage_s >= seen.seconds:
         return f"the trainer takes {_time(seen.stage_s)} to publish a version; lower trainer.stage_s"
     if not seen.versions_received and not seen.tokens_generated:
-        return f"no worker has weights; a version takes {_time(seen.arrival_s)} to arrive"
+        return _without_weights(seen)
     if not seen.honest:
         return "every worker is hostile or banned"
     if seen.files_waiting > seen.files / 2 > 0:
@@ -62,12 +66,22 @@ def _reason(seen: Standstill) -> str:
         return "nobody was given work; requests wait for the coordinator, or its rules give none to these workers"
     if seen.tokens_lost > seen.tokens_late and not seen.files:
         return f"workers leave before a slot is done, which takes {_time(seen.slot_s)}"
+    if not seen.files and seen.upload_s > seen.slot_s:
+        return (
+            f"the file of a slot takes {_time(seen.upload_s)} to upload and a lease lasts {_time(seen.lease_s)} at most; "
+            "raise up_mbit_s of the workers, or coordinator.lease_s"
+        )
     if not seen.files:
         return (
             f"a slot takes {_time(seen.slot_s)} and a lease lasts {_time(seen.lease_s)} at most; "
             "raise coordinator.lease_s, or make slots smaller with rollouts.tasks_per_slot"
         )
     return "what was accepted never filled a batch; look at work.useful_share and at what came late or was lost"
+
+
+def _without_weights(seen: Standstill) -> str:
+    reason = f"no worker has weights; the first ones take {_time(seen.arrival_s)} to arrive"
+    return f"{reason}, and workers leave after {_time(seen.stays_s)}" if 0 < seen.stays_s < seen.arrival_s else reason
 
 
 def _time(seconds: float) -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from shoal.config import ShoalConfig
 from shoal.protocol import api
+from shoal.simulation.memory.models import made
+from shoal.simulation.swarm.links import MBIT
 from shoal.simulation.swarm.spec import Work, WorkerSpec
 
 KEPT = 1 << 15
@@ -41,10 +43,8 @@ class Workload:
     def _make(self, slot_seed: str) -> SlotWork:
         chance, size = random.Random(slot_seed), self.rollouts.group_size
         longest, spread = self.rollouts.max_new_tokens, self.spec.spread
-        lengths = tuple(
-            max(1, min(longest, round(chance.lognormvariate(self._mu, spread))))
-            for _ in range(size * self.rollouts.tasks_per_slot)
-        )
+        draw, mu, samples = chance.lognormvariate, self._mu, size * self.rollouts.tasks_per_slot
+        lengths = tuple([max(1, min(longest, round(draw(mu, spread)))) for _ in range(samples)])
         groups = tuple(
             self._group(chance, number, sum(lengths[number * size : (number + 1) * size]))
             for number in range(self.rollouts.tasks_per_slot)
@@ -52,7 +52,8 @@ class Workload:
         return SlotWork(lengths, groups, sum(lengths))
 
     def _group(self, chance: random.Random, number: int, tokens: int) -> api.GroupVerdict:
-        return api.GroupVerdict.model_construct(
+        return made(
+            api.GroupVerdict,
             group=number,
             task_id=f"task-{chance.randrange(100_000)}",
             useful=chance.random() < self.spec.useful_share,
@@ -78,6 +79,12 @@ class Workload:
         samples = self.rollouts.tasks_per_slot * self.rollouts.group_size
         rounds = -(-samples // worker.rows)
         return rounds * min(self.spec.median_tokens, self.rollouts.max_new_tokens) * worker.rows / worker.tokens_per_s
+
+    def upload_s(self, worker: WorkerSpec) -> float:
+        """What the file of a slot of middle length takes from the last sample to the coordinator."""
+        samples = self.rollouts.tasks_per_slot * self.rollouts.group_size
+        tokens = samples * min(self.spec.median_tokens, self.rollouts.max_new_tokens)
+        return worker.deliver_s + tokens * self.spec.bytes_per_token / (worker.up_mbit_s * MBIT)
 
     def file_bytes(self, work: SlotWork) -> float:
         return work.tokens * self.spec.bytes_per_token

@@ -99,8 +99,8 @@ class World:
     on_file: Callable[[], None] = lambda: None
     """A file has arrived."""
     on_verdict: Callable[[], None] = lambda: None
-    park: Callable[["Member", float], bool] = lambda member, at: False
-    """Takes a worker that asks again at this time, if it can (`swarm.idle`)."""
+    park: Callable[["Member", float], None] = lambda member, at: member.ask_at(at)
+    """Takes a worker that asks again at this time (`swarm.idle`); without a place for idle ones it is an event of its own."""
     slowest_answer_s: float = 0.0
     service_s: float = field(init=False)
     """What the coordinator takes for a request; 0: nothing."""
