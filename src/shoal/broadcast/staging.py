@@ -54,7 +54,7 @@ class StagedWeights:
                 self._open_files(held)
                 self._held = held.pop_all()
         except DiskError:
-            shutil.rmtree(directory)  # what does not fit must not fill the disk
+            shutil.rmtree(directory, ignore_errors=True)  # what does not fit must not fill the disk
             raise
 
     def _open_files(self, held: ExitStack) -> None:
@@ -236,11 +236,11 @@ class StagingArea:
     """The directories of fetches under way, one per version and encoding; what no fetch continues is removed."""
 
     def __init__(self, root: Path, trash: "Trash") -> None:
-        self._root = root
+        self.root = root
         self._trash = trash
 
     def path(self, digest: str, kind: EncodingKind) -> Path:
-        return self._root / f"{digest}.{kind}"
+        return self.root / f"{digest}.{kind}"
 
     def staged_bytes(self, digest: str, encoding: Encoding) -> int:
         """Verified bytes of an encoding that an earlier fetch left here."""
@@ -253,7 +253,7 @@ class StagingArea:
 
     def keep_only(self, encodings: Collection[tuple[str, EncodingKind]] = ()) -> None:
         kept = {self.path(digest, kind) for digest, kind in encodings}
-        for directory in set(self._root.glob("*")) - kept:
+        for directory in set(self.root.glob("*")) - kept:
             self._trash.drop(directory)
 
 
@@ -268,10 +268,24 @@ class Trash:
 
     def drop(self, path: Path) -> None:
         doomed = self._directory / secrets.token_hex(8)
-        os.replace(path, doomed)
+        try:
+            os.replace(path, doomed)
+        except OSError as error:
+            raise disk_error(error, path) from error
         thread = threading.Thread(target=shutil.rmtree, args=(doomed, True), name="trash", daemon=True)
         self._threads = [alive for alive in self._threads if alive.is_alive()] + [thread]
         thread.start()
+
+    def retry(self, make: Callable[[], StagedWeights]) -> StagedWeights:
+        """Once more if the disk was full while something was being deleted: that takes space until it is gone."""
+        busy = [thread for thread in self._threads if thread.is_alive()]
+        try:
+            return make()
+        except DiskError:
+            if not busy:
+                raise
+        self.close()
+        return make()
 
     def close(self) -> None:
         for thread in self._threads:
