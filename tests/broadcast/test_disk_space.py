@@ -1,4 +1,4 @@
-"""Disks that are full or take no bytes: what a client or relay announces is what it takes, and room that comes is used."""
+"""Disks that are full or take no bytes: what a client or relay announces is what it takes, and space that comes free is used."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.broadcast import DownloadProgress, Origin, OriginServer, OriginSettings, Relay, WeightClient, WireTensor
-from shoal.broadcast.retention import lack_of_room
+from shoal.broadcast.retention import lack_of_space
 from shoal.broadcast.store import Bytes, DiskError, Folder, ShardStore, disk_error
 from shoal.metrics import EventLog
 
@@ -119,7 +119,7 @@ def test_a_fetch_that_was_begun_on_a_disk_that_is_read_only_now_ends_in_one_sent
     assert caught.value.hint
 
 
-def test_a_head_that_cannot_be_kept_is_not_blamed_on_a_relay(
+def test_a_head_that_cannot_be_kept_is_no_failure_of_a_relay(
     origin: Origin, make_mirror: MakeMirror, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(origin)
@@ -152,7 +152,7 @@ class SmallDisk:
         monkeypatch.setattr(ShardStore, "put", put_if_it_fits)
 
 
-def test_a_full_relay_makes_room_for_a_new_head(
+def test_a_full_relay_frees_space_for_a_new_head(
     tmp_path: Path,
     make_mirror: MakeMirror,
     make_relay: MakeRelay,
@@ -199,14 +199,14 @@ def test_a_relay_that_cannot_hold_the_run_says_so_at_once(
     assert str(relay._root) in said[0]
 
 
-def test_what_will_be_removed_counts_as_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_will_be_removed_counts_as_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ShardStore(tmp_path)
     old, kept = store.put("shards", b"o" * 600), store.put("shards", b"k" * 500)
     usage = SimpleNamespace(free=400)
     monkeypatch.setattr("shoal.broadcast.retention.shutil.disk_usage", lambda folder: usage)
-    assert lack_of_room(store, {old: 600, kept: 500}) == ""
-    assert lack_of_room(store, {kept: 500, "a" * 64: 1000}) == ""
-    assert "will be free" in lack_of_room(store, {kept: 500, "a" * 64: 1001})
+    assert lack_of_space(store, {old: 600, kept: 500}) == ""
+    assert lack_of_space(store, {kept: 500, "a" * 64: 1000}) == ""
+    assert "will be free" in lack_of_space(store, {kept: 500, "a" * 64: 1001})
 
 
 def test_the_head_is_signed_again_after_a_full_disk_was_cured(origin: Origin) -> None:

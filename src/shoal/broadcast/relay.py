@@ -23,7 +23,7 @@ from shoal.broadcast.manifest import Head, Manifest, descriptor_key
 from shoal.broadcast.mesh import Mesh, Neighbours
 from shoal.broadcast.peers import Deadline, Sources
 from shoal.broadcast.queue import DownloadQueue, Route, WantedShard, wanted_in_order
-from shoal.broadcast.retention import lack_of_room, needed_manifests, prune
+from shoal.broadcast.retention import lack_of_space, needed_manifests, prune
 from shoal.broadcast.store import DiskError, ShardStore
 from shoal.errors import ConfigError, ShoalError
 from shoal.files import write_atomic
@@ -221,7 +221,7 @@ class Relay:
         version = head.newest.version if head.newest is not None else 0
         self._progress.begin(version, {item.digest: item.shard.size_bytes for item in items})
         self._queue.replace(items)
-        if problem := lack_of_room(self._store, {item.digest: item.shard.size_bytes for item in wanted}):
+        if problem := lack_of_space(self._store, {item.digest: item.shard.size_bytes for item in wanted}):
             self.metrics.event("trouble", reason=problem)
 
     def _prune(self, head: Head, needed: dict[str, Manifest], load: Callable[[str], Manifest]) -> None:

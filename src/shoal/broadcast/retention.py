@@ -88,7 +88,7 @@ def prune(
     return store.remove("shards", loose_shards & due) + store.remove("manifests", loose_manifests & due)
 
 
-def lack_of_room(store: ShardStore, sizes: Mapping[str, int]) -> str:
+def lack_of_space(store: ShardStore, sizes: Mapping[str, int]) -> str:
     """What to tell the operator if these shards will not fit, even when all others are gone; empty if they will."""
     held = store.held("shards")
     missing_bytes = sum(size for digest, size in sizes.items() if digest not in held)
