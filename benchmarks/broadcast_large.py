@@ -33,7 +33,7 @@ VOCABULARY = 32_000
 CHANGED = 0.006
 CHUNK_NUMBERS = 8 << 20
 DISK_COPIES = 4.1
-"""The shards of origin and relay, two versions of the client, and deltas; the source is one more."""
+"""The shards of origin and relay, two versions of the client, and deltas; the source is one more until the last version is staged."""
 BLOCK_NUMBERS = 2048
 """In 4 KiB, the unit in which file systems share bytes."""
 LOOK_EVERY_S = 0.05
@@ -293,6 +293,8 @@ def measure(work: Path, source: Path, hidden: int, layers: int, memory_bytes: in
                 if published["kind"] != kind:
                     sys.exit(f"Version {version} was published as {published['kind']}.")
                 digest = published["digest"]
+                if version == deltas:
+                    os.truncate(source, 0)  # the last version is staged: nobody reads it any more
                 phases.run(f"{kind} relay", relay, digest=digest)
                 path = phases.run(f"{kind} fetch", client, version=version, digest=digest)["path"]
                 if version:
@@ -335,7 +337,8 @@ def main() -> None:
     count = sum(rows * columns for _, (rows, columns) in shapes_of(options.hidden, options.layers))
     with tempfile.TemporaryDirectory(dir=options.dir) as name, ExitStack() as stack:
         source = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.source)) if options.source else name)
-        copies = {name: DISK_COPIES + (not options.source)} | ({str(source): 1.0} if options.source else {})
+        beside = not options.source and options.deltas > 1
+        copies = {name: DISK_COPIES + beside} | ({str(source): 1.0} if options.source else {})
         for directory, share in copies.items():
             free, needed = shutil.disk_usage(directory).free, int(share * 2 * count)
             print(
