@@ -33,7 +33,7 @@ VOCABULARY = 32_000
 CHANGED = 0.006
 CHUNK_NUMBERS = 8 << 20
 DISK_COPIES = 4.1
-"""The shards of origin and relay, two versions of the client, and deltas; the source is one more until the last version is staged."""
+"""The shards of origin and relay, two versions of the client, and deltas. The source is one more until it is staged."""
 BLOCK_NUMBERS = 2048
 """In 4 KiB, the unit in which file systems share bytes."""
 LOOK_EVERY_S = 0.05
