@@ -238,10 +238,12 @@ def chunks(count: int) -> Iterator[int]:
 
 
 def write_weights(path: Path, count: int, rng: np.random.Generator) -> None:
+    """Every chunk is the same numbers from another place on: no two shards are equal."""
+    normal = rng.standard_normal(CHUNK_NUMBERS, dtype=np.float32) * 0.03
+    numbers = (normal.view(np.uint32) >> 16).astype(np.uint16)
     with open(path, "wb") as file:
         for size in chunks(count):
-            normal = rng.standard_normal(size, dtype=np.float32) * 0.03
-            file.write((normal.view(np.uint32) >> 16).astype(np.uint16).data)
+            file.write(np.roll(numbers, int(rng.integers(CHUNK_NUMBERS)))[:size].data)
 
 
 def update_weights(path: Path, count: int, rng: np.random.Generator) -> float:
