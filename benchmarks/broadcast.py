@@ -7,7 +7,8 @@ runs from the call that publishes until the client holds the verified file. shar
 client asks for the list in a loop. Every version has new bytes; for deltas 0.6 % of the bf16 weights change, those nearest to zero
 by many units and the others by one, and encoding and applying count. Capped: every link passes a proxy that shares one byte rate.
 `swap_ms` is how long the embedded engine stands still while the new weights are copied in. Rounds alternate; results are ratios of
-medians.
+medians. `cpu_seconds` are those of all processes of a side per version, programs that they started included: they vary less than
+seconds where other programs run, too.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from shoal.broadcast.http.limits import TokenBucket
 TENSORS = 32
 CHANGED = 0.006
 SHARDCAST = "shardcast==0.3.2"
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 COMMON = """
@@ -168,6 +170,11 @@ class Node:
                 return answer
         raise RuntimeError("a node of the benchmark died")
 
+    def cpu_s(self) -> float:
+        """Of the process and of those it started and waited for."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / CLOCK_TICKS
+
     def close(self) -> None:
         self._process.terminate()
         self._process.wait(timeout=20)
@@ -218,16 +225,20 @@ class Side:
         self._nodes = (client, relay, origin)
         self._client = client
 
-    def publish(self, version: int, path: Path) -> tuple[float, Path]:
+    def publish(self, version: int, path: Path) -> tuple[float, float]:
+        """Seconds and CPU seconds until the client holds the version."""
         self._client.tell(version=version)
         self._origin.tell(version=version, path=str(path))
         self._origin.answer()
-        started = time.monotonic()
+        started, cpu_s = time.monotonic(), self._cpu_s()
         self._origin.tell(go=True)
-        result = self._client.answer()
+        self._client.answer()
         seconds = time.monotonic() - started
         self._origin.answer()
-        return seconds, Path(result["path"])
+        return seconds, self._cpu_s() - cpu_s
+
+    def _cpu_s(self) -> float:
+        return sum(node.cpu_s() for node in self._nodes)
 
     def close(self) -> None:
         for node in self._nodes:
@@ -303,9 +314,9 @@ class Versions:
         return self._path
 
 
-def compare(kind: str, size_bytes: int, rounds: int, link: float | None = None) -> dict[str, float]:
-    """Median seconds per version of `theirs` and of ours, which sends `full` weights or a `delta`."""
-    times: dict[str, list[float]] = {}
+def compare(kind: str, size_bytes: int, rounds: int, link: float | None = None) -> dict[str, dict[str, float]]:
+    """Median seconds and CPU seconds per version of `theirs` and of ours, which sends `full` weights or a `delta`."""
+    times: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory(dir=MEMORY) as name, ExitStack() as stack:
         work = Path(name)
         versions = Versions(work / "weights.bin", size_bytes)
@@ -318,10 +329,14 @@ def compare(kind: str, size_bytes: int, rounds: int, link: float | None = None) 
         for number in range(2, rounds + 2):
             path = versions.update() if kind == "delta" else versions.fresh()
             for name, side in sides.items():
-                seconds, _ = side.publish(number, path)
-                times.setdefault(name, []).append(seconds)
-                print(f"{name} {'capped ' if link else ''}{number}: {seconds:.2f} s", file=sys.stderr, flush=True)
-    return {name: round(statistics.median(values), 2) for name, values in times.items()}
+                seconds, cpu_s = side.publish(number, path)
+                times.setdefault(name, []).append((seconds, cpu_s))
+                label = f"{name} {'capped ' if link else ''}{number}"
+                print(f"{label}: {seconds:.2f} s, {cpu_s:.2f} CPU s", file=sys.stderr, flush=True)
+    return {
+        what: {name: round(statistics.median(pair[place] for pair in pairs), 2) for name, pairs in times.items()}
+        for place, what in enumerate(("seconds", "cpu_seconds"))
+    }
 
 
 def swap_milliseconds(size_bytes: int) -> float:
@@ -371,11 +386,14 @@ def main() -> None:
     parts = (options.only,) if options.only else ("full", "delta", "capped", "swap")
     for kind in ("full", "delta"):
         if kind in parts:
-            seconds = compare(kind, size_bytes, options.rounds)
+            medians = compare(kind, size_bytes, options.rounds)
+            seconds, cpu_seconds = medians["seconds"], medians["cpu_seconds"]
             results[f"{kind}_speedup_vs_shardcast"] = round(seconds["theirs"] / seconds[kind], 2)
             results[f"seconds_{kind}"] = seconds
+            results[f"{kind}_cpu_ratio"] = round(cpu_seconds["theirs"] / max(cpu_seconds[kind], 1e-6), 2)
+            results[f"cpu_seconds_{kind}"] = cpu_seconds
     if "capped" in parts:
-        seconds = compare("delta", size_bytes, options.capped_rounds, options.capped_mb_s * 1e6)
+        seconds = compare("delta", size_bytes, options.capped_rounds, options.capped_mb_s * 1e6)["seconds"]
         results["delta_speedup_capped"] = round(seconds["theirs"] / seconds["delta"], 1)
         results["seconds_capped"] = seconds
     if "swap" in parts:

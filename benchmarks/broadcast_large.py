@@ -1,12 +1,14 @@
 """A 7B model from disk to disk through origin, relay and client, in full and as a delta, with a cold page cache.
 
-    python benchmarks/broadcast_large.py [--dir DIR] [--hidden 4096] [--layers 32] [--memory-mb 1024] [--deltas 2]
+    python benchmarks/broadcast_large.py [--dir DIR] [--source DIR] [--hidden 4096] [--layers 32] [--memory-mb 1024] [--deltas 2]
 
 Shapes are those of Llama 2 7B: 13.5 GB in bf16; a smaller width or fewer layers give a smaller model. Before each phase all files
 are written out and dropped from the page cache. A phase is one process at work while the others wait, except that shards pass
 through the network. `delta_over_read_and_hash` is the client's fetch of a delta divided by reading and hashing the model once;
 `bytes_written_over_model` is what all three processes together write for a delta, as the kernel counts it. A process whose
-anonymous memory passes the limit ends the benchmark with an error. The disk that it needs is stated before it starts.
+anonymous memory passes the limit ends the benchmark with an error. The disk that it needs is stated before it starts. The weights
+that the origin publishes are a mapped file in `--source`, which may be in memory, where a trainer has them. `unchanged_blocks` is
+the share of blocks of 4 KiB without a changed weight: what a file system with reflinks could share between two versions.
 """
 
 import argparse
@@ -30,8 +32,10 @@ import numpy as np
 VOCABULARY = 32_000
 CHANGED = 0.006
 CHUNK_NUMBERS = 8 << 20
-DISK_COPIES = 5.4
-"""The source, the shards of origin and relay, two versions of the client, and deltas."""
+DISK_COPIES = 4.1
+"""The shards of origin and relay, two versions of the client, and deltas. The source is one more until it is staged."""
+BLOCK_NUMBERS = 2048
+"""In 4 KiB, the unit in which file systems share bytes."""
 LOOK_EVERY_S = 0.05
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -85,7 +89,7 @@ CLIENT = """
 from shoal.broadcast import WeightClient, WeightClientSettings
 from shoal.broadcast.manifest import open_manifest
 from shoal.broadcast.staging import check_weights
-client = WeightClient(sys.argv[3], lambda: [sys.argv[2]], Path(sys.argv[1]), WeightClientSettings(keep_versions=2))
+client = WeightClient(sys.argv[3], lambda: [sys.argv[2]], Path(sys.argv[1]), WeightClientSettings(keep_versions=1))
 say(ready=True)
 for command in commands():
     if "check" in command:
@@ -109,7 +113,7 @@ class Node:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.peak_bytes = 0
+        self.peak_bytes = self.peak_mapped_bytes = 0
         self.hello = self._answer()
 
     def ask(self, **fields: object) -> dict[str, Any]:
@@ -128,10 +132,10 @@ class Node:
     def look(self) -> int:
         """Anonymous memory now, in bytes."""
         try:
-            anonymous = 1024 * int(self._field("status", "RssAnon").split()[0])
+            anonymous, mapped = (1024 * int(self._field("status", name).split()[0]) for name in ("RssAnon", "RssFile"))
         except (FileNotFoundError, ProcessLookupError, StopIteration):
             return 0
-        self.peak_bytes = max(self.peak_bytes, anonymous)
+        self.peak_bytes, self.peak_mapped_bytes = max(self.peak_bytes, anonymous), max(self.peak_mapped_bytes, mapped)
         return anonymous
 
     def close(self) -> None:
@@ -185,13 +189,13 @@ class MemoryLimit:
 class Phases:
     """Seconds and CPU seconds of each phase, and the bytes that each process wrote in it."""
 
-    def __init__(self, nodes: list[Node], work: Path) -> None:
-        self._nodes, self._work = nodes, work
+    def __init__(self, nodes: list[Node], *directories: Path) -> None:
+        self._nodes, self._directories = nodes, directories
         self.seconds: dict[str, dict[str, float]] = {}
         self.written: dict[str, int] = {}
 
     def run(self, phase: str, node: Node, **command: object) -> dict[str, Any]:
-        drop_page_cache(self._work)
+        drop_page_cache(*self._directories)
         before = [(other.cpu_s(), other.written_bytes()) for other in self._nodes]
         started = time.monotonic()
         answer = node.ask(**command)
@@ -208,10 +212,10 @@ class Phases:
         return answer
 
 
-def drop_page_cache(root: Path) -> None:
+def drop_page_cache(*directories: Path) -> None:
     os.sync()
-    for path in root.rglob("*"):
-        if path.is_file():
+    for directory in directories:
+        for path in filter(Path.is_file, directory.rglob("*")):
             with open(path, "rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -234,30 +238,40 @@ def chunks(count: int) -> Iterator[int]:
 
 
 def write_weights(path: Path, count: int, rng: np.random.Generator) -> None:
+    """Every chunk is the same numbers from another place on: no two shards are equal."""
+    normal = rng.standard_normal(CHUNK_NUMBERS, dtype=np.float32) * 0.03
+    numbers = (normal.view(np.uint32) >> 16).astype(np.uint16)
     with open(path, "wb") as file:
         for size in chunks(count):
-            normal = rng.standard_normal(size, dtype=np.float32) * 0.03
-            file.write((normal.view(np.uint32) >> 16).astype(np.uint16).data)
+            file.write(np.roll(numbers, int(rng.integers(CHUNK_NUMBERS)))[:size].data)
 
 
-def update_weights(path: Path, count: int, rng: np.random.Generator) -> None:
-    """Weights near zero move many units at once, as they do in training; of the others a few move by one."""
+def update_weights(path: Path, count: int, rng: np.random.Generator) -> float:
+    """Weights near zero move many units at once, as they do in training; of the others a few move by one.
+
+    Returns the share of blocks in which none did.
+    """
+    unchanged = 0
     with open(path, "r+b") as file:
         for size in chunks(count):
             at = file.tell()
-            weights = np.frombuffer(file.read(2 * size), np.uint16).copy()
+            old = np.frombuffer(file.read(2 * size), np.uint16)
+            weights = old.copy()
             near_zero = np.flatnonzero((weights & 0x7FFF) < 0x3800)
             others = rng.integers(0, size, max(0, int(CHANGED * size) - len(near_zero)))
             weights[near_zero] ^= rng.integers(1, 128, len(near_zero), dtype=np.uint16)
             weights[others] += rng.choice(np.array([1, 0xFFFF], np.uint16), len(others))
+            whole = size - size % BLOCK_NUMBERS
+            unchanged += int((old == weights)[:whole].reshape(-1, BLOCK_NUMBERS).all(axis=1).sum())
             file.seek(at)
             file.write(weights.data)
+    return unchanged * BLOCK_NUMBERS / count
 
 
-def measure(work: Path, hidden: int, layers: int, memory_bytes: int, deltas: int) -> dict[str, object]:
+def measure(work: Path, source: Path, hidden: int, layers: int, memory_bytes: int, deltas: int) -> dict[str, object]:
     shapes = shapes_of(hidden, layers)
     count = sum(rows * columns for _, (rows, columns) in shapes)
-    source, rng = work / "source.raw", np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     write_weights(source, count, rng)
     with ExitStack() as stack:
         origin = Node("origin", ORIGIN, work / "origin", source, json.dumps(shapes))
@@ -270,17 +284,19 @@ def measure(work: Path, hidden: int, layers: int, memory_bytes: int, deltas: int
         nodes = [origin, relay, client]
         limit = MemoryLimit(nodes, memory_bytes)
         stack.callback(limit.stop)
-        phases = Phases(nodes, work)
-        written, ratios, sizes = [], [], []
+        phases = Phases(nodes, work, source.parent)
+        written, ratios, sizes, unchanged = [], [], [], []
         try:
             for version in range(deltas + 1):
                 kind = "delta" if version else "full"
                 if version:
-                    update_weights(source, count, rng)
+                    unchanged.append(update_weights(source, count, rng))
                 published = phases.run(f"{kind} stage", origin, version=version)
                 if published["kind"] != kind:
                     sys.exit(f"Version {version} was published as {published['kind']}.")
                 digest = published["digest"]
+                if version == deltas:
+                    os.truncate(source, 0)  # the last version is staged: nobody reads it any more
                 phases.run(f"{kind} relay", relay, digest=digest)
                 path = phases.run(f"{kind} fetch", client, version=version, digest=digest)["path"]
                 if version:
@@ -301,7 +317,10 @@ def measure(work: Path, hidden: int, layers: int, memory_bytes: int, deltas: int
             "delta_mb": round(statistics.median(sizes) / 1e6, 1),
             "phases": phases.seconds,
             "written_mb": {phase: round(size / 1e6, 1) for phase, size in phases.written.items()},
+            "unchanged_blocks": round(statistics.median(unchanged), 6),
             "peak_anonymous_mb": {node.name: round(node.peak_bytes / 1e6) for node in nodes},
+            # The origin maps the source; nobody else maps a weight.
+            "peak_mapped_mb": {node.name: round(node.peak_mapped_bytes / 1e6) for node in nodes},
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         }
 
@@ -309,19 +328,30 @@ def measure(work: Path, hidden: int, layers: int, memory_bytes: int, deltas: int
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, help="on the disk to measure; a temporary directory by default")
+    parser.add_argument(
+        "--source", type=Path, help="where the weights to publish are written; the same disk by default"
+    )
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--memory-mb", type=int, default=1024, help="anonymous memory that each process may have")
     parser.add_argument("--deltas", type=int, default=2, help="results are medians over this number of deltas")
     options = parser.parse_args()
     count = sum(rows * columns for _, (rows, columns) in shapes_of(options.hidden, options.layers))
-    with tempfile.TemporaryDirectory(dir=options.dir) as name:
-        free, needed = shutil.disk_usage(name).free, int(DISK_COPIES * 2 * count)
-        print(f"model {2 * count / 1e9:.2f} GB; needs {needed / 1e9:.1f} GB in {name}", file=sys.stderr, flush=True)
-        if needed > free:
-            sys.exit(f"Only {free / 1e9:.1f} GB are free there; name another disk with --dir.")
-        limit_bytes = options.memory_mb << 20
-        print(json.dumps(measure(Path(name), options.hidden, options.layers, limit_bytes, options.deltas)))
+    with tempfile.TemporaryDirectory(dir=options.dir) as name, ExitStack() as stack:
+        source = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.source)) if options.source else name)
+        beside = not options.source and options.deltas > 1
+        copies = {name: DISK_COPIES + beside} | ({str(source): 1.0} if options.source else {})
+        for directory, share in copies.items():
+            free, needed = shutil.disk_usage(directory).free, int(share * 2 * count)
+            print(
+                f"model {2 * count / 1e9:.2f} GB; needs {needed / 1e9:.1f} GB in {directory}",
+                file=sys.stderr,
+                flush=True,
+            )
+            if needed > free:
+                sys.exit(f"Only {free / 1e9:.1f} GB are free there; name another disk.")
+        sizes = (options.hidden, options.layers, options.memory_mb << 20, options.deltas)
+        print(json.dumps(measure(Path(name), source / "source.raw", *sizes)))
 
 
 if __name__ == "__main__":

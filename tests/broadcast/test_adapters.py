@@ -104,3 +104,15 @@ def test_a_version_of_another_base_or_of_none_is_refused(
             client(url, tmp_path / str(wrong is None), wrong).fetch_version(0, digest, deadline_s=10)
     with pytest.raises(IntegrityError, match="other weights than its descriptor says"):
         client(url, tmp_path / "base", other).fetch_base(deadline_s=10)
+
+
+def test_the_base_is_not_counted_among_what_versions_take(
+    published: tuple[Origin, AdaptedBase], url: str, tmp_path: Path
+) -> None:
+    """Or a disk without room for a version would seem to have it."""
+    origin, base = published
+    node = client(url, tmp_path / "cache", base)
+    node.fetch_base(deadline_s=10)
+    assert node.held_bytes() == 0
+    node.fetch_version(0, publish(origin, range(1))[0], deadline_s=10)
+    assert node.held_bytes() > 0

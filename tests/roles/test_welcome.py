@@ -45,7 +45,7 @@ def test_a_contributor_reads_what_will_be_fetched_and_run() -> None:
 def test_the_size_of_the_policy_is_reported_with_the_disk_it_needs(tmp_path: Path) -> None:
     (line,) = reported(Preview(7, 1_500_000, 2_000_000, 2_100_000), tmp_path)
     assert line.startswith(
-        "policy: version 7, 1.5 MB to fetch; 4 versions and the next one on its way will take 10.1 MB"
+        "policy: version 7, 1.5 MB to fetch; 4 versions and what is put together beside them will take up to 10.1 MB"
     )
     assert f" in {tmp_path}, where " in line
 

@@ -10,7 +10,6 @@ import contextlib
 import math
 import os
 import random
-import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from shoal.broadcast.peers import ANSWER_WITHIN_S, Deadline, Sources
 from shoal.broadcast.plan import Plan, cheapest_plan
 from shoal.broadcast.scores import RelayReport
 from shoal.broadcast.staging import StagedWeights, StagingArea, Trash, check_weights
-from shoal.broadcast.store import ShardStore, disk_error, make_directory
+from shoal.broadcast.store import DiskError, ShardStore, make_directory
 from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import WEIGHTS_FILE, is_digest
 from shoal.metrics import EventLog
@@ -37,7 +36,7 @@ class Preview:
     """Of the cheapest plan from what is already here."""
     size_bytes: int
     staging_bytes: int
-    """Beside the versions that are kept: the copy that is being put together, and a delta."""
+    """Beside the versions that are kept: the copy that is being put together, a delta, and the version that it refers to."""
 
 
 @dataclass(frozen=True)
@@ -120,12 +119,18 @@ class WeightClient:
         manifest = self._manifests.get(newest.manifest_digest, deadline=deadline)
         plan = self._plan(newest.manifest_digest, deadline)
         delta = manifest.encoding("delta")
-        staging_bytes = manifest.size_bytes + (delta.size_bytes if delta is not None else 0)
+        # One that missed several versions makes each from the one before: two copies that it does not keep.
+        staging_bytes = manifest.size_bytes if delta is None else 2 * manifest.size_bytes + delta.size_bytes
         return Preview(newest.version, plan.fetch_bytes, manifest.size_bytes, staging_bytes)
 
     def held_bytes(self) -> int:
-        """What versions and unfinished copies take on disk now."""
-        return sum(path.stat().st_blocks * 512 for path in self._root.rglob("*") if path.is_file())
+        """What versions and unfinished copies take on disk now, without a base, which stays beside them."""
+        held_bytes = 0
+        for path in [*self._versions.rglob("*"), *self._staging.root.rglob("*")]:
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                if path.is_file() and path.parent.name != self._base_digest:
+                    held_bytes += path.stat().st_blocks * 512
+        return held_bytes
 
     def fetch_version(
         self,
@@ -191,7 +196,7 @@ class WeightClient:
             try:
                 check_weights(ready / WEIGHTS_FILE, manifest, on_tensor)
             except (IntegrityError, OSError):
-                shutil.rmtree(ready)
+                self._trash.drop(ready)
                 return False
             self._checked.add(digest)
         with contextlib.suppress(OSError):  # a version that is here can be used on a disk that takes no more bytes
@@ -243,8 +248,8 @@ class WeightClient:
             ready = self._versions / digest
             try:
                 self._prune(ready)
-            except OSError as error:  # a version that is here can be used on a disk that cannot be written
-                self._metrics.event("trouble", reason=str(disk_error(error, self._root)))
+            except (DiskError, OSError) as error:  # a version that is here can be used on a disk that cannot be written
+                self._metrics.event("trouble", reason=str(error))
             return ready
         finally:
             self._busy.release()
@@ -310,7 +315,7 @@ class WeightClient:
         encoding = manifest.encoding("full" if base is None else "delta")
         assert encoding is not None
         staging = self._staging.path(digest, encoding.kind)
-        staged = StagedWeights(staging, manifest, encoding)
+        staged = self._trash.retry(lambda: StagedWeights(staging, manifest, encoding))
         try:
             if not fetch.run(encoding.shards, staged.missing(), staged.write):
                 return False
@@ -321,7 +326,7 @@ class WeightClient:
             return True
         except IntegrityError:
             # All shards were verified, so the disk has lost something: in the staged file, or in the base.
-            shutil.rmtree(staging)
+            self._trash.drop(staging)
             self._checked.clear()
             raise
         finally:

@@ -1,9 +1,9 @@
-"""Many shards over several connections at once, with one deadline and one account of progress."""
+"""Many shards over several connections at once, with one deadline and one account of progress; and what is said about it."""
 
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -144,3 +144,26 @@ class ProgressLine:
         if self._clock() >= self._next_at:
             self._next_at = self._clock() + PROGRESS_EVERY_S
             self._report(f"fetching {progress.line()}")
+
+
+class MirrorProgress:
+    """How far a relay is with all that its head names; every head begins a new account. Safe to use from several threads."""
+
+    def __init__(self, report: Report, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._line, self._clock = ProgressLine(report, clock=clock), clock
+        self._lock = threading.Lock()
+        self._sizes: dict[str, int] = {}
+        self._progress = DownloadProgress(0, 0, clock=clock)
+
+    def begin(self, version: int, sizes: Mapping[str, int]) -> None:
+        """`sizes` are the bytes of each shard that is not here, or not verified yet, by its digest."""
+        with self._lock:
+            self._sizes = dict(sizes)
+            self._progress = DownloadProgress(version, sum(sizes.values()), clock=self._clock)
+
+    def arrived(self, digest: str, *, was_here: bool) -> None:
+        with self._lock:
+            size_bytes = self._sizes.pop(digest, 0)
+            self._progress.bytes_done += size_bytes
+            self._progress.bytes_found += size_bytes if was_here else 0
+            self._line(self._progress)

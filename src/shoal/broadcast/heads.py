@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
+from typing import Any
 
 from shoal.broadcast.manifest import MAX_HEAD_BYTES, Head, Manifest, VersionEntry, open_head, open_manifest
 from shoal.broadcast.peers import ABSENT_AFTER_S, Deadline, Sources
-from shoal.broadcast.store import ShardStore, disk_error
+from shoal.broadcast.store import DiskError, ShardStore, disk_error
 from shoal.errors import IntegrityError, ShoalError, SignatureError, UnavailableError
 from shoal.files import write_atomic
 
@@ -101,9 +102,9 @@ class HeadWatch:
             done, pending = wait(pending, timeout=max(0.0, remaining), return_when=FIRST_COMPLETED)
             for url, poll in asked.items():
                 error = poll.exception() if poll in done else None
-                if isinstance(error, ShoalError):
+                if isinstance(error, ShoalError) and not isinstance(error, DiskError):
                     problems[url] = str(error)
-                elif error is not None:
+                elif error is not None:  # this disk, which no other relay can help with, or a bug
                     raise error
                 elif poll in pending:
                     problems.setdefault(url, "it takes requests and does not answer")
@@ -236,22 +237,31 @@ class ManifestCache:
         self._open: dict[str, Manifest] = {}
         self._unsaved: dict[str, tuple[Manifest, bytes]] = {}
 
-    def get(self, digest: str, *, deadline: Deadline, absent_after_s: float = ABSENT_AFTER_S) -> Manifest:
+    def get(
+        self, digest: str, *, deadline: Deadline, absent_after_s: float = ABSENT_AFTER_S, save: bool = True
+    ) -> Manifest:
+        """Without `save` a manifest that is not on disk stays in memory only."""
         if self._store.recover("manifests", digest):
             manifest = self._open.get(digest) or open_manifest(self._store.read("manifests", digest), self._run_key)
         else:
-            manifest = self._fetch(digest, deadline, absent_after_s)
+            manifest = self._fetch(digest, deadline, absent_after_s, save)
         self._open[digest] = manifest
-        for old in list(self._open)[:-MANIFESTS_OPEN]:
-            self._open.pop(old, None)
+        _forget_oldest(self._open)
         return manifest
 
-    def _fetch(self, digest: str, deadline: Deadline, absent_after_s: float) -> Manifest:
+    def _fetch(self, digest: str, deadline: Deadline, absent_after_s: float, save: bool) -> Manifest:
         """Bytes that a full disk refuses are kept for the next call."""
         manifest, data = self._unsaved.get(digest) or self._sources.manifest(
             digest, self._run_key, deadline=deadline, absent_after_s=absent_after_s, among=self._among
         )
-        self._unsaved = {digest: (manifest, data)}
-        self._store.put("manifests", data, digest)
-        self._unsaved = {}
+        self._unsaved[digest] = manifest, data
+        _forget_oldest(self._unsaved)
+        if save:
+            self._store.put("manifests", data, digest)
+            self._unsaved.pop(digest, None)
         return manifest
+
+
+def _forget_oldest(kept: dict[str, Any]) -> None:
+    for old in list(kept)[:-MANIFESTS_OPEN]:
+        kept.pop(old, None)

@@ -31,6 +31,8 @@ MAX_TOTAL_BYTES = 1 << 43
 MAX_HEAD_BYTES = 1 << 20
 MAX_MANIFEST_BYTES = 128 << 20
 MAX_SPAN_BYTES = 256 << 20
+ALIGNMENT = 4096
+"""Of the first tensor in a safetensors file, so that disks can be read and written in whole blocks."""
 
 HEAD_KIND = "head"
 MANIFEST_KIND = "manifest"
@@ -280,7 +282,7 @@ def safetensors_header(tensors: Sequence[TensorEntry]) -> bytes:
         fields[tensor.name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
 

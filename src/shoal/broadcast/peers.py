@@ -17,6 +17,7 @@ from typing import TypeVar
 from shoal.broadcast.http.pool import FetchError, HttpPool, Pace, check_url
 from shoal.broadcast.manifest import MAX_MANIFEST_BYTES, Manifest, ShardEntry, open_manifest
 from shoal.broadcast.scores import PeerScores, RelayReport
+from shoal.broadcast.store import DiskError
 from shoal.errors import ConfigError, IntegrityError, ShoalError, SignatureError, UnavailableError
 from shoal.files import digest_bytes
 from shoal.metrics import EventLog
@@ -234,7 +235,7 @@ class Sources:
             self._scores.record_lie(url, str(error))
             self._metrics.count("lies")
             self._metrics.event("relay_lied", relay=url, about=what, reason=str(error))
-        elif not (isinstance(error, FetchError) and error.status in NOT_THERE):
+        elif not isinstance(error, DiskError) and not (isinstance(error, FetchError) and error.status in NOT_THERE):
             self._scores.record_failure(url, str(error))
             self._metrics.event("relay_failed", relay=url, about=what, reason=str(error))
 

@@ -14,7 +14,19 @@ from itertools import accumulate
 
 import numpy as np
 
-from shoal.broadcast.codec.pieces import Bits, Block, Bytes, Piece, Tensor, block_bytes, partition, read_at, storage_of
+from shoal.broadcast.codec.pieces import (
+    Bits,
+    Block,
+    Bytes,
+    InPlace,
+    Piece,
+    Tensor,
+    block_bytes,
+    outline,
+    partition,
+    read_at,
+    storage_of,
+)
 from shoal.broadcast.manifest import BaseRef, Encoding, Manifest, ShardEntry
 from shoal.broadcast.store import ShardCutter, ShardStore, open_to_read
 from shoal.broadcast.wire import TensorDigests, WireBits
@@ -79,7 +91,7 @@ class PublishedVersion:
         self._span_bytes = span_bytes
         self._full = _encoding(full, "full")
         self._deltas = [_encoding(manifest, "delta") for manifest in deltas]
-        self._same_tensors = all(_outline(manifest.tensors) == _outline(full.tensors) for manifest in deltas)
+        self._same_tensors = all(outline(manifest.tensors) == outline(full.tensors) for manifest in deltas)
         self._full_reader = ShardReader(store, self._full.shards)
         self._delta_readers = [ShardReader(store, delta.shards) for delta in self._deltas]
         self._block_ends = [list(accumulate(delta.block_bytes)) for delta in self._deltas]
@@ -94,7 +106,7 @@ class PublishedVersion:
 
     def usable(self, tensors: Sequence[Tensor], pool: ThreadPoolExecutor) -> bool:
         """Whether every byte is here and these tensors are cut into the same blocks."""
-        if not self._same_tensors or _outline(tensors) != _outline(self.manifest.tensors):
+        if not self._same_tensors or outline(tensors) != outline(self.manifest.tensors):
             return False
         if self._memory is not None:
             return True
@@ -120,13 +132,6 @@ class PublishedVersion:
             reader.read_into(ends[number] - len(payload), payload)
             apply_block(payload, block, InPlace(), self.manifest.tensors, buffer)
         return BlockBits(block, self.manifest.tensors, buffer)
-
-
-class InPlace:
-    """A base whose bytes are in the buffer that a delta is applied in."""
-
-    def copy_piece(self, tensor: Tensor, piece: Piece, out: Bytes) -> bool:
-        return True
 
 
 class BlockBits:
@@ -191,7 +196,3 @@ def write_delta(
 
 def _encoding(manifest: Manifest, kind: str) -> Encoding:
     return next(encoding for encoding in manifest.encodings if encoding.kind == kind)
-
-
-def _outline(tensors: Sequence[Tensor]) -> list[tuple[str, str, tuple[int, ...]]]:
-    return [(tensor.name, tensor.dtype, tuple(tensor.shape)) for tensor in tensors]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.broadcast.download import MirrorProgress
 from shoal.broadcast.heads import HeadWatch, ManifestCache
 from shoal.broadcast.http.limits import ServerLimits
 from shoal.broadcast.http.listener import ServerThread
@@ -22,12 +23,12 @@ from shoal.broadcast.manifest import Head, Manifest, descriptor_key
 from shoal.broadcast.mesh import Mesh, Neighbours
 from shoal.broadcast.peers import Deadline, Sources
 from shoal.broadcast.queue import DownloadQueue, Route, WantedShard, wanted_in_order
-from shoal.broadcast.retention import needed_manifests, prune
+from shoal.broadcast.retention import lack_of_space, needed_manifests, prune
 from shoal.broadcast.store import DiskError, ShardStore
 from shoal.errors import ConfigError, ShoalError
 from shoal.files import write_atomic
 from shoal.identity import MAX_DESCRIPTOR_BYTES
-from shoal.metrics import EventLog
+from shoal.metrics import EventLog, Report, silent
 
 HEAD_POLL_S = 20.0
 FIRST_HEAD_S = 3.0
@@ -81,6 +82,7 @@ class Relay:
         neighbours: Neighbours | None = None,
         announce: Callable[[str], None] | None = None,
         metrics: EventLog | None = None,
+        report: Report = silent,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -97,6 +99,7 @@ class Relay:
         self._clock, self._monotonic = clock, monotonic
         self._store = ShardStore(self._root)
         self._queue = DownloadQueue(self._route)
+        self._progress = MirrorProgress(report, clock=monotonic)
         self._unneeded_since: dict[str, float] = {}
         self._stopping = threading.Event()
         self._news = threading.Event()
@@ -196,16 +199,34 @@ class Relay:
             self._queue.expect(digest)
             return manifests.get(digest, deadline=deadline)
 
+        def peek(digest: str) -> Manifest:
+            return manifests.get(digest, deadline=deadline, save=False)
+
         newest_first = [entry.manifest_digest for entry in reversed(head.versions)]
-        needed = needed_manifests(newest_first, load)
-        wanted = wanted_in_order(head, needed)
-        self._queue.replace(item for item in wanted if not self._store.has("shards", item.digest))
-        self._store.put_head(head_bytes)
+        try:
+            needed = needed_manifests(newest_first, load)
+            self._want(head, needed)
+            self._store.put_head(head_bytes)
+        except DiskError:
+            # What the new head does not need makes room for what it needs.
+            self._prune(head, needed_manifests(newest_first, peek), peek)
+            raise
         self._tell_if_complete()
-        keep = {file.digest for file in head.files}
-        now = self._monotonic()
-        prune(self._store, needed, keep, self._unneeded_since, load, grace_s=self._settings.grace_s, now=now)
+        self._prune(head, needed, load)
         self.metrics.event("head_mirrored", counter=head.counter, versions=len(head.versions))
+
+    def _want(self, head: Head, needed: dict[str, Manifest]) -> None:
+        wanted = wanted_in_order(head, needed)
+        items = [item for item in wanted if not self._store.has("shards", item.digest)]
+        version = head.newest.version if head.newest is not None else 0
+        self._progress.begin(version, {item.digest: item.shard.size_bytes for item in items})
+        self._queue.replace(items)
+        if problem := lack_of_space(self._store, {item.digest: item.shard.size_bytes for item in wanted}):
+            self.metrics.event("trouble", reason=problem)
+
+    def _prune(self, head: Head, needed: dict[str, Manifest], load: Callable[[str], Manifest]) -> None:
+        keep, grace_s = {file.digest for file in head.files}, self._settings.grace_s
+        prune(self._store, needed, keep, self._unneeded_since, load, grace_s=grace_s, now=self._monotonic())
 
     def _route(self, item: WantedShard) -> Route:
         if self._neighbours is None or item.failures >= PEER_FAILURES:
@@ -215,9 +236,11 @@ class Relay:
     def _fetch(self, route: Route) -> None:
         while (item := self._queue.take(route)) is not None:
             try:
-                if not self._store.recover("shards", item.digest):
+                was_here = self._store.recover("shards", item.digest)
+                if not was_here:
                     self._keep(item, self._from_parents(item) if route == "parents" else self._from_peer(item))
                 self._queue.done(item)
+                self._progress.arrived(item.digest, was_here=was_here)
                 self._tell_if_complete()
             except ShoalError as error:
                 self._queue.put_back(item)

@@ -5,7 +5,9 @@ small, so that a client whose first download took long catches up without a seco
 being read stays for hours, as long as all such versions take no more disk than what is needed.
 """
 
-from collections.abc import Callable, Iterable, MutableMapping
+import contextlib
+import shutil
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 
 from shoal.broadcast.manifest import MAX_CHAIN, Manifest
 from shoal.broadcast.store import ShardStore
@@ -84,6 +86,24 @@ def prune(
         del unneeded_since[digest]
     store.access.forget(due)
     return store.remove("shards", loose_shards & due) + store.remove("manifests", loose_manifests & due)
+
+
+def lack_of_space(store: ShardStore, sizes: Mapping[str, int]) -> str:
+    """What to tell the operator if these shards will not fit, even when all others are gone; empty if they will."""
+    held = store.held("shards")
+    missing_bytes = sum(size for digest, size in sizes.items() if digest not in held)
+    free_bytes = shutil.disk_usage(store.root).free
+    if missing_bytes <= free_bytes:
+        return ""
+    for digest in held - sizes.keys():
+        with contextlib.suppress(FileNotFoundError):
+            free_bytes += store.path("shards", digest).stat().st_size
+    if missing_bytes <= free_bytes:
+        return ""
+    return (
+        f"The versions of this run need {missing_bytes / 1e9:.1f} GB more in {store.root}, where {free_bytes / 1e9:.1f} GB are "
+        "or will be free. Free some space, or name another directory."
+    )
 
 
 def _being_read(

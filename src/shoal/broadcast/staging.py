@@ -2,8 +2,9 @@
 
 The file has its final size from the start, so a full disk shows before the first byte is fetched. Verified shards are written
 in place and listed in a journal, which is how a restarted process knows what it has. Every tensor is hashed once more, as soon as
-all its bytes are in the file, and only if all are right does `finish` give the file its name. Files are read and written through
-small buffers, so memory does not grow with the model. Any error while a delta is applied ends the apply with that error.
+all its bytes are in the file, or on its way there if a delta makes it, and only if all are right does `finish` give the file its
+name. Files are read and written through small buffers, so memory does not grow with the model. Any error while a delta is applied
+ends the apply with that error.
 """
 
 import contextlib
@@ -18,10 +19,10 @@ from contextlib import ExitStack
 from itertools import accumulate
 from pathlib import Path
 
-import numpy as np
 from blake3 import blake3
 
-from shoal.broadcast.codec.pieces import Block, TensorFile, block_bytes, partition, read_at
+from shoal.broadcast.applying import OpenWeights, apply_delta
+from shoal.broadcast.codec.pieces import read_at
 from shoal.broadcast.manifest import Encoding, EncodingKind, Manifest, ShardEntry, TensorEntry, safetensors_header
 from shoal.broadcast.store import DiskError, disk_error, make_directory
 from shoal.errors import IntegrityError
@@ -54,7 +55,7 @@ class StagedWeights:
                 self._open_files(held)
                 self._held = held.pop_all()
         except DiskError:
-            shutil.rmtree(directory)  # what does not fit must not fill the disk
+            shutil.rmtree(directory, ignore_errors=True)  # what does not fit must not fill the disk
             raise
 
     def _open_files(self, held: ExitStack) -> None:
@@ -93,34 +94,16 @@ class StagedWeights:
         self._wrote_shard(index)
 
     def apply(self, base_path: Path, base: Manifest, on_block: Callable[[], None] = lambda: None) -> None:
-        """Make the weights from the base and the fetched delta, block by block on all cores; each byte is written once."""
-        from shoal.broadcast.codec.blocks import apply_block  # compiled code, needed for deltas only
-
-        tensors, encoding = self._manifest.tensors, self._encoding
-        delta_ends = list(accumulate(encoding.block_bytes))
-        blocks = partition(tensors, encoding.span_bytes)
-        ends = list(accumulate(map(block_bytes, blocks)))
-        own = threading.local()  # one buffer per thread; new pages for every block would cost more than applying it
-
-        def apply_one(number: int, block: Block) -> None:
-            if not hasattr(own, "buffer"):
-                own.buffer = np.empty(max(map(block_bytes, blocks)), np.uint8)
-            payload = memoryview(bytearray(encoding.block_bytes[number]))
-            read_at(self._shards, payload, delta_ends[number] - len(payload))
-            apply_block(payload, block, old, tensors, own.buffer)
-            size = block_bytes(block)
-            at = len(self._header) + ends[number] - size
-            write_at(self._weights, own.buffer[:size].data, at, self._path)
-            self._checks.wrote(at, at + size)
-
-        with open_weights(base_path, base) as (file, start), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            old = TensorFile(base.tensors, file, start)
-            for _ in pool.map(apply_one, range(len(blocks)), blocks):
-                on_block()
+        """Make the weights from the base and the fetched delta; every tensor is hashed on its way into the file."""
+        with open_weights(base_path, base) as (file, start):
+            old = OpenWeights(base_path, file, base, start)
+            new = OpenWeights(self._path, self._weights, self._manifest, len(self._header))
+            apply_delta(self._shards, self._encoding, old, new, on_block)
 
     def finish(self, target: Path, on_tensor: Callable[[], None] = lambda: None) -> None:
         """Give the directory its name if all tensors are right."""
-        self._checks.finish(on_tensor)
+        if self._encoding.kind == "full":
+            self._checks.finish(on_tensor)
         self.close()
         os.replace(self._directory / "weights", target)
         shutil.rmtree(self._directory)
@@ -236,11 +219,11 @@ class StagingArea:
     """The directories of fetches under way, one per version and encoding; what no fetch continues is removed."""
 
     def __init__(self, root: Path, trash: "Trash") -> None:
-        self._root = root
+        self.root = root
         self._trash = trash
 
     def path(self, digest: str, kind: EncodingKind) -> Path:
-        return self._root / f"{digest}.{kind}"
+        return self.root / f"{digest}.{kind}"
 
     def staged_bytes(self, digest: str, encoding: Encoding) -> int:
         """Verified bytes of an encoding that an earlier fetch left here."""
@@ -253,7 +236,7 @@ class StagingArea:
 
     def keep_only(self, encodings: Collection[tuple[str, EncodingKind]] = ()) -> None:
         kept = {self.path(digest, kind) for digest, kind in encodings}
-        for directory in set(self._root.glob("*")) - kept:
+        for directory in set(self.root.glob("*")) - kept:
             self._trash.drop(directory)
 
 
@@ -268,10 +251,24 @@ class Trash:
 
     def drop(self, path: Path) -> None:
         doomed = self._directory / secrets.token_hex(8)
-        os.replace(path, doomed)
+        try:
+            os.replace(path, doomed)
+        except OSError as error:
+            raise disk_error(error, path) from error
         thread = threading.Thread(target=shutil.rmtree, args=(doomed, True), name="trash", daemon=True)
         self._threads = [alive for alive in self._threads if alive.is_alive()] + [thread]
         thread.start()
+
+    def retry(self, make: Callable[[], StagedWeights]) -> StagedWeights:
+        """Once more if the disk was full while something was being deleted: that takes space until it is gone."""
+        busy = [thread for thread in self._threads if thread.is_alive()]
+        try:
+            return make()
+        except DiskError:
+            if not busy:
+                raise
+        self.close()
+        return make()
 
     def close(self) -> None:
         for thread in self._threads:

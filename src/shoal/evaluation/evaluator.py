@@ -9,6 +9,7 @@ import threading
 import time
 
 from shoal.broadcast import VersionEntry
+from shoal.broadcast.download import ProgressLine
 from shoal.errors import RefusedError, ShoalError
 from shoal.evaluation.generator import AnswerGenerator, Question, SamplingSettings, derive_seed
 from shoal.evaluation.metrics import AnswerMetrics, answer_metrics
@@ -83,7 +84,8 @@ class Evaluator:
 
     def _evaluate(self, version: int, manifest_digest: str) -> None:
         started = time.monotonic()
-        self.engine.load(self.joined.weights.fetch_version(version, manifest_digest, deadline_s=600))
+        line = ProgressLine(self.report)
+        self.engine.load(self.joined.weights.fetch_version(version, manifest_digest, deadline_s=600, on_progress=line))
         metrics = self.measure(version)
         body = api.EvaluationBody(
             version=version,

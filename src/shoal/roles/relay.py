@@ -77,7 +77,7 @@ def relay(
 
     with hold(root / "lock", f"Another relay uses {root}.", hint="Give this one its own directory with --dir."):
         remove_all_leftovers(root)
-        relay = Relay(settings, neighbours=neighbours, announce=announce, metrics=metrics, clock=clock)
+        relay = Relay(settings, neighbours=neighbours, announce=announce, metrics=metrics, report=report, clock=clock)
         stopped = stop_signal()
         relay.start()
         report(f"relay at {relay.url}, following {', '.join(settings.upstreams)}")

@@ -54,8 +54,8 @@ def explain_weights(weights: "WeightClient", keep_versions: int, folder: Path, r
         return
     free, needed = shutil.disk_usage(folder).free, keep_versions * newest.size_bytes + newest.staging_bytes
     report(
-        f"policy: version {newest.version}, {size(newest.fetch_bytes)} to fetch; {plural(keep_versions, 'version')} and the next "
-        f"one on its way will take {size(needed)} in {folder}, where {size(free)} are free"
+        f"policy: version {newest.version}, {size(newest.fetch_bytes)} to fetch; {plural(keep_versions, 'version')} and what is "
+        f"put together beside them will take up to {size(needed)} in {folder}, where {size(free)} are free"
     )
     if needed > free + weights.held_bytes():
         report("that will not fit: choose a larger disk with --dir")

@@ -51,7 +51,8 @@ class Disk:
         own = directory / f"{mark}{world.rank}"
         own.touch()
         world.barrier()
-        seen = sorted(int(path.name.removeprefix(mark)) for path in directory.glob(f"{mark}*"))
+        # By name, not by listing: a network file system may answer a listing from a cache that is older than the marks.
+        seen = [rank for rank in range(world.size) if (directory / f"{mark}{rank}").exists()]
         world.barrier()
         own.unlink()
         return cls(world, tuple(seen), group)

@@ -108,6 +108,11 @@ def partition(tensors: Sequence[Tensor], span_bytes: int) -> list[Block]:
     return blocks
 
 
+def outline(tensors: Sequence[Tensor]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Everything about tensors but their numbers."""
+    return [(tensor.name, tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
+
+
 def offsets(tensors: Sequence[Tensor]) -> list[int]:
     """Where each tensor begins when all lie one after the other."""
     starts, at = [], 0
@@ -183,6 +188,13 @@ class TensorBits:
         if old is not None:
             out[:] = old.view(np.uint8)
         return old is not None
+
+
+class InPlace:
+    """A base whose bytes are in the buffer that a delta is applied in."""
+
+    def copy_piece(self, tensor: Tensor, piece: Piece, out: Bytes) -> bool:
+        return True
 
 
 class TensorFile:

@@ -20,7 +20,7 @@ from aiohttp import web
 from shoal.broadcast.http.limits import ServerLimits, Throttle
 from shoal.broadcast.http.listener import ConnectionLimit, ServerThread
 from shoal.broadcast.store import HEAD_FILE, Folder, ShardStore
-from shoal.errors import IntegrityError
+from shoal.errors import IntegrityError, ShoalError
 from shoal.files import is_digest
 from shoal.identity import Envelope
 from shoal.metrics import EventLog
@@ -269,10 +269,12 @@ class OriginServer:
         metrics: EventLog | None = None,
         limits: ServerLimits | None = None,
         refresh: Callable[[], None] | None = None,
+        refresh_every_s: float = REFRESH_EVERY_S,
     ) -> None:
-        self._refresh = refresh
+        self._refresh, self._refresh_every_s = refresh, refresh_every_s
         self._stopping = threading.Event()
         self._refresher = threading.Thread(target=self._keep_fresh, name="head refresher", daemon=True)
+        self._metrics = metrics or EventLog()
         directory = DirectoryServer(store, metrics=metrics, limits=limits)
         self._server = ServerThread(directory.application, host, port, name="origin", limits=limits)
 
@@ -293,8 +295,11 @@ class OriginServer:
         self._server.stop()
 
     def _keep_fresh(self) -> None:
-        while self._refresh is not None and not self._stopping.wait(REFRESH_EVERY_S):
-            self._refresh()
+        while self._refresh is not None and not self._stopping.wait(self._refresh_every_s):
+            try:
+                self._refresh()
+            except ShoalError as error:  # a full disk, which the owner can cure before the head expires
+                self._metrics.event("trouble", reason=str(error))
 
 
 def refusal(status: int, code: str, message: str, hint: str = "") -> web.Response:
