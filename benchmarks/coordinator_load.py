@@ -106,8 +106,8 @@ function response(status, headers, body)
     refused = refused + 1
     if refused <= 3 then print("REFUSED " .. status .. " " .. body) end
   end
-  local lease, slot = body:match('"lease_id":"(%x+)","step":0,"slot":(%d+)')
-  if lease then leases[#leases + 1] = '"' .. lease .. '":' .. slot end
+  local lease, slot = body:match('"lease_id":"(%x+)"'), body:match('"slot":(%d+)')
+  if lease and slot then leases[#leases + 1] = '"' .. lease .. '":' .. slot end
   local submission = body:match('^{"submission_id":"(%x+)"')
   if submission then submissions[#submissions + 1] = '"' .. submission .. '"' end
   if answers < total then return end

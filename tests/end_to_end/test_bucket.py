@@ -51,7 +51,8 @@ def test_a_swarm_trains_through_a_bucket_and_a_backup_brings_back_what_it_forgot
             run.until(
                 "forgetting", lambda status: status.rollouts_collected > 0 and in_backup - names(objects) != set()
             )
-            assert names(run.directory.submissions) == set(), "the coordinator's disk holds none"
+            on_disk = {name for name in names(run.directory.submissions) if not name.endswith(".trace")}
+            assert on_disk == set(), "the coordinator's disk holds no rollouts, only what audits of them found"
         restored = restore_backup(backup, print, target=tmp_path / "elsewhere")
         assert {name: digest_file(objects / name) for name in kept(restored)} == kept(restored)
         with swarm(restored.config()) as run:
