@@ -48,7 +48,7 @@ ROLES = ("coordinator", "train", "relay", "validate", "evaluator", "work")
 Pair = tuple[int, float]
 """Groups per step, learning rate."""
 RunSide = Callable[[str, Pair, float], dict[str, Any]]
-"""Side, pair, seconds after which it is given up."""
+"""Side, pair, seconds after which it is stopped."""
 
 
 def settings(root: Path, pair: Pair, async_level: int, ports: list[int]) -> ShoalConfig:
@@ -73,7 +73,7 @@ def run_ours(pair: Pair, async_level: int, limit_s: float) -> dict[str, Any]:
             swarm = subprocess.Popen(command, stdout=log, stderr=log, cwd=root)
             try:
                 seen = _follow(swarm, config, root, limit_s)
-                return _judge(seen, config, limit_s)
+                return _evaluate(seen, config, limit_s)
             finally:
                 if swarm.poll() is None:
                     swarm.send_signal(signal.SIGTERM)
@@ -110,7 +110,7 @@ def _follow(swarm: "subprocess.Popen[bytes]", config: ShoalConfig, root: Path, l
     raise RuntimeError(f"the swarm ended or stood still: {(root / 'up.log').read_text()[-1500:]}")
 
 
-def _judge(seen: Seen, config: ShoalConfig, limit_s: float) -> dict[str, Any]:
+def _evaluate(seen: Seen, config: ShoalConfig, limit_s: float) -> dict[str, Any]:
     """Evaluates the published versions, oldest first, until one reaches the goal."""
     from shoal.evaluation import Evaluator
     from shoal.joined import join_run
@@ -118,7 +118,7 @@ def _judge(seen: Seen, config: ShoalConfig, limit_s: float) -> dict[str, Any]:
     directory = RunDirectory(config.run.dir)
     descriptor, key = directory.descriptor(), directory.existing_key("evaluator")
     client = CoordinatorClient.for_run(descriptor, key, config.coordinator_url, deadline_s=DEADLINE_S)
-    run = join_run(descriptor, directory.root / "judge", heldout=True, clock=client.server_time)
+    run = join_run(descriptor, directory.root / "evaluated", heldout=True, clock=client.server_time)
     evaluator = Evaluator(run, client, run.make_engine(), every=EVERY, samples=1, steps=MOST_STEPS)
     digests = {view.version: view.manifest_digest for view in client.history().versions}
     accuracy = 0.0
