@@ -111,6 +111,17 @@ def test_a_relay_says_how_far_it_is_and_how_long_the_rest_takes() -> None:
     ]
 
 
+def test_a_version_that_passes_quickly_is_passed_in_silence() -> None:
+    clock, said = Clock(), list[str]()
+    progress = MirrorProgress(said.append, clock=clock)
+    for version in range(3):
+        clock.now += 600
+        progress.begin(version, {"a": 1_000_000})
+        clock.now += 2
+        progress.arrived("a", was_here=False)
+    assert said == []
+
+
 def test_the_line_of_a_relay_reaches_its_operator(
     origin: Origin,
     make_mirror: MakeMirror,
