@@ -291,6 +291,7 @@ def measure(work: Path, source: Path, hidden: int, layers: int, memory_bytes: in
                 kind = "delta" if version else "full"
                 if version:
                     unchanged.append(update_weights(source, count, rng))
+                before = sum(node.written_bytes() for node in nodes)
                 published = phases.run(f"{kind} stage", origin, version=version)
                 if published["kind"] != kind:
                     sys.exit(f"Version {version} was published as {published['kind']}.")
@@ -300,9 +301,9 @@ def measure(work: Path, source: Path, hidden: int, layers: int, memory_bytes: in
                 phases.run(f"{kind} relay", relay, digest=digest)
                 path = phases.run(f"{kind} fetch", client, version=version, digest=digest)["path"]
                 if version:
+                    # Also what the relay wrote between two phases.
+                    written.append((sum(node.written_bytes() for node in nodes) - before) / (2 * count))
                     phases.run("read and hash", client, check=path, digest=digest)
-                    total = sum(phases.written[f"delta {name}"] for name in ("stage", "relay", "fetch"))
-                    written.append(total / (2 * count))
                     seconds = phases.seconds
                     ratios.append(seconds["delta fetch"]["seconds"] / max(seconds["read and hash"]["seconds"], 1e-6))
                     sizes.append(published["follow_bytes"])

@@ -38,7 +38,7 @@ def test_a_model_that_takes_hours_arrives_while_versions_go_on(
 ) -> None:
     """What is fetched once is never fetched again, although the version that was begun with left the head long ago: it is
     completed, and deltas lead from it to the newest."""
-    clock, said = Clock(), []
+    clock, said = Clock(), list[str]()
     settings = OriginSettings(
         shard_bytes=SHARD_BYTES,
         keep_versions=4,
@@ -92,7 +92,7 @@ def test_a_model_that_takes_hours_arrives_while_versions_go_on(
 
 
 def test_a_relay_says_how_far_it_is_and_how_long_the_rest_takes() -> None:
-    clock, said = Clock(), []
+    clock, said = Clock(), list[str]()
     progress = MirrorProgress(said.append, clock=clock)
     progress.begin(7, {"found": 15_000_000_000, "a": 10_000_000_000, "b": 40_000_000_000})
     clock.now += 4
@@ -111,6 +111,17 @@ def test_a_relay_says_how_far_it_is_and_how_long_the_rest_takes() -> None:
     ]
 
 
+def test_a_version_that_passes_quickly_is_passed_in_silence() -> None:
+    clock, said = Clock(), list[str]()
+    progress = MirrorProgress(said.append, clock=clock)
+    for version in range(3):
+        clock.now += 600
+        progress.begin(version, {"a": 1_000_000})
+        clock.now += 2
+        progress.arrived("a", was_here=False)
+    assert said == []
+
+
 def test_the_line_of_a_relay_reaches_its_operator(
     origin: Origin,
     make_mirror: MakeMirror,
@@ -119,7 +130,7 @@ def test_the_line_of_a_relay_reaches_its_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shoal.broadcast.download.PROGRESS_EVERY_S", 0.0)
-    digest, said = publish(origin), []
+    digest, said = publish(origin), list[str]()
     relay = make_relay(make_mirror().url, metrics=EventLog(), report=said.append)
     client = make_client(relay.url)
     client.head(newer_than=0, wait_s=20)

@@ -150,7 +150,8 @@ class MirrorProgress:
     """How far a relay is with all that its head names; every head begins a new account. Safe to use from several threads."""
 
     def __init__(self, report: Report, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._line, self._clock = ProgressLine(report, clock=clock), clock
+        self._report, self._clock = report, clock
+        self._line = ProgressLine(report, clock=clock)
         self._lock = threading.Lock()
         self._sizes: dict[str, int] = {}
         self._progress = DownloadProgress(0, 0, clock=clock)
@@ -158,7 +159,7 @@ class MirrorProgress:
     def begin(self, version: int, sizes: Mapping[str, int]) -> None:
         """`sizes` are the bytes of each shard that is not here, or not verified yet, by its digest."""
         with self._lock:
-            self._sizes = dict(sizes)
+            self._sizes, self._line = dict(sizes), ProgressLine(self._report, clock=self._clock)
             self._progress = DownloadProgress(version, sum(sizes.values()), clock=self._clock)
 
     def arrived(self, digest: str, *, was_here: bool) -> None:
