@@ -9,7 +9,13 @@ from shoal.protocol import api
 from shoal.protocol.verdicts import Reason, Severity, most_severe
 from shoal.tasks.workload import Reward
 from shoal.validation import Calibration, Checked, Validator, load_calibration
-from shoal.validation.validator import group_verdicts, sample_digest
+from shoal.validation.validator import (
+    CLAIM_WAIT_S,
+    FETCHING_WAIT_S,
+    LONGEST_FETCHING_WAIT_S,
+    group_verdicts,
+    sample_digest,
+)
 from shoal.worker import CHEATERS
 from shoal.worker.slots import Version
 from support.fake_coordinator import FakeCoordinator, Refuse
@@ -290,6 +296,19 @@ def test_it_asks_only_for_files_of_versions_that_it_has_and_gets_the_others(
     assert (asked[0].ready, asked[0].fetching) == ([], [])
     assert version_digest(1) in (asked[-1].ready or [])
     assert [verdict.accepted for verdict in coordinator.verdicts] == [True]
+
+
+def test_files_of_a_version_that_is_fetched_are_claimed_soon_after_it_is_there(make: Make) -> None:
+    """A wait of two seconds at once let the first file of every version wait as long, however small its weights were."""
+    validator, waited_s = make(), 0.0
+    assert validator.claim_wait_s(is_fetching=False) == CLAIM_WAIT_S
+    for fetched_after_s in (0.04, 0.3, 1.0, 30.0):
+        waited_s = 0.0
+        while waited_s < fetched_after_s:
+            waited_s += validator.claim_wait_s(is_fetching=True)
+        assert waited_s <= max(FETCHING_WAIT_S, 2 * fetched_after_s + FETCHING_WAIT_S)
+        assert waited_s - fetched_after_s <= LONGEST_FETCHING_WAIT_S
+        validator.claim_wait_s(is_fetching=False)
 
 
 def test_small_files_are_asked_for_in_numbers_and_slow_ones_alone(make: Make) -> None:

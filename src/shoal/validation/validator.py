@@ -35,8 +35,9 @@ from shoal.validation.versions import HeldVersions
 log = logging.getLogger(__name__)
 
 CLAIM_WAIT_S = 20.0
-FETCHING_WAIT_S = 2.0
-"""While a version is fetched: soon after it is there, its files are claimed."""
+FETCHING_WAIT_S, LONGEST_FETCHING_WAIT_S = 0.05, 2.0
+"""While a version is fetched; each wait is twice the one before, so that its files are claimed soon after it is there: a small one
+arrives in less time than one long wait."""
 TOGETHER_S = 2.0
 """Submissions that are checked together take about this long; what takes longer is checked alone."""
 TRACE_S = 5.0
@@ -77,6 +78,7 @@ class Validator:
         self.versions = HeldVersions(run.weights, report)
         self._loaded = ""
         self._seconds_each = TOGETHER_S
+        self._fetching_wait_s = FETCHING_WAIT_S
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -88,7 +90,7 @@ class Validator:
             fetching = self.versions.fetching()
             body = api.ClaimBody(
                 request_id=secrets.token_hex(16),
-                wait_s=FETCHING_WAIT_S if fetching else CLAIM_WAIT_S,
+                wait_s=self.claim_wait_s(is_fetching=bool(fetching)),
                 most=self.most_together(),
                 ready=self.versions.ready(),
                 fetching=fetching,
@@ -99,6 +101,12 @@ class Validator:
                 self._handle([answer.claim, *answer.beside])
             elif answer.run_state == "finished" and not answer.missing and not fetching:
                 return
+
+    def claim_wait_s(self, *, is_fetching: bool) -> float:
+        """How long the next claim waits for a file."""
+        wait_s = self._fetching_wait_s
+        self._fetching_wait_s = min(LONGEST_FETCHING_WAIT_S, 2 * wait_s) if is_fetching else FETCHING_WAIT_S
+        return wait_s if is_fetching else CLAIM_WAIT_S
 
     def most_together(self) -> int:
         """How many submissions it claims at once."""
