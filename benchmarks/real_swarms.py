@@ -1,6 +1,6 @@
 """Three swarms of real processes, and what is predicted from their measured speeds: the part `real` of simulate.py.
 
-    python benchmarks/real_swarms.py [--swarms fast slow unequal] [--steps 28] [--runs DIR]
+    python benchmarks/real_swarms.py [--swarms fast slow unequal] [--steps 44] [--runs DIR]
 
 Workers of the bundled policy whose engines keep to a stated time per token, and a trainer that pauses in every step, so that two
 cores do not decide. With --runs the directories of the swarms are kept there, and a swarm that is there is not started again.
@@ -206,7 +206,7 @@ def edited(tree: dict[str, Any], name: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--swarms", nargs="+", choices=list(REAL), default=list(REAL))
-    parser.add_argument("--steps", type=int, default=28)
+    parser.add_argument("--steps", type=int, default=44)
     parser.add_argument("--runs", type=Path, help="directory in which the swarms are kept")
     for flag, kind in (
         ("--trainer", Path),

@@ -343,7 +343,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="of the swarm of ten thousand")
     parser.add_argument("--short-steps", type=int, default=8, help="of the swarms of growing size")
     parser.add_argument("--intellect-steps", type=int, default=24)
-    parser.add_argument("--real-steps", type=int, default=28)
+    parser.add_argument("--real-steps", type=int, default=44)
     parser.add_argument("--swarms", nargs="+", default=["fast", "slow", "unequal"], help="real ones")
     parser.add_argument("--runs", type=Path, help="directory in which real swarms are kept, to predict them again")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="swarms at a time, one core each")
