@@ -116,6 +116,21 @@ def test_a_disk_that_takes_no_such_requests_is_used_through_the_cache(
     assert set(direct) == {0}
 
 
+def test_a_system_without_such_requests_uses_the_cache(
+    origin: Origin,
+    make_mirror: MakeMirror,
+    make_client: MakeClient,
+    direct: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "O_DIRECT")  # as on macOS
+    client = make_client(make_mirror().url)
+    for version in range(2):
+        path = client.fetch_version(version, publish(origin, "whole blocks", version))
+    assert weights_of(path) == b"".join(bytes(tensor.data) for tensor in tensors("whole blocks", 1))
+    assert set(direct) == {0}
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_a_base_that_the_disk_changed_is_found_in_any_block(
     share: float, origin: Origin, make_mirror: MakeMirror, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch

@@ -186,8 +186,11 @@ def _aligned(size_bytes: int) -> Bytes:
 
 
 def _open_direct(path: Path, file: int) -> int | None:
-    writes = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE
+    """None where the system or the file system has no such requests."""
+    flag: int | None = getattr(os, "O_DIRECT", None)  # Linux; macOS has none
+    if flag is None:
+        return None
     try:
-        return os.open(path, writes | os.O_DIRECT)
+        return os.open(path, fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE | flag)
     except OSError:
         return None
