@@ -109,7 +109,7 @@ def test_everything_works_behind_a_proxy_that_ends_tls(tmp_path: Path, monkeypat
             api.VersionBody(version=0, manifest_digest=digest, weights_digest=digest, bytes_total=1)
         )
         ann = client("ann")
-        ann.register(registration("ann"))
+        ann.register(registration("ann", tokens_per_s=10_000.0))
         lease = swarm.lease(ann)
         data = bytes(range(256)) * 16_000
         with ThreadPoolExecutor(1) as pool:
