@@ -18,8 +18,8 @@ from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
-from blake3 import blake3
 
+from shoal.broadcast.codec.leaves import TensorHasher
 from shoal.broadcast.codec.pieces import (
     Base,
     Block,
@@ -83,14 +83,14 @@ class Hashed:
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-        self._hasher = blake3()
+        self._hasher = TensorHasher()
 
     def take(self, block: Block, data: Bytes) -> None:
         at = 0
         for piece in block:
             tensor = self._manifest.tensors[piece.tensor]
             if piece.start == 0:
-                self._hasher = blake3()
+                self._hasher = TensorHasher()
             self._hasher.update(data[at : at + piece.size_bytes].data)
             at += piece.size_bytes
             if (piece.start + piece.count) * piece.item_bytes == tensor.size_bytes:

@@ -1,10 +1,10 @@
 """A version that is being put together, beside those that are in use.
 
 The file has its final size from the start, so a full disk shows before the first byte is fetched. Verified shards are written
-in place and listed in a journal, which is how a restarted process knows what it has. Every tensor is hashed once more, as soon as
-all its bytes are in the file, or on its way there if a delta makes it, and only if all are right does `finish` give the file its
-name. Files are read and written through small buffers, so memory does not grow with the model. Any error while a delta is applied
-ends the apply with that error.
+in place and listed in a journal, which is how a restarted process knows what it has. The digests of all tensors follow from
+those of the shards that this process verified; what an earlier one wrote is read again, and what a delta makes is hashed on its
+way into the file. Only if all are right does `finish` give the file its name. Files are read and written through small buffers, so
+memory does not grow with the model. Any error while a delta is applied ends the apply with that error.
 """
 
 import contextlib
@@ -16,17 +16,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 
-from blake3 import blake3
-
 from shoal.broadcast.applying import OpenWeights, apply_delta
+from shoal.broadcast.codec.leaves import TensorHasher, join_leaves, leaf_ranges
 from shoal.broadcast.codec.pieces import read_at
 from shoal.broadcast.manifest import Encoding, EncodingKind, Manifest, ShardEntry, TensorEntry, safetensors_header
 from shoal.broadcast.store import DiskError, disk_error, make_directory
 from shoal.errors import IntegrityError
-from shoal.files import WEIGHTS_FILE
+from shoal.files import WEIGHTS_FILE, digest_bytes
 
 JOURNAL_FILE = "verified"
 INDEX_BYTES = 4
@@ -91,7 +90,7 @@ class StagedWeights:
         with self._lock:
             end = os.fstat(self._journal).st_size
             write_at(self._journal, memoryview(index.to_bytes(INDEX_BYTES, "little")), end, self._path)
-        self._wrote_shard(index)
+        self._wrote_shard(index, data)
 
     def apply(self, base_path: Path, base: Manifest, on_block: Callable[[], None] = lambda: None) -> None:
         """Make the weights from the base and the fetched delta; every tensor is hashed on its way into the file."""
@@ -111,51 +110,78 @@ class StagedWeights:
     def close(self) -> None:
         self._held.close()
 
-    def _wrote_shard(self, index: int) -> None:
-        if self._encoding.kind == "full":
-            start = self._shards_offset + self._offsets[index]
-            self._checks.wrote(start, start + self._encoding.shards[index].size_bytes)
+    def _wrote_shard(self, index: int, data: memoryview | None = None) -> None:
+        """One that an earlier process wrote is not in memory, and the disk may have lost it."""
+        if self._encoding.kind == "delta":
+            return
+        shard, start = self._encoding.shards[index], self._shards_offset + self._offsets[index]
+
+        def digest_part(first: int, last: int) -> str:
+            assert data is not None
+            return shard.digest if last - first == shard.size_bytes else digest_bytes(data[first:last])
+
+        self._checks.wrote(start, start + shard.size_bytes, digest_part if data is not None else None)
 
 
 class TensorChecks:
-    """Hashes each tensor as soon as its last byte was written, so that little is left to do when the last shard arrives.
+    """The digests of all leaves as their last bytes are written; little is left to do when the last shard arrives.
 
-    Safe to use from several threads; the file has its final size before the first byte is reported.
+    A leaf that arrived in one shard is not read again. Safe to use from several threads; the file has its final size before
+    the first byte is reported.
     """
 
     def __init__(self, file: int, manifest: Manifest) -> None:
         self._manifest = manifest
         self._file = file
-        self._slices = tensor_slices(manifest.tensors, len(safetensors_header(manifest.tensors)))
-        self._starts = [start for _, start, _ in self._slices]
-        self._missing = [end - start for _, start, end in self._slices]
+        slices = tensor_slices(manifest.tensors, len(safetensors_header(manifest.tensors)))
+        self._leaves = [
+            (start + first, start + last) for _, start, end in slices for first, last in leaf_ranges(end - start)
+        ]
+        self._starts = [start for start, _ in self._leaves]
+        self._missing = [end - start for start, end in self._leaves]
+        self._digests: list[Future[str] | str] = [digest_bytes(b"")] * len(self._leaves)
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="checks")
-        self._found: list[Future[str]] = []
 
-    def wrote(self, start: int, end: int) -> None:
-        """Bytes of the file that are final now; no byte is reported twice."""
-        with self._lock:
-            number = bisect_right(self._starts, start) - 1
-            while number < len(self._slices) and self._slices[number][1] < end:
-                tensor, first, last = self._slices[number]
-                covered = min(end, last) - max(start, first)
-                if covered > 0:
-                    self._missing[number] -= covered
-                    if self._missing[number] == 0:
-                        self._found.append(self._pool.submit(_wrong_tensor, self._file, tensor, first, last))
-                number += 1
+    def wrote(self, start: int, end: int, digest_part: Callable[[int, int], str] | None = None) -> None:
+        """Bytes of the file that are final now; no byte is reported twice.
+
+        `digest_part` gives the digest of a part of them, if they are still in memory; else they are read from the file.
+        """
+        for number in self._completed(start, end):
+            first, last = self._leaves[number]
+            if digest_part is not None and start <= first and last <= end:
+                self._digests[number] = digest_part(first - start, last - start)
+            else:
+                self._digests[number] = self._pool.submit(_digest_range, self._file, first, last)
 
     def finish(self, on_tensor: Callable[[], None]) -> None:
         """Raise unless every tensor is there and has its digest."""
         if any(self._missing):
             raise IntegrityError(f"Some bytes of version {self._manifest.version} never arrived.")
-        for future in self._found:
-            _refuse(self._manifest, future.result())
+        digests = (one if isinstance(one, str) else one.result() for one in self._digests)
+        for tensor in self._manifest.tensors:
+            own = list(islice(digests, len(leaf_ranges(tensor.size_bytes))))
+            _refuse(self._manifest, "" if join_leaves(own) == tensor.digest else tensor.name)
             on_tensor()
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+
+    def _completed(self, start: int, end: int) -> list[int]:
+        """The leaves whose last missing bytes these are."""
+        completed = []
+        with self._lock:
+            number = bisect_right(self._starts, start) - 1
+            while number < len(self._leaves) and self._starts[number] < end:
+                first, last = self._leaves[number]
+                covered = min(end, last) - max(start, first)
+                if covered > 0:
+                    self._missing[number] -= covered
+                    if self._missing[number] == 0:
+                        completed.append(number)
+                number += 1
+        return completed
 
 
 @contextlib.contextmanager
@@ -194,13 +220,18 @@ def tensor_slices(tensors: Sequence[TensorEntry], start: int) -> list[tuple[Tens
 
 
 def _wrong_tensor(file: int, tensor: TensorEntry, start: int, end: int) -> str:
-    hasher, buffer = blake3(), memoryview(bytearray(min(HASH_BYTES, end - start)))
+    return "" if _digest_range(file, start, end) == tensor.digest else tensor.name
+
+
+def _digest_range(file: int, start: int, end: int) -> str:
+    """Of a tensor, or of one leaf."""
+    hasher, buffer = TensorHasher(), memoryview(bytearray(min(HASH_BYTES, end - start)))
     while start < end:
         part = buffer[: end - start]
         read_at(file, part, start)
         hasher.update(part)
         start += len(part)
-    return "" if hasher.hexdigest() == tensor.digest else tensor.name
+    return hasher.hexdigest()
 
 
 def _open_to_write(path: Path) -> int:
