@@ -9,7 +9,6 @@ memory does not grow with the model. Any error while a delta is applied ends the
 
 import contextlib
 import os
-import secrets
 import shutil
 import threading
 from bisect import bisect_right
@@ -19,11 +18,21 @@ from contextlib import ExitStack
 from itertools import accumulate, islice
 from pathlib import Path
 
-from shoal.broadcast.applying import OpenWeights, apply_delta
-from shoal.broadcast.codec.leaves import TensorHasher, join_leaves, leaf_ranges
+from blake3 import blake3
+
+from shoal.broadcast.applying import DISK_THREADS, BlockFile, OpenWeights, aligned_buffer, apply_delta, is_large
+from shoal.broadcast.codec.leaves import join_leaves, leaf_ranges
 from shoal.broadcast.codec.pieces import read_at
-from shoal.broadcast.manifest import Encoding, EncodingKind, Manifest, ShardEntry, TensorEntry, safetensors_header
-from shoal.broadcast.store import DiskError, disk_error, make_directory
+from shoal.broadcast.manifest import (
+    ALIGNMENT,
+    Encoding,
+    EncodingKind,
+    Manifest,
+    ShardEntry,
+    TensorEntry,
+    safetensors_header,
+)
+from shoal.broadcast.store import DiskError, Trash, disk_error, make_directory
 from shoal.errors import IntegrityError
 from shoal.files import WEIGHTS_FILE, digest_bytes
 
@@ -31,6 +40,7 @@ JOURNAL_FILE = "verified"
 INDEX_BYTES = 4
 # Through a buffer that stays in the processor's cache: mapped pages would count as memory of this process.
 HASH_BYTES = 256 << 10
+READ_BYTES = 8 << 20
 
 
 class StagedWeights:
@@ -133,10 +143,7 @@ class TensorChecks:
     def __init__(self, file: int, manifest: Manifest) -> None:
         self._manifest = manifest
         self._file = file
-        slices = tensor_slices(manifest.tensors, len(safetensors_header(manifest.tensors)))
-        self._leaves = [
-            (start + first, start + last) for _, start, end in slices for first, last in leaf_ranges(end - start)
-        ]
+        self._leaves = list(tensor_leaves(manifest.tensors, len(safetensors_header(manifest.tensors))))
         self._starts = [start for start, _ in self._leaves]
         self._missing = [end - start for start, end in self._leaves]
         self._digests: list[Future[str] | str] = [digest_bytes(b"")] * len(self._leaves)
@@ -160,10 +167,7 @@ class TensorChecks:
         if any(self._missing):
             raise IntegrityError(f"Some bytes of version {self._manifest.version} never arrived.")
         digests = (one if isinstance(one, str) else one.result() for one in self._digests)
-        for tensor in self._manifest.tensors:
-            own = list(islice(digests, len(leaf_ranges(tensor.size_bytes))))
-            _refuse(self._manifest, "" if join_leaves(own) == tensor.digest else tensor.name)
-            on_tensor()
+        check_tensors(self._manifest, digests, on_tensor)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -202,30 +206,56 @@ def open_weights(path: Path, manifest: Manifest) -> Iterator[tuple[int, int]]:
 
 def check_weights(path: Path, manifest: Manifest, on_tensor: Callable[[], None] = lambda: None) -> None:
     """Raise unless the file is the safetensors file of this manifest, byte for byte."""
-    with open_weights(path, manifest) as (file, start), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        slices = tensor_slices(manifest.tensors, start)
-        for wrong in pool.map(lambda item: _wrong_tensor(file, *item), slices):
-            _refuse(manifest, wrong)
-            on_tensor()
+    with open_weights(path, manifest) as (file, start), ExitStack() as held:
+        source = BlockFile(path, file, direct=is_large(manifest.size_bytes))
+        held.callback(source.close)
+        own = threading.local()  # one buffer per thread
+
+        def digests_of(leaves: Sequence[tuple[int, int]]) -> list[str]:
+            if not hasattr(own, "buffer"):
+                own.buffer = aligned_buffer(READ_BYTES + ALIGNMENT).data
+            first = leaves[0][0] - leaves[0][0] % ALIGNMENT
+            data: memoryview = own.buffer[: leaves[-1][1] - first]
+            source.read(data, first)
+            return [digest_bytes(data[begin - first : end - first]) for begin, end in leaves]
+
+        pool = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="checks")
+        held.callback(pool.shutdown, cancel_futures=True)
+        found = [pool.submit(digests_of, leaves) for leaves in batched_leaves(manifest.tensors, start)]
+        check_tensors(manifest, (digest for future in found for digest in future.result()), on_tensor)
 
 
-def tensor_slices(tensors: Sequence[TensorEntry], start: int) -> list[tuple[TensorEntry, int, int]]:
-    """Where each tensor lies in a file whose first tensor begins at `start`."""
-    slices = []
+def tensor_leaves(tensors: Sequence[TensorEntry], start: int) -> Iterator[tuple[int, int]]:
+    """Where each leaf lies in a file whose first tensor begins at `start`."""
     for tensor in tensors:
-        end = start + tensor.size_bytes
-        slices.append((tensor, start, end))
-        start = end
-    return slices
+        yield from ((start + first, start + last) for first, last in leaf_ranges(tensor.size_bytes))
+        start += tensor.size_bytes
 
 
-def _wrong_tensor(file: int, tensor: TensorEntry, start: int, end: int) -> str:
-    return "" if _digest_range(file, start, end) == tensor.digest else tensor.name
+def batched_leaves(tensors: Sequence[TensorEntry], start: int) -> Iterator[list[tuple[int, int]]]:
+    """As many leaves at a time as are read at once."""
+    batch: list[tuple[int, int]] = []
+    for begin, end in tensor_leaves(tensors, start):
+        if batch and end - batch[0][0] > READ_BYTES:
+            yield batch
+            batch = []
+        batch.append((begin, end))
+    if batch:
+        yield batch
+
+
+def check_tensors(manifest: Manifest, digests: Iterator[str], on_tensor: Callable[[], None]) -> None:
+    """Raise unless these are the digests of the leaves of all tensors."""
+    for tensor in manifest.tensors:
+        own = list(islice(digests, len(leaf_ranges(tensor.size_bytes))))
+        if join_leaves(own) != tensor.digest:
+            version = manifest.version
+            raise IntegrityError(f"Tensor {tensor.name} of version {version} has another digest than promised.")
+        on_tensor()
 
 
 def _digest_range(file: int, start: int, end: int) -> str:
-    """Of a tensor, or of one leaf."""
-    hasher, buffer = TensorHasher(), memoryview(bytearray(min(HASH_BYTES, end - start)))
+    hasher, buffer = blake3(), memoryview(bytearray(min(HASH_BYTES, end - start)))
     while start < end:
         part = buffer[: end - start]
         read_at(file, part, start)
@@ -241,15 +271,10 @@ def _open_to_write(path: Path) -> int:
         raise disk_error(error, path) from error
 
 
-def _refuse(manifest: Manifest, wrong: str) -> None:
-    if wrong:
-        raise IntegrityError(f"Tensor {wrong} of version {manifest.version} has another digest than promised.")
-
-
 class StagingArea:
     """The directories of fetches under way, one per version and encoding; what no fetch continues is removed."""
 
-    def __init__(self, root: Path, trash: "Trash") -> None:
+    def __init__(self, root: Path, trash: Trash) -> None:
         self.root = root
         self._trash = trash
 
@@ -269,41 +294,6 @@ class StagingArea:
         kept = {self.path(digest, kind) for digest, kind in encodings}
         for directory in set(self.root.glob("*")) - kept:
             self._trash.drop(directory)
-
-
-class Trash:
-    """Deletes directories in the background: they leave their place at once."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._threads: list[threading.Thread] = []
-        shutil.rmtree(directory, ignore_errors=True)
-        make_directory(directory)
-
-    def drop(self, path: Path) -> None:
-        doomed = self._directory / secrets.token_hex(8)
-        try:
-            os.replace(path, doomed)
-        except OSError as error:
-            raise disk_error(error, path) from error
-        thread = threading.Thread(target=shutil.rmtree, args=(doomed, True), name="trash", daemon=True)
-        self._threads = [alive for alive in self._threads if alive.is_alive()] + [thread]
-        thread.start()
-
-    def retry(self, make: Callable[[], StagedWeights]) -> StagedWeights:
-        """Once more if the disk was full while something was being deleted: that takes space until it is gone."""
-        busy = [thread for thread in self._threads if thread.is_alive()]
-        try:
-            return make()
-        except DiskError:
-            if not busy:
-                raise
-        self.close()
-        return make()
-
-    def close(self) -> None:
-        for thread in self._threads:
-            thread.join()
 
 
 def _journal_indexes(journal: bytes) -> set[int]:

@@ -2,12 +2,15 @@
 
 `ShardStore` holds `manifests/<digest>`, `shards/<digest>` and the head; a file under its final name is whole. Files are not synced
 one by one (a model has thousands); instead what an earlier process left counts only after `recover` has hashed it, which happens
-when it is first needed. `AccessTimes` says what was asked for lately, `ShardCutter` cuts a stream into shards.
+when it is first needed. `AccessTimes` says what was asked for lately, `ShardCutter` cuts a stream into shards, `Trash` deletes
+directories in the background.
 """
 
 import contextlib
 import errno
 import os
+import secrets
+import shutil
 import threading
 import time
 from collections import deque
@@ -15,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from shoal.broadcast.manifest import ShardEntry
 from shoal.errors import IntegrityError, UnavailableError
@@ -27,6 +30,7 @@ HEAD_FILE = "head.json"
 SHARDS_AHEAD = 4
 
 Bytes = bytes | bytearray | memoryview
+T = TypeVar("T")
 
 
 class DiskError(UnavailableError):
@@ -230,6 +234,41 @@ class ShardCutter:
         digest = known() if known is not None else digest_bytes(data)
         self._store.put("shards", data, digest)
         return ShardEntry(digest=digest, size_bytes=len(data))
+
+
+class Trash:
+    """Deletes directories in the background: they leave their place at once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._threads: list[threading.Thread] = []
+        shutil.rmtree(directory, ignore_errors=True)
+        make_directory(directory)
+
+    def drop(self, path: Path) -> None:
+        doomed = self._directory / secrets.token_hex(8)
+        try:
+            os.replace(path, doomed)
+        except OSError as error:
+            raise disk_error(error, path) from error
+        thread = threading.Thread(target=shutil.rmtree, args=(doomed, True), name="trash", daemon=True)
+        self._threads = [alive for alive in self._threads if alive.is_alive()] + [thread]
+        thread.start()
+
+    def retry(self, make: Callable[[], T]) -> T:
+        """Once more if the disk was full while something was being deleted: that takes space until it is gone."""
+        busy = [thread for thread in self._threads if thread.is_alive()]
+        try:
+            return make()
+        except DiskError:
+            if not busy:
+                raise
+        self.close()
+        return make()
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.join()
 
 
 @contextlib.contextmanager
