@@ -1,8 +1,8 @@
 """New weights from old ones and a delta: each byte is read once, written once, and hashed in memory before it counts.
 
-Blocks are made on all cores, a few ahead, and hashed in order. A file that is large for this machine passes the page cache by: the
-cache could not keep it, and filling it drives out what others use. On a virtual machine whose host takes free memory back, new
-pages of the cache cost several times what reading and writing the disk does.
+Blocks are made on several threads, a few ahead, and hashed in order. A file that is large for this machine passes the page cache
+by: the cache could not keep it, and filling it drives out what others use. On a virtual machine whose host takes free memory back,
+new pages of the cache cost several times what reading and writing the disk does.
 """
 
 import errno
@@ -18,8 +18,8 @@ from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
-from blake3 import blake3
 
+from shoal.broadcast.codec.leaves import TensorHasher
 from shoal.broadcast.codec.pieces import (
     Base,
     Block,
@@ -38,6 +38,8 @@ from shoal.errors import IntegrityError
 LARGE_SHARE = 0.25
 """Of this machine's memory: a file above that is not kept in the page cache."""
 BLOCKS_AHEAD = 2
+# More than cores, so that the disk reads and writes while blocks are made; few, because each has a block in memory.
+DISK_THREADS = min(os.cpu_count() or 1, 6) + 2
 
 
 class BlockFile:
@@ -51,7 +53,8 @@ class BlockFile:
         self._direct = _open_direct(path, file) if direct else None
 
     def read(self, out: memoryview, offset: int) -> None:
-        done = self._around_cache(lambda file: os.preadv(file, [out], offset), len(out), offset)
+        whole = out[: len(out) - len(out) % ALIGNMENT]
+        done = self._around_cache(lambda file: os.preadv(file, [whole], offset), len(whole), offset)
         read_at(self._file, out[done:], offset + done)
 
     def write(self, data: memoryview, offset: int) -> None:
@@ -68,7 +71,7 @@ class BlockFile:
 
     def _around_cache(self, act: Callable[[int], int], size_bytes: int, offset: int) -> int:
         """How many bytes that did; 0 where the cache has to be used."""
-        if self._direct is None or offset % ALIGNMENT or size_bytes % ALIGNMENT:
+        if self._direct is None or not size_bytes or offset % ALIGNMENT or size_bytes % ALIGNMENT:
             return 0
         try:
             return act(self._direct)
@@ -83,14 +86,14 @@ class Hashed:
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-        self._hasher = blake3()
+        self._hasher = TensorHasher()
 
     def take(self, block: Block, data: Bytes) -> None:
         at = 0
         for piece in block:
             tensor = self._manifest.tensors[piece.tensor]
             if piece.start == 0:
-                self._hasher = blake3()
+                self._hasher = TensorHasher()
             self._hasher.update(data[at : at + piece.size_bytes].data)
             at += piece.size_bytes
             if (piece.start + piece.count) * piece.item_bytes == tensor.size_bytes:
@@ -161,11 +164,10 @@ def _base(file: BlockFile, old: OpenWeights, manifest: Manifest) -> Callable[[By
 def _in_order(
     make: Callable[[int, Bytes], Bytes], count: int, largest: int
 ) -> Generator[tuple[int, Bytes], None, None]:
-    """What is made on all cores, one after the other; each is valid until the next is asked for."""
-    threads = os.cpu_count() or 1
+    """What is made on several threads, one after the other; each is valid until the next is asked for."""
     pending: deque[Future[Bytes]] = deque()
-    free = [_aligned(largest) for _ in range(min(count, threads + BLOCKS_AHEAD))]
-    with ThreadPoolExecutor(threads, thread_name_prefix="delta") as pool:
+    free = [aligned_buffer(largest) for _ in range(min(count, DISK_THREADS + BLOCKS_AHEAD))]
+    with ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="delta") as pool:
         try:
             started = 0
             for number in range(count):
@@ -180,7 +182,7 @@ def _in_order(
                 future.cancel()
 
 
-def _aligned(size_bytes: int) -> Bytes:
+def aligned_buffer(size_bytes: int) -> Bytes:
     """Memory of whole pages, as a disk without a cache in between needs it; reused, since new pages cost more than filling them."""
     return np.frombuffer(mmap.mmap(-1, max(size_bytes, 1)), np.uint8)
 

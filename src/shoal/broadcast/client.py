@@ -22,8 +22,8 @@ from shoal.broadcast.manifest import MAX_SHARD_BYTES, AdaptedBase, Head, Manifes
 from shoal.broadcast.peers import ANSWER_WITHIN_S, Deadline, Sources
 from shoal.broadcast.plan import Plan, cheapest_plan
 from shoal.broadcast.scores import RelayReport
-from shoal.broadcast.staging import StagedWeights, StagingArea, Trash, check_weights
-from shoal.broadcast.store import DiskError, ShardStore, make_directory
+from shoal.broadcast.staging import StagedWeights, StagingArea, check_weights
+from shoal.broadcast.store import DiskError, ShardStore, Trash, make_directory
 from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import WEIGHTS_FILE, is_digest
 from shoal.metrics import EventLog

@@ -204,9 +204,9 @@ class Origin:
 
     def _write_full(self, tensors: list[WireTensor], digests: TensorDigests, pool: ThreadPoolExecutor) -> Encoding:
         cutter = ShardCutter(self.store, self._settings.shard_bytes, pool)
-        for number, tensor in enumerate(tensors):
-            digests.start(number)
-            cutter.feed(memoryview(tensor.data))
+        for number in range(len(tensors)):
+            for leaf in digests.leaves(number):
+                cutter.feed_leaf(leaf.data, leaf.digest)
         return Encoding(kind="full", shards=cutter.finish())
 
     def _remember(self, tensors: list[WireTensor]) -> None:

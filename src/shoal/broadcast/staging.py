@@ -1,37 +1,46 @@
 """A version that is being put together, beside those that are in use.
 
 The file has its final size from the start, so a full disk shows before the first byte is fetched. Verified shards are written
-in place and listed in a journal, which is how a restarted process knows what it has. Every tensor is hashed once more, as soon as
-all its bytes are in the file, or on its way there if a delta makes it, and only if all are right does `finish` give the file its
-name. Files are read and written through small buffers, so memory does not grow with the model. Any error while a delta is applied
-ends the apply with that error.
+in place and listed in a journal, which is how a restarted process knows what it has. The digests of all tensors follow from
+those of the shards that this process verified; what an earlier one wrote is read again, and what a delta makes is hashed on its
+way into the file. Only if all are right does `finish` give the file its name. Files are read and written through small buffers, so
+memory does not grow with the model. Any error while a delta is applied ends the apply with that error.
 """
 
 import contextlib
 import os
-import secrets
 import shutil
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 
 from blake3 import blake3
 
-from shoal.broadcast.applying import OpenWeights, apply_delta
+from shoal.broadcast.applying import DISK_THREADS, BlockFile, OpenWeights, aligned_buffer, apply_delta, is_large
+from shoal.broadcast.codec.leaves import join_leaves, leaf_ranges
 from shoal.broadcast.codec.pieces import read_at
-from shoal.broadcast.manifest import Encoding, EncodingKind, Manifest, ShardEntry, TensorEntry, safetensors_header
-from shoal.broadcast.store import DiskError, disk_error, make_directory
+from shoal.broadcast.manifest import (
+    ALIGNMENT,
+    Encoding,
+    EncodingKind,
+    Manifest,
+    ShardEntry,
+    TensorEntry,
+    safetensors_header,
+)
+from shoal.broadcast.store import DiskError, Trash, disk_error, make_directory
 from shoal.errors import IntegrityError
-from shoal.files import WEIGHTS_FILE
+from shoal.files import WEIGHTS_FILE, digest_bytes
 
 JOURNAL_FILE = "verified"
 INDEX_BYTES = 4
 # Through a buffer that stays in the processor's cache: mapped pages would count as memory of this process.
 HASH_BYTES = 256 << 10
+READ_BYTES = 8 << 20
 
 
 class StagedWeights:
@@ -91,7 +100,7 @@ class StagedWeights:
         with self._lock:
             end = os.fstat(self._journal).st_size
             write_at(self._journal, memoryview(index.to_bytes(INDEX_BYTES, "little")), end, self._path)
-        self._wrote_shard(index)
+        self._wrote_shard(index, data)
 
     def apply(self, base_path: Path, base: Manifest, on_block: Callable[[], None] = lambda: None) -> None:
         """Make the weights from the base and the fetched delta; every tensor is hashed on its way into the file."""
@@ -111,51 +120,72 @@ class StagedWeights:
     def close(self) -> None:
         self._held.close()
 
-    def _wrote_shard(self, index: int) -> None:
-        if self._encoding.kind == "full":
-            start = self._shards_offset + self._offsets[index]
-            self._checks.wrote(start, start + self._encoding.shards[index].size_bytes)
+    def _wrote_shard(self, index: int, data: memoryview | None = None) -> None:
+        """One that an earlier process wrote is not in memory, and the disk may have lost it."""
+        if self._encoding.kind == "delta":
+            return
+        shard, start = self._encoding.shards[index], self._shards_offset + self._offsets[index]
+
+        def digest_part(first: int, last: int) -> str:
+            assert data is not None
+            return shard.digest if last - first == shard.size_bytes else digest_bytes(data[first:last])
+
+        self._checks.wrote(start, start + shard.size_bytes, digest_part if data is not None else None)
 
 
 class TensorChecks:
-    """Hashes each tensor as soon as its last byte was written, so that little is left to do when the last shard arrives.
+    """The digests of all leaves as their last bytes are written; little is left to do when the last shard arrives.
 
-    Safe to use from several threads; the file has its final size before the first byte is reported.
+    A leaf that arrived in one shard is not read again. Safe to use from several threads; the file has its final size before
+    the first byte is reported.
     """
 
     def __init__(self, file: int, manifest: Manifest) -> None:
         self._manifest = manifest
         self._file = file
-        self._slices = tensor_slices(manifest.tensors, len(safetensors_header(manifest.tensors)))
-        self._starts = [start for _, start, _ in self._slices]
-        self._missing = [end - start for _, start, end in self._slices]
+        self._leaves = list(tensor_leaves(manifest.tensors, len(safetensors_header(manifest.tensors))))
+        self._starts = [start for start, _ in self._leaves]
+        self._missing = [end - start for start, end in self._leaves]
+        self._digests: list[Future[str] | str] = [digest_bytes(b"")] * len(self._leaves)
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="checks")
-        self._found: list[Future[str]] = []
 
-    def wrote(self, start: int, end: int) -> None:
-        """Bytes of the file that are final now; no byte is reported twice."""
-        with self._lock:
-            number = bisect_right(self._starts, start) - 1
-            while number < len(self._slices) and self._slices[number][1] < end:
-                tensor, first, last = self._slices[number]
-                covered = min(end, last) - max(start, first)
-                if covered > 0:
-                    self._missing[number] -= covered
-                    if self._missing[number] == 0:
-                        self._found.append(self._pool.submit(_wrong_tensor, self._file, tensor, first, last))
-                number += 1
+    def wrote(self, start: int, end: int, digest_part: Callable[[int, int], str] | None = None) -> None:
+        """Bytes of the file that are final now; no byte is reported twice.
+
+        `digest_part` gives the digest of a part of them, if they are still in memory; else they are read from the file.
+        """
+        for number in self._completed(start, end):
+            first, last = self._leaves[number]
+            if digest_part is not None and start <= first and last <= end:
+                self._digests[number] = digest_part(first - start, last - start)
+            else:
+                self._digests[number] = self._pool.submit(_digest_range, self._file, first, last)
 
     def finish(self, on_tensor: Callable[[], None]) -> None:
         """Raise unless every tensor is there and has its digest."""
         if any(self._missing):
             raise IntegrityError(f"Some bytes of version {self._manifest.version} never arrived.")
-        for future in self._found:
-            _refuse(self._manifest, future.result())
-            on_tensor()
+        digests = (one if isinstance(one, str) else one.result() for one in self._digests)
+        check_tensors(self._manifest, digests, on_tensor)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+
+    def _completed(self, start: int, end: int) -> list[int]:
+        """The leaves whose last missing bytes these are."""
+        completed = []
+        with self._lock:
+            number = bisect_right(self._starts, start) - 1
+            while number < len(self._leaves) and self._starts[number] < end:
+                first, last = self._leaves[number]
+                covered = min(end, last) - max(start, first)
+                if covered > 0:
+                    self._missing[number] -= covered
+                    if self._missing[number] == 0:
+                        completed.append(number)
+                number += 1
+        return completed
 
 
 @contextlib.contextmanager
@@ -176,31 +206,62 @@ def open_weights(path: Path, manifest: Manifest) -> Iterator[tuple[int, int]]:
 
 def check_weights(path: Path, manifest: Manifest, on_tensor: Callable[[], None] = lambda: None) -> None:
     """Raise unless the file is the safetensors file of this manifest, byte for byte."""
-    with open_weights(path, manifest) as (file, start), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        slices = tensor_slices(manifest.tensors, start)
-        for wrong in pool.map(lambda item: _wrong_tensor(file, *item), slices):
-            _refuse(manifest, wrong)
-            on_tensor()
+    with open_weights(path, manifest) as (file, start), ExitStack() as held:
+        source = BlockFile(path, file, direct=is_large(manifest.size_bytes))
+        held.callback(source.close)
+        own = threading.local()  # one buffer per thread
+
+        def digests_of(leaves: Sequence[tuple[int, int]]) -> list[str]:
+            if not hasattr(own, "buffer"):
+                own.buffer = aligned_buffer(READ_BYTES + ALIGNMENT).data
+            first = leaves[0][0] - leaves[0][0] % ALIGNMENT
+            data: memoryview = own.buffer[: leaves[-1][1] - first]
+            source.read(data, first)
+            return [digest_bytes(data[begin - first : end - first]) for begin, end in leaves]
+
+        pool = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="checks")
+        held.callback(pool.shutdown, cancel_futures=True)
+        found = [pool.submit(digests_of, leaves) for leaves in batched_leaves(manifest.tensors, start)]
+        check_tensors(manifest, (digest for future in found for digest in future.result()), on_tensor)
 
 
-def tensor_slices(tensors: Sequence[TensorEntry], start: int) -> list[tuple[TensorEntry, int, int]]:
-    """Where each tensor lies in a file whose first tensor begins at `start`."""
-    slices = []
+def tensor_leaves(tensors: Sequence[TensorEntry], start: int) -> Iterator[tuple[int, int]]:
+    """Where each leaf lies in a file whose first tensor begins at `start`."""
     for tensor in tensors:
-        end = start + tensor.size_bytes
-        slices.append((tensor, start, end))
-        start = end
-    return slices
+        yield from ((start + first, start + last) for first, last in leaf_ranges(tensor.size_bytes))
+        start += tensor.size_bytes
 
 
-def _wrong_tensor(file: int, tensor: TensorEntry, start: int, end: int) -> str:
+def batched_leaves(tensors: Sequence[TensorEntry], start: int) -> Iterator[list[tuple[int, int]]]:
+    """As many leaves at a time as are read at once."""
+    batch: list[tuple[int, int]] = []
+    for begin, end in tensor_leaves(tensors, start):
+        if batch and end - batch[0][0] > READ_BYTES:
+            yield batch
+            batch = []
+        batch.append((begin, end))
+    if batch:
+        yield batch
+
+
+def check_tensors(manifest: Manifest, digests: Iterator[str], on_tensor: Callable[[], None]) -> None:
+    """Raise unless these are the digests of the leaves of all tensors."""
+    for tensor in manifest.tensors:
+        own = list(islice(digests, len(leaf_ranges(tensor.size_bytes))))
+        if join_leaves(own) != tensor.digest:
+            version = manifest.version
+            raise IntegrityError(f"Tensor {tensor.name} of version {version} has another digest than promised.")
+        on_tensor()
+
+
+def _digest_range(file: int, start: int, end: int) -> str:
     hasher, buffer = blake3(), memoryview(bytearray(min(HASH_BYTES, end - start)))
     while start < end:
         part = buffer[: end - start]
         read_at(file, part, start)
         hasher.update(part)
         start += len(part)
-    return "" if hasher.hexdigest() == tensor.digest else tensor.name
+    return hasher.hexdigest()
 
 
 def _open_to_write(path: Path) -> int:
@@ -210,15 +271,10 @@ def _open_to_write(path: Path) -> int:
         raise disk_error(error, path) from error
 
 
-def _refuse(manifest: Manifest, wrong: str) -> None:
-    if wrong:
-        raise IntegrityError(f"Tensor {wrong} of version {manifest.version} has another digest than promised.")
-
-
 class StagingArea:
     """The directories of fetches under way, one per version and encoding; what no fetch continues is removed."""
 
-    def __init__(self, root: Path, trash: "Trash") -> None:
+    def __init__(self, root: Path, trash: Trash) -> None:
         self.root = root
         self._trash = trash
 
@@ -238,41 +294,6 @@ class StagingArea:
         kept = {self.path(digest, kind) for digest, kind in encodings}
         for directory in set(self.root.glob("*")) - kept:
             self._trash.drop(directory)
-
-
-class Trash:
-    """Deletes directories in the background: they leave their place at once."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._threads: list[threading.Thread] = []
-        shutil.rmtree(directory, ignore_errors=True)
-        make_directory(directory)
-
-    def drop(self, path: Path) -> None:
-        doomed = self._directory / secrets.token_hex(8)
-        try:
-            os.replace(path, doomed)
-        except OSError as error:
-            raise disk_error(error, path) from error
-        thread = threading.Thread(target=shutil.rmtree, args=(doomed, True), name="trash", daemon=True)
-        self._threads = [alive for alive in self._threads if alive.is_alive()] + [thread]
-        thread.start()
-
-    def retry(self, make: Callable[[], StagedWeights]) -> StagedWeights:
-        """Once more if the disk was full while something was being deleted: that takes space until it is gone."""
-        busy = [thread for thread in self._threads if thread.is_alive()]
-        try:
-            return make()
-        except DiskError:
-            if not busy:
-                raise
-        self.close()
-        return make()
-
-    def close(self) -> None:
-        for thread in self._threads:
-            thread.join()
 
 
 def _journal_indexes(journal: bytes) -> set[int]:

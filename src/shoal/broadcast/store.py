@@ -2,12 +2,15 @@
 
 `ShardStore` holds `manifests/<digest>`, `shards/<digest>` and the head; a file under its final name is whole. Files are not synced
 one by one (a model has thousands); instead what an earlier process left counts only after `recover` has hashed it, which happens
-when it is first needed. `AccessTimes` says what was asked for lately, `ShardCutter` cuts a stream into shards.
+when it is first needed. `AccessTimes` says what was asked for lately, `ShardCutter` cuts a stream into shards, `Trash` deletes
+directories in the background.
 """
 
 import contextlib
 import errno
 import os
+import secrets
+import shutil
 import threading
 import time
 from collections import deque
@@ -15,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from shoal.broadcast.manifest import ShardEntry
 from shoal.errors import IntegrityError, UnavailableError
@@ -27,6 +30,7 @@ HEAD_FILE = "head.json"
 SHARDS_AHEAD = 4
 
 Bytes = bytes | bytearray | memoryview
+T = TypeVar("T")
 
 
 class DiskError(UnavailableError):
@@ -170,54 +174,101 @@ class AccessTimes:
 class ShardCutter:
     """Cuts a stream of bytes into shards, hashed and written on a few threads with bounded memory.
 
-    Shards have one size except the last. Few of them are in flight, so a model of any size needs a few megabytes; an error of
-    a writer surfaces at the next call.
+    Few of them are in flight, so a model of any size needs a few megabytes; an error of a writer surfaces at the next call.
     """
 
     def __init__(self, store: ShardStore, shard_bytes: int, pool: ThreadPoolExecutor) -> None:
         self._store = store
         self._shard_bytes = shard_bytes
         self._pool = pool
-        self._rest = bytearray()
+        self._parts: list[memoryview] = []
+        self._size = 0
+        self._digest: Callable[[], str] | None = None
+        """Of the parts, if they are one leaf."""
         self._pending: deque[Future[ShardEntry]] = deque()
         self._shards: list[ShardEntry] = []
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take the next bytes of the stream; they must not change until `join` or `finish` returns."""
-        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
-        if self._rest:
-            free = self._shard_bytes - len(self._rest)
-            self._rest += view[:free]
-            view = view[free:]
-            if len(self._rest) == self._shard_bytes:
-                self._submit(self._rest)
-                self._rest = bytearray()
-        while len(view) >= self._shard_bytes:
-            self._submit(view[: self._shard_bytes])
-            view = view[self._shard_bytes :]
-        self._rest += view
+        """Take the next bytes of the stream; they must not change until `finish` returns."""
+        view = memoryview(data)
+        while len(view):
+            part = view[: self._shard_bytes - self._size]
+            self._add(part)
+            view = view[len(part) :]
+            if self._size == self._shard_bytes:
+                self._cut()
 
-    def join(self) -> None:
-        """Wait until no shard refers to bytes that were fed."""
-        while self._pending:
-            self._shards.append(self._pending.popleft().result())
+    def feed_leaf(self, data: memoryview, digest: Callable[[], str]) -> None:
+        """Take bytes that are not divided if a shard can hold them; `digest` gives theirs, and a shard's that is they alone."""
+        if len(data) > self._shard_bytes:
+            self.feed(data)
+            return
+        if self._size + len(data) > self._shard_bytes:
+            self._cut()
+        self._add(data)
+        if self._size == len(data):
+            self._digest = digest
 
     def finish(self) -> tuple[ShardEntry, ...]:
-        if self._rest:
-            self._submit(self._rest)
-            self._rest = bytearray()
-        self.join()
+        self._cut()
+        while self._pending:
+            self._shards.append(self._pending.popleft().result())
         return tuple(self._shards)
 
-    def _submit(self, data: bytearray | memoryview) -> None:
+    def _add(self, part: memoryview) -> None:
+        if len(part):
+            self._parts.append(part)
+            self._size += len(part)
+            self._digest = None
+
+    def _cut(self) -> None:
+        if not self._parts:
+            return
         if len(self._pending) >= SHARDS_AHEAD:
             self._shards.append(self._pending.popleft().result())
-        self._pending.append(self._pool.submit(self._write, data))
+        self._pending.append(self._pool.submit(self._write, self._parts, self._digest))
+        self._parts, self._size, self._digest = [], 0, None
 
-    def _write(self, data: bytearray | memoryview) -> ShardEntry:
-        digest = digest_bytes(memoryview(data))
+    def _write(self, parts: list[memoryview], known: Callable[[], str] | None) -> ShardEntry:
+        data = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+        digest = known() if known is not None else digest_bytes(data)
         self._store.put("shards", data, digest)
         return ShardEntry(digest=digest, size_bytes=len(data))
+
+
+class Trash:
+    """Deletes directories in the background: they leave their place at once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._threads: list[threading.Thread] = []
+        shutil.rmtree(directory, ignore_errors=True)
+        make_directory(directory)
+
+    def drop(self, path: Path) -> None:
+        doomed = self._directory / secrets.token_hex(8)
+        try:
+            os.replace(path, doomed)
+        except OSError as error:
+            raise disk_error(error, path) from error
+        thread = threading.Thread(target=shutil.rmtree, args=(doomed, True), name="trash", daemon=True)
+        self._threads = [alive for alive in self._threads if alive.is_alive()] + [thread]
+        thread.start()
+
+    def retry(self, make: Callable[[], T]) -> T:
+        """Once more if the disk was full while something was being deleted: that takes space until it is gone."""
+        busy = [thread for thread in self._threads if thread.is_alive()]
+        try:
+            return make()
+        except DiskError:
+            if not busy:
+                raise
+        self.close()
+        return make()
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.join()
 
 
 @contextlib.contextmanager

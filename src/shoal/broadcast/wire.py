@@ -7,11 +7,12 @@ does not know, bytes that are not its shape's or do not lie in one piece. Data m
 import math
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from pydantic import ValidationError
 
+from shoal.broadcast.codec.leaves import digest_tensor, join_leaves, leaf_ranges
 from shoal.broadcast.codec.pieces import ITEM_BYTES, Bits, Piece, storage_of
 from shoal.broadcast.manifest import TensorEntry, WireTensor
 from shoal.errors import ShoalError
@@ -45,7 +46,7 @@ def check_tensors(tensors: Iterable[WireTensor]) -> list[WireTensor]:
 
 def tensor_entry(tensor: WireTensor) -> TensorEntry:
     """The manifest line of a tensor whose bytes really have the size that its shape claims."""
-    return _describe(tensor, digest_bytes(flat_bytes(tensor)))
+    return _describe(tensor, digest_tensor(flat_bytes(tensor)))
 
 
 def flat_bytes(tensor: WireTensor) -> memoryview:
@@ -95,19 +96,41 @@ class WireBits:
         return np.frombuffer(window, storage_of(tensor.dtype))
 
 
+@dataclass(frozen=True)
+class Leaf:
+    """One of a tensor; its digest is computed by whoever asks first."""
+
+    data: memoryview
+    known: list[str] = field(default_factory=list)
+
+    def digest(self) -> str:
+        if not self.known:
+            self.known.append(digest_bytes(self.data))
+        return self.known[0]
+
+
 class TensorDigests:
-    """Hashes checked tensors on a pool, each once, in the order in which they are first used."""
+    """Hashes the leaves of checked tensors, each once: where it is used first, or on a pool."""
 
     def __init__(self, tensors: Sequence[WireTensor], pool: ThreadPoolExecutor) -> None:
         self._tensors = tensors
         self._pool = pool
+        self._leaves = [_leaves(memoryview(tensor.data)) for tensor in tensors]
         self._digests: dict[int, Future[str]] = {}
+
+    def leaves(self, number: int) -> Sequence[Leaf]:
+        return self._leaves[number]
 
     def start(self, number: int) -> None:
         if number not in self._digests:
-            self._digests[number] = self._pool.submit(digest_bytes, memoryview(self._tensors[number].data))
+            leaves = self._leaves[number]
+            self._digests[number] = self._pool.submit(lambda: join_leaves([leaf.digest() for leaf in leaves]))
 
     def entries(self) -> list[TensorEntry]:
         for number in range(len(self._tensors)):
             self.start(number)
         return [_describe(tensor, self._digests[number].result()) for number, tensor in enumerate(self._tensors)]
+
+
+def _leaves(data: memoryview) -> list[Leaf]:
+    return [Leaf(data[start:end]) for start, end in leaf_ranges(len(data))]

@@ -34,6 +34,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window": WINDOW}, "gemma2": {"sliding_window": WINDOW}, "gemma3_text": {"sliding_window": WINDOW},
     "deepseek_v3": {"num_key_value_heads": 4}, "axk1": {"num_key_value_heads": 4}, "axk2": {"num_key_value_heads": 4},
     "modernbert-decoder": {"local_attention": 6}, "recurrent_gemma": {"num_hidden_layers": 3},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]}, "gemma3n_text": {"num_kv_shared_layers": 0},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
 }  # fmt: skip
 VARIANTS = ("plain", "window", "dynamic", "longrope")
 LONG = {"short_factor": [1.0] * (HEAD_DIM // 2), "long_factor": [2.0, 3.0, 4.0, 5.0], "factor": 4.0}
