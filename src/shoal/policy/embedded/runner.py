@@ -25,7 +25,7 @@ from shoal.policy.embedded.attention import (
 from shoal.policy.embedded.fused import FusedBackbone, can_fuse
 from shoal.policy.embedded.head import NARROW, wide_products
 from shoal.policy.embedded.kv_cache import KeyValueCache, PlaneShape, bytes_per_position
-from shoal.policy.embedded.linear import Linear, choose_reordered
+from shoal.policy.embedded.linear import Linear, choose_reordered, has_slow_products
 from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt, padded
 from shoal.policy.embedded.widening import COMPUTE, Widener, compute_wide
 from shoal.policy.exactness import pin_exact_products
@@ -55,7 +55,9 @@ class ModelRunner:
     def __init__(self, model: Any, *, widens: bool = False) -> None:
         """With `widens` the model's matrices are stored as they are and everything is computed in float32."""
         self.model: Any = model
-        self._widener = Widener() if widens else None
+        self.dtype: torch.dtype = COMPUTE if widens else model.dtype
+        """In which it computes."""
+        self._widener = Widener() if widens or has_slow_products(self.dtype, model.device) else None
         if widens:
             compute_wide(model)
         self.config: Any = self.model.config.get_text_config()
@@ -77,12 +79,6 @@ class ModelRunner:
     def device(self) -> torch.device:
         device: torch.device = self.model.device
         return device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """In which it computes."""
-        dtype: torch.dtype = COMPUTE if self._widener is not None else self.model.dtype
-        return dtype
 
     def run(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:
         """States [B, S, D] of a pass that attends as `step` says."""
@@ -136,7 +132,7 @@ class ModelRunner:
         ids_1S = (torch.arange(_PROBE_TOKENS, device=self.device) * 7 % self.vocab_size)[None]
         reference_V = self.model(input_ids=ids_1S, use_cache=False).logits[0, -1, : self.vocab_size]
         if can_fuse(self.model):
-            backbone = FusedBackbone(self.model, self._widener)
+            backbone = FusedBackbone(self.model, self.dtype, self._widener)
             self._backbone, self._head = backbone, Linear(self._head.weight, self._head.bias, widener=self._widener)
             self._linears = [*backbone.linears, self._head]
             self._reordered = choose_reordered(self._linears)
