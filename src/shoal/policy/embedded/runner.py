@@ -29,6 +29,7 @@ from shoal.policy.embedded.linear import Linear, choose_reordered, has_slow_prod
 from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt, padded
 from shoal.policy.embedded.widening import COMPUTE, Widener, compute_wide
 from shoal.policy.exactness import pin_exact_products
+from shoal.policy.prefixes import PrefixTree, visible
 
 _PROBE_TOKENS = 6
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -52,6 +53,8 @@ class TransformersBackbone:
 
 
 class ModelRunner:
+    reads_trees = True
+
     def __init__(self, model: Any, *, widens: bool = False) -> None:
         """With `widens` the model's matrices are stored as they are and everything is computed in float32."""
         self.model: Any = model
@@ -98,14 +101,14 @@ class ModelRunner:
         last_PD = states_PLD[torch.arange(len(prompts), device=self.device), lengths_P - 1]
         return PrefilledPrompts({prompt: at for at, prompt in enumerate(prompts)}, lengths_P, entries, last_PD)
 
-    def continue_prompts(
-        self, prompts: PrefilledPrompts, source_B: Tensor, continuations: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """States at every position of the continuations, right-padded: [B, S, D]."""
-        ids_BS = padded(continuations, self.device)
-        starts_B = prompts.lengths_P[source_B]
-        positions_BS = starts_B[:, None] + torch.arange(ids_BS.shape[1], device=self.device)
-        return self.run(ids_BS, positions_BS, ContinuationStep(prompts.entries, source_B, positions_BS))
+    def continue_prompts(self, prompts: PrefilledPrompts, source_B: Tensor, trees: Sequence[PrefixTree]) -> Tensor:
+        """States of every token of the continuations, right-padded: [B, S, D]."""
+        ids_BS, depths_BS = (padded(rows, self.device) for rows in zip(*((t.tokens, t.depths) for t in trees), strict=True))
+        positions_BS = prompts.lengths_P[source_B][:, None] + depths_BS
+        seen = None if all(tree.is_path for tree in trees) else torch.from_numpy(visible(trees)).to(self.device)
+        return self.run(
+            ids_BS, positions_BS, ContinuationStep(prompts.entries, source_B, positions_BS, visible_BSS=seen)
+        )
 
     def row_bytes(self, capacity: int) -> int:
         return bytes_per_position(self.planes, self.dtype) * capacity
