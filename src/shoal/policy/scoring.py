@@ -71,7 +71,11 @@ def _rows(requests: Sequence[ScoreRequest], duplicates: Sequence[list[int]], *, 
 
 
 def _score_rows(
-    runner: Runner, prompts: PrefilledPrompts, rows: Sequence[_Row], requests: Sequence[ScoreRequest], temperature: float
+    runner: Runner,
+    prompts: PrefilledPrompts,
+    rows: Sequence[_Row],
+    requests: Sequence[ScoreRequest],
+    temperature: float,
 ) -> list[Scored]:
     duplicates = [[requests[index] for index in same] for row in rows for same in row.duplicates]
     counts_O = [same[0].sampled_count for same in duplicates]

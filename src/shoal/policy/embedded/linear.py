@@ -24,7 +24,7 @@ MEMORY_SHARE = 0.25
 _ROWS = 32
 """For which oneDNN chooses the layout; any number of rows may use it."""
 FEWEST_WIDENED = 8
-"""Rows from which widening bf16 operands pays: with AVX2 five times at 64 rows, not at all below four."""
+"""Rows from which widening bf16 operands pays (`benchmarks/narrow_products.py`): three times at 64 with AVX2, not yet at four."""
 
 
 class Linear:

@@ -103,7 +103,8 @@ class ModelRunner:
 
     def continue_prompts(self, prompts: PrefilledPrompts, source_B: Tensor, trees: Sequence[PrefixTree]) -> Tensor:
         """States of every token of the continuations, right-padded: [B, S, D]."""
-        ids_BS, depths_BS = (padded(rows, self.device) for rows in zip(*((t.tokens, t.depths) for t in trees), strict=True))
+        ids_BS = padded([tree.tokens for tree in trees], self.device)
+        depths_BS = padded([tree.depths for tree in trees], self.device)
         positions_BS = prompts.lengths_P[source_B][:, None] + depths_BS
         seen = None if all(tree.is_path for tree in trees) else torch.from_numpy(visible(trees)).to(self.device)
         return self.run(
