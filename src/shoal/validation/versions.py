@@ -1,6 +1,6 @@
 """The policy versions of a validator: fetched on a thread, so that files of other versions are verified meanwhile.
 
-Versions that files wait for come first; the newest one is fetched before it has files. `ready` names the versions that can be loaded
+Versions that files wait for come first; the newest one is fetched before it has files. `ready` names versions that can be loaded
 at once. A version that could not be had counts as ready until its failure was reported: the file that needs it then returns to the
 coordinator, which knows how long to wait for it. No worker is penalised. One that was only expected and could not be had is fetched
 again when a file needs it. How long a fetch may take is a matter of progress: only one to which nothing arrives is ended.

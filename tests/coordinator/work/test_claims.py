@@ -115,6 +115,21 @@ def test_the_claim_of_a_validator_that_died_passes_to_another(swarm: Swarm) -> N
     assert len(swarm.all("SELECT * FROM groups")) == 2
 
 
+def test_a_claim_leaves_time_to_load_a_version_of_many_gigabytes(swarm: Swarm) -> None:
+    """Three validators that began with such a version lost their claims one after the other, and the file was quarantined."""
+    swarm.publish(0, size_bytes=65 * 10**9)
+    (ann,) = swarm.join("ann")
+    swarm.work(ann)
+    claim = swarm.claim()
+    swarm.clock.advance(20 + 600)
+    assert swarm.client("validator").claim(api.ClaimBody(request_id=swarm.new_id(), wait_s=0)).claim is None
+    assert swarm.client("validator").verdict(verdict_of(claim)).recorded
+    swarm.work(ann)
+    lost = swarm.claim()
+    swarm.clock.advance(20 + 651)
+    assert swarm.claim().submission_id == lost.submission_id, "a validator that died does not hold it for ever"
+
+
 def test_files_that_a_batch_waits_for_are_verified_before_those_of_new_keys(tmp_path: Path) -> None:
     with running(tmp_path, CONFIG) as swarm:
         ann, *_ = proven_swarm(swarm, "ann", "bob", "cho")

@@ -15,7 +15,7 @@ from shoal.coordinator.rules import retries, trust, unaudited
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import LeaseState, SlotState, SubmissionState
 from shoal.coordinator.store.database import Connection, Transaction
-from shoal.coordinator.store.rows import find, insert, select, update
+from shoal.coordinator.store.rows import find, insert, number, select, update
 from shoal.coordinator.store.tables import LeaseRow, SubmissionRow, VersionRow, WorkerRow
 from shoal.coordinator.work import slots
 from shoal.coordinator.work.audits import left_of_key
@@ -193,6 +193,8 @@ def _waiting(connection: Connection, run: Run, manifests: Sequence[str] | None, 
 
 def _claim_row(connection: Connection, run: Run, row: SubmissionRow, key: str, request_id: str) -> SubmissionRow:
     left = left_of_key(connection, run, row.worker)
+    # The first version is whole, and so the largest.
+    version_bytes = number(connection, "SELECT MAX(bytes_total) AS n FROM versions")
     return update(
         connection,
         row,
@@ -200,7 +202,7 @@ def _claim_row(connection: Connection, run: Run, row: SubmissionRow, key: str, r
         claim_id=uuid.uuid4().hex,
         claimed_by=key,
         claim_request=request_id,
-        claim_expires=run.clock() + run.config.validation.claim_s,
+        claim_expires=run.clock() + retries.claim_s(run.config.validation.claim_s, version_bytes),
         unaudited_limit=_limits(run, row, left)[-1],
         tries=row.tries + 1,
     )
