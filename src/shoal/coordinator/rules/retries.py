@@ -1,8 +1,8 @@
 """When a submission that could not be verified is tried again, and when it is quarantined: pure rules without a penalty.
 
-A claim that runs out is such a fault, so claims leave time to load the version. A fault over the file itself counts as a try; after `validation.max_tries` the file is quarantined. Weights that no relay delivers
-say nothing about the file, so an outage is waited out for a while before it counts. Waits double, or a fault that returns
-at once would use up every try while a relay restarts.
+A fault over the file itself counts as a try; after `validation.max_tries` the file is quarantined. A claim that ran out is such a
+fault, so claims leave time to load the version. Weights that no relay delivers say nothing about the file, so an outage is waited
+out for a while before it counts. Waits double, or a fault that returns at once would use up every try while a relay restarts.
 """
 
 from collections.abc import Sequence
