@@ -47,7 +47,7 @@ from shoal.validation import flips  # noqa: E402
 
 AGAIN = 75
 FIRST_HONEST, FIRST_TEXT, FIRST_CHECK, FIRST_VLLM = 100_000, 300_000, 400_000, 500_000
-SHAPES = (64, 16, 33, 128, 256, 512)
+SHAPES = {"bundled": (64, 16, 33, 128, 256, 512), "smollm2": (64, 16, 33, 128)}
 """Rows per batch of honest workers, in turn; a piece has as many submissions as fill them."""
 CHECKED = ("int8", "int4", "temperature_x0.95")
 POSITIONS = {"bundled": (32, 128, 512, 1000, 2000, 3000, 4000), "smollm2": (32, 128, 256, 512, 768, 1000)}
@@ -137,7 +137,7 @@ def pieces(count: int, first: int, size: int) -> list[range]:
 def honest_pieces(policy: Policy, count: int, size: int) -> Iterator[tuple[int, range]]:
     """Rows per batch and slots of each piece."""
     first, per_slot = FIRST_HONEST, len(policy.items(FIRST_HONEST))
-    for rows in islice(cycle(SHAPES), count):
+    for rows in islice(cycle(SHAPES[policy.name]), count):
         slots = range(first, first + max(size, -(-rows // per_slot)))
         yield rows, slots
         first = slots.stop
