@@ -17,7 +17,8 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ from shoal.validation import flips  # noqa: E402
 
 AGAIN = 75
 FIRST_HONEST, FIRST_TEXT, FIRST_CHECK, FIRST_VLLM = 100_000, 300_000, 400_000, 500_000
-SHAPES = (256, 64, 33, 512, 16, 128)
-"""Rows per batch of honest workers, in turn."""
+SHAPES = {"bundled": (64, 16, 33, 128, 256, 512), "smollm2": (64, 16, 33, 128)}
+"""Rows per batch of honest workers, in turn; a piece has as many submissions as fill them."""
 CHECKED = ("int8", "int4", "temperature_x0.95")
 POSITIONS = {"bundled": (32, 128, 512, 1000, 2000, 3000, 4000), "smollm2": (32, 128, 256, 512, 768, 1000)}
 
@@ -94,7 +95,7 @@ def main() -> None:
     parser.add_argument("--checks", type=int, default=0, help="pieces of each of some cheats that really generate")
     parser.add_argument("--length", type=int, default=0, help="pieces at late positions")
     parser.add_argument("--vllm", type=int, default=0, help="pieces of honest submissions on vLLM, and no others")
-    parser.add_argument("--slots", type=int, default=4, help="submissions of one piece")
+    parser.add_argument("--slots", type=int, default=4, help="submissions of one piece, at least")
     parser.add_argument("--tokens", type=int, default=0, help="longest completion of a text; without it the slots'")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop before a piece that would end later")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "detection_bf16")
@@ -117,9 +118,8 @@ def make_pieces(policy: Policy, store: Store, options: argparse.Namespace) -> No
             f"text-{slots[0]}-{options.slots}-{options.tokens}",
             lambda s=slots: forced(policy, WORKERS, scorer, text_of(policy, scorer, s, options.tokens), len(s)),  # type: ignore[misc]
         )
-    for number, slots in enumerate(pieces(options.honest, FIRST_HONEST, options.slots)):
-        rows = SHAPES[number % len(SHAPES)]
-        store.make(f"honest-{slots[0]}-{options.slots}", lambda s=slots, n=rows: honest_piece(policy, scorer, s, n))  # type: ignore[misc]
+    for rows, slots in honest_pieces(policy, options.honest, options.slots):
+        store.make(f"honest-{slots[0]}-{len(slots)}", lambda s=slots, n=rows: honest_piece(policy, scorer, s, n))  # type: ignore[misc]
     for slots in pieces(options.checks, FIRST_CHECK, options.slots):
         for name in CHECKED:
             store.make(
@@ -132,6 +132,15 @@ def make_pieces(policy: Policy, store: Store, options: argparse.Namespace) -> No
 
 def pieces(count: int, first: int, size: int) -> list[range]:
     return [range(first + at * size, first + (at + 1) * size) for at in range(count)]
+
+
+def honest_pieces(policy: Policy, count: int, size: int) -> Iterator[tuple[int, range]]:
+    """Rows per batch and slots of each piece."""
+    first, per_slot = FIRST_HONEST, len(policy.items(FIRST_HONEST))
+    for rows in islice(cycle(SHAPES[policy.name]), count):
+        slots = range(first, first + max(size, -(-rows // per_slot)))
+        yield rows, slots
+        first = slots.stop
 
 
 def honest_piece(policy: Policy, scorer: TorchEngine, slots: Sequence[int], rows: int) -> dict[str, Draws]:

@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from shoal.policy import GenerationRequest, ScoreRequest, TorchEngine
 from shoal.policy.directory import read_config
+from shoal.policy.embedded import runner
 from shoal.policy.plans import EngineShape, memory_table, scorer_memory, worker_memory
 from shoal.training.memory import model_config
 from support.allocations import PeakBytes
@@ -48,13 +49,17 @@ def test_a_validator_holds_what_is_planned(model: Path) -> None:
     assert watched.peak == pytest.approx(sum(planned.values()), rel=WITHIN)
 
 
-def test_a_worker_holds_what_is_planned(model: Path) -> None:
+@pytest.mark.parametrize(("dtype", "dtype_bytes"), [("float32", 4), ("bfloat16", 2)])
+def test_a_worker_holds_what_is_planned(
+    model: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, dtype_bytes: int
+) -> None:
+    monkeypatch.setattr(runner, "has_slow_products", lambda of, device: of == torch.bfloat16)
     shape, rows, longest = EngineShape.of(read_config(model)), 32, 256
-    engine = TorchEngine(model, eos_token_ids=(shape.vocabulary - 1,))
+    engine = TorchEngine(model, eos_token_ids=(shape.vocabulary - 1,), dtype=dtype)
     asked = [GenerationRequest((5, seed), seed, longest - 2) for seed in range(rows)]
     with PeakBytes(held(engine)) as watched:
         engine.generate(asked, temperature=1.0)
-    planned = worker_memory(shape, rows=rows, prompt=2, longest=longest, dtype_bytes=4)
+    planned = worker_memory(shape, rows=rows, prompt=2, longest=longest, dtype_bytes=dtype_bytes)
     planned.pop("one tensor of the next version")
     assert watched.peak == pytest.approx(sum(planned.values()), rel=WITHIN)
 

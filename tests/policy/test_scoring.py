@@ -1,3 +1,4 @@
+import random
 from pathlib import Path
 
 import pytest
@@ -5,13 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.policy import TorchEngine, scoring
+from shoal.policy import TorchEngine, prefixes, scoring
 from shoal.policy.batching import length_batches
 from shoal.policy.embedded.attention import Step
 from shoal.policy.embedded.runner import ModelRunner
 from shoal.policy.engine import RequestError, ScoreRequest
 from shoal.proofs.sampling import token_margins
-from support.tiny_models import EOS, save_model
+from support.tiny_models import EOS, RUNNABLE, save_model
 
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 120))
@@ -52,6 +53,38 @@ def test_tokens_are_fed_once_however_many_samples_hold_them(tmp_path: Path, monk
     monkeypatch.setattr(ModelRunner, "run", counted)
     engine.score([ScoreRequest((5, 6), (7, 8, 9), seed) for seed in range(16)], temperature=1.0)
     assert sum(fed) == len((5, 6)) + len((7, 8))
+
+
+def test_a_common_prefix_is_fed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TorchEngine(save_model("llama", tmp_path), eos_token_ids=[EOS])
+    fed: list[int] = []
+    run = ModelRunner.run
+
+    def counted(runner: ModelRunner, ids_BS: torch.Tensor, positions_BS: torch.Tensor, step: Step) -> torch.Tensor:
+        fed.append(ids_BS.numel())
+        return run(runner, ids_BS, positions_BS, step)
+
+    monkeypatch.setattr(ModelRunner, "run", counted)
+    outputs = [(7, 8, 9, 10, last) for last in range(11, 15)] + [(7, 8, 6, 11)]
+    engine.score([ScoreRequest((5, 6), output, 3) for output in outputs], temperature=1.0)
+    assert sum(fed) == len((5, 6)) + len((7, 8, 9, 10, 6))
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_outputs_that_share_prefixes_are_scored_like_each_alone(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, rng = TorchEngine(save_model(name, tmp_path), eos_token_ids=[EOS]), random.Random(0)
+    common = [rng.randrange(3, 60) for _ in range(30)]
+    outputs = [(*common[: rng.randrange(30)], *(rng.randrange(3, 60) for _ in range(4))) for _ in range(12)]
+    requests = [ScoreRequest((5, 6, 7)[: 1 + seed % 3], output, seed) for seed, output in enumerate(outputs)]
+    assert any(not tree.is_path for tree in prefixes.merged([request.output_tokens[:-1] for request in requests[::3]]))
+    together = engine.score(requests, temperature=0.8)
+    monkeypatch.setattr(prefixes, "LARGEST_TREE", 0)
+    for scored, alone in zip(together, engine.score(requests, temperature=0.8), strict=True):
+        torch.testing.assert_close(scored.margins, alone.margins, atol=1e-4, rtol=0)
+        torch.testing.assert_close(scored.logprobs, alone.logprobs, atol=1e-4, rtol=0)
+        torch.testing.assert_close(scored.states, alone.states, atol=1e-2, rtol=2e-2)
 
 
 def test_logits_are_scored_in_chunks_like_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

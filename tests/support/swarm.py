@@ -199,11 +199,11 @@ class Swarm:
 
     # What each role does in a healthy run
 
-    def publish(self, version: int, digest: str = "") -> api.VersionAnswer:
+    def publish(self, version: int, digest: str = "", size_bytes: int = 100) -> api.VersionAnswer:
         epoch = self.epoch()
         digest = digest or f"{(epoch << 32) + version:064x}"
         self.record(version - 1)
-        sizes = {"weights_digest": digest, "bytes_total": 100}
+        sizes = {"weights_digest": digest, "bytes_total": size_bytes}
         body = api.VersionBody.model_validate({"epoch": epoch, "version": version, "manifest_digest": digest, **sizes})
         return self.client("trainer").publish(body)
 

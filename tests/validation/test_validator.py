@@ -292,6 +292,38 @@ def test_it_asks_only_for_files_of_versions_that_it_has_and_gets_the_others(
     assert [verdict.accepted for verdict in coordinator.verdicts] == [True]
 
 
+def test_it_fetches_a_version_when_it_is_published_and_not_with_its_first_file(
+    make: Make, coordinator: FakeCoordinator, tiny_run: TinyRun
+) -> None:
+    validator, published = make(), api.WantedVersion(version=1, manifest_digest=version_digest(1))
+    coordinator.claims = [
+        api.ClaimAnswer(claim=upload(coordinator, submit(tiny_run)), newest=published, run_state="running"),
+        *[api.ClaimAnswer(run_state="running")] * 2,
+    ]
+    answers = list[api.ClaimAnswer]()
+
+    def claim(body: api.ClaimBody) -> api.ClaimAnswer:
+        """Asked again until the version is there, without a file that needs it."""
+        if coordinator.claims:
+            answers.append(coordinator.claims.pop(0))
+            return answers[-1]
+        assert body.newest == version_digest(1)
+        return api.ClaimAnswer(run_state="finished" if version_digest(1) in (body.ready or []) else "running")
+
+    validator.client.claim = claim  # type: ignore[method-assign]
+    validator.run()
+    assert [verdict.accepted for verdict in coordinator.verdicts] == [True]
+
+
+def test_at_the_end_it_does_not_wait_for_a_version_that_no_file_needs(
+    make: Make, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator.claims = [api.ClaimAnswer(run_state="finished")]
+    validator = make()
+    monkeypatch.setattr(validator.versions, "fetching", lambda: [version_digest(1)])
+    validator.run()
+
+
 @pytest.mark.parametrize(("fetching_s", "wait_s"), [(0.0, 0.05), (0.3, 0.3), (600.0, 2.0)])
 def test_files_of_a_version_do_not_wait_longer_than_its_fetch_took(
     make: Make, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch, fetching_s: float, wait_s: float

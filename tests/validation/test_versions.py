@@ -142,3 +142,42 @@ def test_a_version_in_use_is_the_last_to_be_deleted(weights: SlowWeights) -> Non
     os.utime(weights.root / digest(1), (1.0, 1.0))
     versions.path(1, digest(1))
     assert (weights.root / digest(1)).stat().st_mtime > 1e9
+
+
+def test_the_newest_version_comes_behind_those_that_files_wait_for(weights: SlowWeights) -> None:
+    versions = held(weights)
+    versions.want(wanted(1, 2))
+    versions.expect(*wanted(3))
+    assert versions.fetching() == [digest(1), digest(2), digest(3)]
+    assert versions.wanted() == [digest(1), digest(2)]
+    weights.go.set()
+    settle(versions)
+    assert weights.fetched == [1, 2, 3]
+    assert versions.ready() == [digest(1), digest(2), digest(3)]
+
+
+def test_a_version_that_is_superseded_before_its_turn_is_not_fetched(weights: SlowWeights) -> None:
+    versions = held(weights)
+    versions.want(wanted(1))
+    versions.expect(*wanted(2))
+    versions.expect(*wanted(3))
+    versions.expect(None)
+    assert versions.newest == digest(3)
+    weights.go.set()
+    settle(versions)
+    assert weights.fetched == [1, 3]
+
+
+def test_an_expected_version_that_could_not_be_had_holds_no_file_back(weights: SlowWeights) -> None:
+    versions = held(weights)
+    weights.failing = {1}
+    weights.go.set()
+    versions.expect(*wanted(1))
+    settle(versions)
+    assert versions.ready() == [], "no file needs it, so there is nothing to report"
+    assert versions.newest == digest(1)
+    weights.failing = set()
+    versions.want(wanted(1))
+    settle(versions)
+    assert versions.path(1, digest(1)).exists()
+    assert weights.fetched == [1, 1]

@@ -24,6 +24,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "detection in bfloat16 bundled": lambda: results.detection_bf16("bundled"),
     "detection in bfloat16 smollm2": lambda: results.detection_bf16("smollm2"),
     "audit costs": results.audit_costs,
+    "narrow products": results.narrow_products,
     "states": states.diagrams,
     "trust": states.trust_diagram,
 }

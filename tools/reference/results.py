@@ -62,12 +62,18 @@ def audit_costs() -> str:
         ["the same two at temperature 2, with few duplicates", f"{hot['full_audit']}, {hot['at_floor']}"],
         ["re-scoring of rewards alone", str(audit["rescoring"])],
         *(
-            [f"{what}, {width} wide, speed ÷ `toploc` 0.1.6", f"{build[f'{name}_speedup_{width}']:.1f}"]
+            [f"{what}, {width} wide, speed ÷ `toploc` 0.1.6", f"{build[f'cpu_{name}_speedup_{width}']:.1f}"]
             for name, what in (("build", "building commitments"), ("verify", "verifying them"))
             for width in (576, 5120)
         ),
     ]
     return table(["what", "measured"], rows)
+
+
+def narrow_products() -> str:
+    found = stored("narrow_products")
+    rows = [[rows, f"{ratio:g}", f"{found['over_float32'][rows]:g}"] for rows, ratio in found["speedup"].items()]
+    return table(["rows", "speed ÷ torch's bf16 product", "time ÷ float32 product"], rows)
 
 
 BFLOAT16_WORKERS = {

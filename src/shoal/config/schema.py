@@ -306,7 +306,8 @@ class ValidationConfig(Section):
     engine: EngineKind = "torch"
     """What the validators score with; `shoal validate --engine` chooses for one of them."""
     claim_s: Positive = 60
-    """A submission that a validator claimed and did not decide by then goes to another one."""
+    """A submission that a validator claimed and did not decide by then goes to another one; the time that a large version takes to
+    load comes on top."""
     reward_models: dict[str, str] = {}
     """Directories of reward models, such as `{polite = "models/polite"}`, made by `shoal reward-model train`. The validator
     ranks each group with those that `reward.parts` or tasks name, as `reward_model:polite`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.policy.architecture import meta_model
 from shoal.policy.embedded.engine import CAPACITY_STEP
+from shoal.policy.embedded.head import BLOCK_VALUES
 from shoal.policy.scoring import LOGITS_CHUNK
 from shoal.policy.weights import unique_tensors
 
@@ -60,6 +61,11 @@ class EngineShape:
         block = value_bytes * tokens * (3 * self.width + max(attention, 3 * self.inner_width))
         return max(block, 3 * value_bytes * tokens * self.width + 3 * 4 * logits)
 
+    def widened_bytes(self, tokens: int) -> int:
+        """Gate and up, joined, in float32, with their operands or with a block of the LM head."""
+        operands, head = tokens * (self.width + 2 * self.inner_width), min(BLOCK_VALUES, self.width * self.vocabulary)
+        return 4 * (2 * self.width * self.inner_width + max(operands, head))
+
 
 def worker_memory(
     shape: EngineShape, *, rows: int, prompt: int, longest: int, dtype_bytes: int, adapter: int = 0
@@ -72,6 +78,7 @@ def worker_memory(
         **({"adapters (two)": 2 * dtype_bytes * adapter} if adapter else {}),
         KEYS_AND_VALUES: dtype_bytes * rows * capacity * shape.cached_values,
         "a pass, or logits": shape.pass_bytes(tokens, dtype_bytes, rows * shape.vocabulary),
+        "one product, widened (CPUs without bf16)": shape.widened_bytes(tokens) if dtype_bytes == 2 else 0,
         "one tensor of the next version": 2 * shape.largest_matrix,
     }
 

@@ -1,16 +1,19 @@
 """Scores given tokens by prefill: distinct prompts once, then their distinct outputs in batches of similar length.
 
 Of a completion of several segments only sampled tokens are scored; the others are read on the way.
-Completions of a low-entropy policy are often the same token for token: duplicates share the pass, only their margins differ.
+Completions of a low-entropy policy are often the same token for token: duplicates share the pass, only their margins differ. Others
+begin alike: short ones share the states and logits of their common prefixes.
 
 In: score requests. Out, in their order: margins, log-probabilities and states. Memory is bounded by the token limit: cache entries
 exist for one group of prompts at a time, and logits for one chunk of output positions.
 
-Shapes: P prompts, B distinct outputs, N sampled positions in them, M requests, R sampled tokens of all requests, D hidden size.
+Shapes: P prompts, B rows of a pass, O distinct outputs, N states that produced a sampled token, M requests, R sampled tokens of all
+requests, D hidden size.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, islice
 
 import torch
 from torch import Tensor
@@ -19,6 +22,7 @@ from shoal.policy.batching import length_batches
 from shoal.policy.embedded.family import Runner
 from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt
 from shoal.policy.engine import Scored, ScoreRequest, signed_seed
+from shoal.policy.prefixes import PrefixTree, merged
 from shoal.proofs.sampling import RIVALS, token_margins
 from shoal.protocol.segments import sampled_places, sampled_values
 
@@ -26,6 +30,15 @@ from shoal.protocol.segments import sampled_places, sampled_values
 _PASS_TOKENS = 128
 # Logits of one chunk, in values: large enough for big matrix products, small enough to forget.
 LOGITS_CHUNK = 1 << 22
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Outputs of one prompt that are read together."""
+
+    tree: PrefixTree
+    duplicates: list[list[int]]
+    """Of each output the numbers of the requests that have it."""
 
 
 def score_requests(
@@ -39,24 +52,38 @@ def score_requests(
     limits = {"token_limit": token_limit, "padding_limit": _PASS_TOKENS}
     for group in length_batches({prompt: len(prompt) for prompt in by_prompt}, **limits):
         prompts = runner.read_prompts(group)
-        duplicates = {tuple(same): len(output) for prompt in group for (output, _), same in by_prompt[prompt].items()}
-        for batch in length_batches(duplicates, **limits):
-            members = [[requests[index] for index in same] for same in batch]
-            indices = [index for same in batch for index in same]
-            scored.update(zip(indices, _score_batch(runner, prompts, members, temperature), strict=True))
+        rows = [
+            row for prompt in group for row in _rows(requests, [*by_prompt[prompt].values()], merges=runner.reads_trees)
+        ]
+        for batch in length_batches({at: len(row.tree.tokens) for at, row in enumerate(rows)}, **limits):
+            chosen = [rows[at] for at in batch]
+            indices = [index for row in chosen for same in row.duplicates for index in same]
+            scored.update(zip(indices, _score_rows(runner, prompts, chosen, requests, temperature), strict=True))
     return [scored[index] for index in range(len(requests))]
 
 
-def _score_batch(
-    runner: Runner, prompts: PrefilledPrompts, duplicates: Sequence[Sequence[ScoreRequest]], temperature: float
+def _rows(requests: Sequence[ScoreRequest], duplicates: Sequence[list[int]], *, merges: bool) -> list[_Row]:
+    """The last token of an output is scored, never fed."""
+    fed = [requests[same[0]].output_tokens[:-1] for same in duplicates]
+    trees = merged(fed) if merges else [PrefixTree.of([tokens]) for tokens in fed]
+    left = iter(duplicates)
+    return [_Row(tree, list(islice(left, len(tree.paths)))) for tree in trees]
+
+
+def _score_rows(
+    runner: Runner,
+    prompts: PrefilledPrompts,
+    rows: Sequence[_Row],
+    requests: Sequence[ScoreRequest],
+    temperature: float,
 ) -> list[Scored]:
-    """All requests; `duplicates` are lists of requests with the same tokens and other seeds."""
-    counts_B = [same[0].sampled_count for same in duplicates]
-    states_ND = _sampled_states(runner, prompts, [same[0] for same in duplicates])
-    claims_4R = _claims(duplicates, counts_B).to(states_ND.device)
+    duplicates = [[requests[index] for index in same] for row in rows for same in row.duplicates]
+    counts_O = [same[0].sampled_count for same in duplicates]
+    states_ND, of_tokens = _sampled_states(runner, prompts, rows, duplicates)
+    claims_4R = _claims(duplicates, counts_O, of_tokens)
     margins_R, logprobs_R, rivals_R4 = _margins(runner, states_ND, claims_4R, temperature)
-    counts_M = [count for same, count in zip(duplicates, counts_B, strict=True) for _ in same]
-    states = states_ND.to(torch.bfloat16).split_with_sizes(counts_B)
+    counts_M = [count for same, count in zip(duplicates, counts_O, strict=True) for _ in same]
+    states = states_ND.to(torch.bfloat16)[of_tokens].split_with_sizes(counts_O)
     shared = [part for same, part in zip(duplicates, states, strict=True) for _ in same]
     margins_M, logprobs_M, rivals_M = (
         values.split_with_sizes(counts_M) for values in (margins_R, logprobs_R, rivals_R4)
@@ -64,32 +91,39 @@ def _score_batch(
     return [Scored(*parts) for parts in zip(margins_M, logprobs_M, shared, rivals_M, strict=True)]
 
 
-def _claims(duplicates: Sequence[Sequence[ScoreRequest]], counts_B: Sequence[int]) -> Tensor:
+def _claims(duplicates: Sequence[Sequence[ScoreRequest]], counts_O: Sequence[int], of_tokens: Tensor) -> Tensor:
     """Of each sampled token of each request, as [4, R]: the row of its state, sampling seed, index and the token itself."""
-    copies_B = torch.tensor([len(same) for same in duplicates])
-    starts_B = torch.tensor([0, *accumulate(counts_B)][:-1])
-    counts_M = torch.tensor(counts_B).repeat_interleave(copies_B)
-    positions_R = torch.cat(
-        [torch.arange(count).repeat(len(same)) for same, count in zip(duplicates, counts_B, strict=True)]
-    )
-    rows_R = starts_B.repeat_interleave(copies_B).repeat_interleave(counts_M) + positions_R
+    copies_O, ends_O = torch.tensor([len(same) for same in duplicates]), torch.tensor([*accumulate(counts_O)])
+    counts_M = torch.tensor(counts_O).repeat_interleave(copies_O)
+    before_M = counts_M.cumsum(0) - counts_M
+    positions_R = torch.arange(int(counts_M.sum())) - before_M.repeat_interleave(counts_M)
+    first_M = ends_O.repeat_interleave(copies_O) - counts_M
+    places_R = first_M.repeat_interleave(counts_M) + positions_R
     seeds_M = torch.tensor([signed_seed(request.seed) for same in duplicates for request in same])
-    sampled = [sampled_values(same[0].output_tokens, same[0].lengths) for same in duplicates]
-    tokens = [token for same, own in zip(duplicates, sampled, strict=True) for token in own * len(same)]
-    return torch.stack([rows_R, seeds_M.repeat_interleave(counts_M), positions_R, torch.tensor(tokens)])
+    tokens = [token for same in duplicates for token in sampled_values(same[0].output_tokens, same[0].lengths)]
+    claims = of_tokens.cpu()[places_R], seeds_M.repeat_interleave(counts_M), positions_R, torch.tensor(tokens)[places_R]
+    return torch.stack(claims).to(of_tokens.device)
 
 
-def _sampled_states(runner: Runner, prompts: PrefilledPrompts, requests: Sequence[ScoreRequest]) -> Tensor:
-    """The states that produced the sampled tokens, request after request. The last token is scored, never fed."""
-    source_B = prompts.sources([request.prompt_tokens for request in requests])
-    first_B1D = prompts.states_PD[source_B][:, None]
-    longest = max(len(request.output_tokens) for request in requests)
-    if longest == 1:
-        return first_B1D[:, 0]
-    fed = [request.output_tokens[:-1] for request in requests]
-    states_BSD = torch.cat([first_B1D, runner.continue_prompts(prompts, source_B, fed)], dim=1)
-    places = [at * longest + place for at, request in enumerate(requests) for place in sampled_places(request.lengths)]
-    return states_BSD.flatten(0, 1)[torch.tensor(places, device=states_BSD.device)]
+def _sampled_states(
+    runner: Runner, prompts: PrefilledPrompts, rows: Sequence[_Row], duplicates: Sequence[Sequence[ScoreRequest]]
+) -> tuple[Tensor, Tensor]:
+    """The states that produced sampled tokens, each once, and of every sampled token of every output the number of its state."""
+    first = iter(duplicates)
+    outputs = [[next(first)[0] for _ in row.duplicates] for row in rows]
+    source_B = prompts.sources([own[0].prompt_tokens for own in outputs])
+    states_BSD = prompts.states_PD[source_B][:, None]
+    if any(row.tree.tokens for row in rows):
+        continued = runner.continue_prompts(prompts, source_B, [row.tree for row in rows])
+        states_BSD = torch.cat([states_BSD, continued], dim=1)
+    places = [
+        at * states_BSD.shape[1] + (1 + path[place - 1] if place else 0)
+        for at, (row, own) in enumerate(zip(rows, outputs, strict=True))
+        for request, path in zip(own, row.tree.paths, strict=True)
+        for place in sampled_places(request.lengths)
+    ]
+    needed, of_tokens = torch.tensor(places, device=states_BSD.device).unique(return_inverse=True)
+    return states_BSD.flatten(0, 1)[needed], of_tokens
 
 
 def _margins(runner: Runner, states_ND: Tensor, claims_4R: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,7 +20,7 @@ STATUS_OK, STATUS_NOT_FINITE, STATUS_NO_MODULUS = 0, 1, 2
 _P = np.uint32(MODULUS)
 _MAGNITUDE = np.uint16(0x7FFF)
 _INFINITY = 0x7F80
-_BLOCK = 64
+_BLOCK, _SMALL_BLOCK, _LARGE_CHUNK = 64, 16, 1 << 14
 
 Bits = NDArray[np.uint16]
 Field = NDArray[np.uint32]
@@ -155,20 +155,22 @@ def count_differences(own: Bits, indices: Index, claimed: Field, result: Index) 
 def select_top(bits: Bits, wanted: int, scratch: NDArray[np.int32], indices: Index) -> np.int64:
     """Write the `wanted` indices of largest magnitude, ascending, ties to the lowest; return the largest magnitude.
 
-    At least `wanted` values reach the wanted-th largest block maximum, so most blocks are never looked at again.
+    At least `wanted` values reach the wanted-th largest block maximum, so most blocks are never looked at again. Chunks of a narrow
+    policy have few values: with large blocks all of them would be.
     """
     maxima, candidates, found, largest = scratch[0], scratch[1], 0, np.int64(0)
-    block_count = (bits.size + _BLOCK - 1) // _BLOCK
+    size = _BLOCK if bits.size >= _LARGE_CHUNK else _SMALL_BLOCK
+    block_count = (bits.size + size - 1) // size
+    if size == _BLOCK:
+        fill_maxima(bits, maxima)
+    else:
+        fill_small_maxima(bits, maxima)
     for block in range(block_count):
-        maximum = np.uint16(0)
-        for i in range(block * _BLOCK, min(bits.size, (block + 1) * _BLOCK)):
-            maximum = max(maximum, np.uint16(bits[i] & _MAGNITUDE))
-        maxima[block] = maximum
-        largest = max(largest, np.int64(maximum))
+        largest = max(largest, np.int64(maxima[block]))
     floor = kth_largest(maxima[:block_count], wanted)
     for block in range(block_count):
         if maxima[block] >= floor:
-            for i in range(block * _BLOCK, min(bits.size, (block + 1) * _BLOCK)):
+            for i in range(block * size, min(bits.size, (block + 1) * size)):
                 if np.int64(bits[i] & _MAGNITUDE) >= floor:
                     candidates[found] = i
                     found += 1
@@ -177,6 +179,25 @@ def select_top(bits: Bits, wanted: int, scratch: NDArray[np.int32], indices: Ind
         magnitudes[i] = bits[candidates[i]] & _MAGNITUDE
     keep_largest(magnitudes[:found], candidates, wanted, indices)
     return largest
+
+
+@compiled
+def fill_maxima(bits: Bits, maxima: NDArray[np.int32]) -> None:
+    """Of each block. Only with a constant size does the compiler use SIMD lanes, so there are two of these."""
+    for block in range((bits.size + _BLOCK - 1) // _BLOCK):
+        maximum = np.uint16(0)
+        for i in range(block * _BLOCK, min(bits.size, (block + 1) * _BLOCK)):
+            maximum = max(maximum, np.uint16(bits[i] & _MAGNITUDE))
+        maxima[block] = maximum
+
+
+@compiled
+def fill_small_maxima(bits: Bits, maxima: NDArray[np.int32]) -> None:
+    for block in range((bits.size + _SMALL_BLOCK - 1) // _SMALL_BLOCK):
+        maximum = np.uint16(0)
+        for i in range(block * _SMALL_BLOCK, min(bits.size, (block + 1) * _SMALL_BLOCK)):
+            maximum = max(maximum, np.uint16(bits[i] & _MAGNITUDE))
+        maxima[block] = maximum
 
 
 @compiled

@@ -59,12 +59,11 @@ class Reward:
     """False if the answers before it had cost as much as a submission may."""
 
     def agrees_with(self, claim: Rollout) -> bool:
-        pairs = (
-            (claim.task_reward, self.task_reward),
-            (claim.length_penalty, self.length_penalty),
-            (claim.reward, self.total),
+        return (
+            abs(claim.task_reward - self.task_reward) <= REWARD_TOLERANCE
+            and abs(claim.length_penalty - self.length_penalty) <= REWARD_TOLERANCE
+            and abs(claim.reward - self.total) <= REWARD_TOLERANCE
         )
-        return all(abs(claimed - found) <= REWARD_TOLERANCE for claimed, found in pairs)
 
 
 class Workload:

@@ -154,8 +154,9 @@ def _check_rewards(rollouts: Sequence[Rollout], items: Sequence[WorkItem], workl
     one could not differ."""
     rewards: dict[int, Reward] = {}
     scored = [number for number, item in enumerate(items) if not item.environment]
+    cost = {number: workload.is_costly(items[number].task) for number in scored}
     for costly in (False, True):
-        rows = [number for number in scored if workload.is_costly(items[number].task) is costly]
+        rows = [number for number in scored if cost[number] is costly]
         outputs = [(items[row].task, items[row].target_length, rollouts[row].output_tokens) for row in rows]
         rewards |= zip(rows, workload.rewards(outputs, slack=SCORING_SLACK), strict=True)
         proofs = [row for row in rows if rewards[row].exact and not rewards[row].agrees_with(rollouts[row])]

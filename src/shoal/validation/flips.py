@@ -11,7 +11,7 @@ a kurtosis of 4 to 9, and this one has 7.6.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -86,16 +86,17 @@ def lost_probability(gaps: Tensor, scale: float) -> Tensor:
     return lost.clamp(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
 
 
-def ratios(draws: Draws, scale: float, alternative: Alternative) -> Tensor:
-    """Log-likelihood ratio of each draw, bounded above."""
+def ratios(draws: Draws, scale: float, alternatives: Iterable[Alternative]) -> Iterator[Tensor]:
+    """Log-likelihood ratios of each draw against honest numerics, bounded above."""
     honest_N = log_likelihoods(draws, scale)
-    return (log_likelihoods(draws, scale, alternative) - honest_N).clamp_max(LARGEST_LLR)
+    for alternative in alternatives:
+        yield (log_likelihoods(draws, scale, alternative) - honest_N).clamp_max(LARGEST_LLR)
 
 
 def evidence(scored: Sequence[Scored], scale: float) -> list[float]:
     """Of all tokens together, in the order of ALTERNATIVES."""
     draws = close_draws(Draws.of(scored), scale)
-    return [float(ratios(draws, scale, alternative).sum()) for alternative in ALTERNATIVES.values()]
+    return [float(ratios_N.sum()) for ratios_N in ratios(draws, scale, ALTERNATIVES.values())]
 
 
 def close_draws(draws: Draws, scale: float) -> Draws:

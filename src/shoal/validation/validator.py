@@ -1,8 +1,9 @@
 """The validator role: claims submissions of one version, checks each stage by stage, audits them together, reports verdicts.
 
 Stateless: any number of validators may run. One claims as many small submissions as it checks in a moment, so that their audits
-share passes; one at a time if they are large. It claims only what it has the version of, and gets other versions meanwhile. A crash
-during a check is reported as a fault, so the worker is never penalised for it.
+share passes; one at a time if they are large. It claims only what it has the version of, and gets other versions meanwhile: those
+of files that wait, then the newest one, as soon as it is published. A crash during a check is reported as a fault, so the worker is
+never penalised for it.
 """
 
 import logging
@@ -92,12 +93,14 @@ class Validator:
                 most=self.most_together(),
                 ready=self.versions.ready(),
                 fetching=fetching,
+                newest=self.versions.newest,
             )
             answer = self.client.claim(body)
             self.versions.want(answer.missing)
+            self.versions.expect(answer.newest)
             if answer.claim is not None:
                 self._handle([answer.claim, *answer.beside])
-            elif answer.run_state == "finished" and not answer.missing and not fetching:
+            elif answer.run_state == "finished" and not answer.missing and not self.versions.wanted():
                 return
 
     def _claim_wait_s(self) -> float:

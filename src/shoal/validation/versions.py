@@ -1,8 +1,9 @@
 """The policy versions of a validator: fetched on a thread, so that files of other versions are verified meanwhile.
 
-`ready` names the versions that can be loaded at once. A version that could not be had counts as ready until its failure was
-reported: the file that needs it then returns to the coordinator, which knows how long to wait for it. No worker is penalised. How
-long a fetch may take is a matter of progress: only one to which nothing arrives is ended.
+Versions that files wait for come first; the newest one is fetched before it has files. `ready` names versions that can be loaded
+at once. A version that could not be had counts as ready until its failure was reported: the file that needs it then returns to the
+coordinator, which knows how long to wait for it. No worker is penalised. One that was only expected and could not be had is fetched
+again when a file needs it. How long a fetch may take is a matter of progress: only one to which nothing arrives is ended.
 """
 
 import contextlib
@@ -35,6 +36,10 @@ class HeldVersions:
         self._changed = threading.Condition()
         self._wanted: dict[str, int] = {}
         """Versions by manifest, in the order in which they are fetched."""
+        self._expected: api.WantedVersion | None = None
+        """The newest one, while it is neither fetched nor superseded."""
+        self.newest: str | None = None
+        """Manifest of the last one that was expected."""
         self._paths: dict[str, Path] = {}
         self._failures: dict[str, str] = {}
         self._begun_at = 0.0
@@ -46,9 +51,15 @@ class HeldVersions:
             self._paths = {digest: path for digest, path in self._paths.items() if path.exists()}
             return [*self._paths, *self._failures]
 
-    def fetching(self) -> list[str]:
+    def wanted(self) -> list[str]:
+        """Of files that wait."""
         with self._changed:
             return list(self._wanted)
+
+    def fetching(self) -> list[str]:
+        with self._changed:
+            expected = [self._expected.manifest_digest] if self._expected else []
+            return list(dict.fromkeys([*self._wanted, *expected]))
 
     def fetching_s(self) -> float:
         """How long the fetch that runs has taken so far."""
@@ -60,10 +71,20 @@ class HeldVersions:
             for wanted in versions:
                 if wanted.manifest_digest not in self._paths:
                     self._wanted.setdefault(wanted.manifest_digest, wanted.version)
-            if self._wanted and self._thread is None:
-                self._begun_at = self._clock()
-                self._thread = threading.Thread(target=self._fetch_all, name="versions", daemon=True)
-                self._thread.start()
+            self._start()
+
+    def expect(self, newest: api.WantedVersion | None) -> None:
+        """The newest version, which files will need: fetched behind those that files need now, instead of an older expected one."""
+        with self._changed:
+            if newest is not None:
+                self._expected, self.newest = newest, newest.manifest_digest
+            self._start()
+
+    def _start(self) -> None:
+        if (self._wanted or self._expected) and self._thread is None:
+            self._begun_at = self._clock()
+            self._thread = threading.Thread(target=self._fetch_all, name="versions", daemon=True)
+            self._thread.start()
 
     def path(self, version: int, manifest_digest: str) -> Path:
         """The directory of a version; fetched here and now if nobody asked for it before."""
@@ -78,24 +99,33 @@ class HeldVersions:
         return self._fetch(version, manifest_digest)
 
     def _fetch_all(self) -> None:
-        while True:
-            with self._changed:
-                if not self._wanted:
-                    self._thread = None
-                    return
-                digest, version = next(iter(self._wanted.items()))
-                self._begun_at = self._clock()
+        while (following := self._next()) is not None:
             failure = ""
             try:
-                self._fetch(version, digest)
+                self._fetch(following.version, following.manifest_digest)
             except ShoalError as error:
                 failure = str(error)
                 self._report(failure)
-            with self._changed:
-                if failure:
-                    self._failures[digest] = failure
-                del self._wanted[digest]
-                self._changed.notify_all()
+            self._ended(following.manifest_digest, failure)
+
+    def _next(self) -> api.WantedVersion | None:
+        with self._changed:
+            self._begun_at = self._clock()
+            if self._wanted:
+                digest, version = next(iter(self._wanted.items()))
+                return api.WantedVersion(version=version, manifest_digest=digest)
+            if self._expected is None:
+                self._thread = None
+            return self._expected
+
+    def _ended(self, digest: str, failure: str) -> None:
+        with self._changed:
+            needed = self._wanted.pop(digest, None) is not None
+            if failure and needed:
+                self._failures[digest] = failure
+            if self._expected is not None and self._expected.manifest_digest == digest:
+                self._expected = None
+            self._changed.notify_all()
 
     def _fetch(self, version: int, manifest_digest: str) -> Path:
         try:

@@ -115,6 +115,21 @@ def test_the_claim_of_a_validator_that_died_passes_to_another(swarm: Swarm) -> N
     assert len(swarm.all("SELECT * FROM groups")) == 2
 
 
+def test_a_claim_leaves_time_to_load_a_version_of_many_gigabytes(swarm: Swarm) -> None:
+    """Three validators that began with such a version lost their claims one after the other, and the file was quarantined."""
+    swarm.publish(0, size_bytes=65 * 10**9)
+    (ann,) = swarm.join("ann")
+    swarm.work(ann)
+    claim = swarm.claim()
+    swarm.clock.advance(20 + 600)
+    assert swarm.client("validator").claim(api.ClaimBody(request_id=swarm.new_id(), wait_s=0)).claim is None
+    assert swarm.client("validator").verdict(verdict_of(claim)).recorded
+    swarm.work(ann)
+    lost = swarm.claim()
+    swarm.clock.advance(20 + 651)
+    assert swarm.claim().submission_id == lost.submission_id, "a validator that died does not hold it for ever"
+
+
 def test_files_that_a_batch_waits_for_are_verified_before_those_of_new_keys(tmp_path: Path) -> None:
     with running(tmp_path, CONFIG) as swarm:
         ann, *_ = proven_swarm(swarm, "ann", "bob", "cho")
@@ -148,6 +163,21 @@ def test_a_validator_gets_only_files_of_versions_that_it_has(swarm: Swarm) -> No
     having = claim_of(swarm, ready=["0" * 64, lease.manifest_digest])
     assert having.claim is not None
     assert having.claim.submission_id == submission_id
+
+
+def test_a_validator_is_told_once_of_the_newest_version_before_it_has_files(swarm: Swarm) -> None:
+    assert claim_of(swarm, ready=[]).newest is None, "nothing is published"
+    swarm.publish(0)
+    told = claim_of(swarm, ready=[]).newest
+    assert told is not None
+    assert told.version == 0
+    assert claim_of(swarm, ready=[], newest=told.manifest_digest).newest is None
+    assert claim_of(swarm).newest is None, "one that keeps no versions is told of none"
+    (ann,) = swarm.join("ann")
+    swarm.work(ann)
+    beside = claim_of(swarm, ready=[told.manifest_digest])
+    assert beside.claim is not None
+    assert beside.newest == told
 
 
 def test_a_validator_may_claim_several_files_of_one_version(swarm: Swarm) -> None:

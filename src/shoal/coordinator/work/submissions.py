@@ -15,8 +15,8 @@ from shoal.coordinator.rules import retries, trust, unaudited
 from shoal.coordinator.run import Run
 from shoal.coordinator.states import LeaseState, SlotState, SubmissionState
 from shoal.coordinator.store.database import Connection, Transaction
-from shoal.coordinator.store.rows import find, insert, select, update
-from shoal.coordinator.store.tables import LeaseRow, SubmissionRow, WorkerRow
+from shoal.coordinator.store.rows import find, insert, number, select, update
+from shoal.coordinator.store.tables import LeaseRow, SubmissionRow, VersionRow, WorkerRow
 from shoal.coordinator.work import slots
 from shoal.coordinator.work.audits import left_of_key
 from shoal.coordinator.work.deliveries import drop_lease
@@ -152,12 +152,13 @@ def claim(connection: Connection, run: Run, key: str, body: api.ClaimBody) -> ap
     rows = select(connection, SubmissionRow, repeated, (key, body.request_id)) or _claim_next(
         connection, run, key, body
     )
-    claims = [_claim_of(connection, run, row) for row in rows]
+    claims, state = [_claim_of(connection, run, row) for row in rows], run_state(connection, run)
     return api.ClaimAnswer(
         claim=claims[0] if claims else None,
         beside=claims[1:],
         missing=[] if claims or body.ready is None else _missing(connection, run, [*body.ready, *body.fetching]),
-        run_state=run_state(connection, run),
+        newest=None if body.ready is None or state == "finished" else _newest(connection, body.newest),
+        run_state=state,
     )
 
 
@@ -192,6 +193,8 @@ def _waiting(connection: Connection, run: Run, manifests: Sequence[str] | None, 
 
 def _claim_row(connection: Connection, run: Run, row: SubmissionRow, key: str, request_id: str) -> SubmissionRow:
     left = left_of_key(connection, run, row.worker)
+    # The first version is whole, and so the largest.
+    version_bytes = number(connection, "SELECT MAX(bytes_total) AS n FROM versions")
     return update(
         connection,
         row,
@@ -199,7 +202,7 @@ def _claim_row(connection: Connection, run: Run, row: SubmissionRow, key: str, r
         claim_id=uuid.uuid4().hex,
         claimed_by=key,
         claim_request=request_id,
-        claim_expires=run.clock() + run.config.validation.claim_s,
+        claim_expires=run.clock() + retries.claim_s(run.config.validation.claim_s, version_bytes),
         unaudited_limit=_limits(run, row, left)[-1],
         tries=row.tries + 1,
     )
@@ -212,6 +215,14 @@ def _missing(connection: Connection, run: Run, known: Sequence[str]) -> list[api
     leases = select(connection, LeaseRow, waiting, (run.clock(), *known))
     versions = dict.fromkeys((lease.policy_version, lease.manifest_digest) for lease in leases)
     return [api.WantedVersion(version=version, manifest_digest=digest) for version, digest in versions][:MOST_MISSING]
+
+
+def _newest(connection: Connection, told: str | None) -> api.WantedVersion | None:
+    """The newest version, unless the validator was told of it."""
+    newest = find(connection, VersionRow, "ORDER BY version DESC LIMIT 1")
+    if newest is None or newest.manifest_digest == told:
+        return None
+    return api.WantedVersion(version=newest.version, manifest_digest=newest.manifest_digest)
 
 
 def _claim_of(connection: Connection, run: Run, row: SubmissionRow) -> api.Claim:

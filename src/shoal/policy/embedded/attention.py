@@ -70,13 +70,21 @@ class PrefillStep:
 class ContinuationStep:
     """Right-padded sequences that go on after prompts whose entries are known; `source_B` names the prompt of each.
 
-    If it `keeps` them, `continued` collects keys and values of the new positions alternately, layer by layer.
+    If it `keeps` them, `continued` collects keys and values of the new positions alternately, layer by layer. With `visible_BSS`
+    each new position sees those that it says, else all before it.
     """
 
     def __init__(
-        self, entries: Sequence[Tensor], source_B: Tensor, positions_BS: Tensor, *, keeps: bool = False
+        self,
+        entries: Sequence[Tensor],
+        source_B: Tensor,
+        positions_BS: Tensor,
+        *,
+        keeps: bool = False,
+        visible_BSS: Tensor | None = None,
     ) -> None:
         self.entries, self.source_B, self.positions_BS, self._keeps = entries, source_B, positions_BS, keeps
+        self._visible_BSS = visible_BSS
         self.continued: list[Tensor] = []
         self._masks: dict[int | None, Tensor] = {}
 
@@ -100,7 +108,11 @@ class ContinuationStep:
             prompt_BSL = (columns_L < self.positions_BS[:, :1, None]).expand(-1, length, -1)
             if window is not None:
                 prompt_BSL = prompt_BSL & (self.positions_BS[:, :, None] - columns_L < window)
-            own_BSS = causal_mask(length, window, device).expand(prompt_BSL.shape[0], -1, -1)
+            if self._visible_BSS is None:
+                own_BSS = causal_mask(length, window, device).expand(prompt_BSL.shape[0], -1, -1)
+            else:
+                distances_BSS = self.positions_BS[:, :, None] - self.positions_BS[:, None]
+                own_BSS = self._visible_BSS if window is None else self._visible_BSS & (distances_BSS < window)
             self._masks[window] = torch.cat([prompt_BSL, own_BSS], dim=2)[:, None]
         return self._masks[window]
 

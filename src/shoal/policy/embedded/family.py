@@ -19,6 +19,7 @@ from shoal.policy.directory import read_config
 from shoal.policy.embedded.frame_runner import FrameRunner
 from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt
 from shoal.policy.embedded.runner import ModelRunner
+from shoal.policy.prefixes import PrefixTree
 
 
 class RowCache(Protocol):
@@ -39,6 +40,11 @@ class Runner(Protocol):
     vocab_size: int
     hidden_size: int
     max_tokens: int
+
+    @property
+    def reads_trees(self) -> bool:
+        """Whether continuations may share prefixes; what keeps one state per row reads them one by one."""
+        ...
 
     @property
     def device(self) -> torch.device: ...
@@ -68,10 +74,8 @@ class Runner(Protocol):
 
     def read_prompts(self, prompts: Sequence[Prompt]) -> PrefilledPrompts: ...
 
-    def continue_prompts(
-        self, prompts: PrefilledPrompts, source_B: Tensor, continuations: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """States at every position of the continuations, right-padded: [B, S, D]."""
+    def continue_prompts(self, prompts: PrefilledPrompts, source_B: Tensor, trees: Sequence[PrefixTree]) -> Tensor:
+        """States of every token of the continuations, right-padded: [B, S, D]."""
         ...
 
     def decode(self, tokens_R: Tensor, positions_R: Tensor, cache: Any, longest: int) -> Tensor:

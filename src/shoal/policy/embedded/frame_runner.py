@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shoal.frames.policy import MODEL_TYPE
 from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt
+from shoal.policy.prefixes import PrefixTree
 from shoal.tasks.editor import Frame
 
 SCREEN_BYTES = 1 << 13
@@ -43,6 +44,8 @@ class FrameCache:
 
 
 class FrameRunner:
+    reads_trees = False
+
     def __init__(self, model: Any) -> None:
         self.model: Any = model
         self.vocab_size: int = model.config.vocab_size
@@ -108,13 +111,12 @@ class FrameRunner:
         _, (hidden, cell) = self.model.model.advance(streams, first)
         return torch.stack([hidden[0], cell[0]], dim=1)
 
-    def continue_prompts(
-        self, prompts: PrefilledPrompts, source_B: Tensor, continuations: Sequence[Sequence[int]]
-    ) -> Tensor:
+    def continue_prompts(self, prompts: PrefilledPrompts, source_B: Tensor, trees: Sequence[PrefixTree]) -> Tensor:
+        assert all(tree.is_path for tree in trees)
         names = list(prompts.index)
         shown = [
-            self._renderer.frames(self.screen(names[source]), actions)
-            for source, actions in zip(source_B.tolist(), continuations, strict=True)
+            self._renderer.frames(self.screen(names[source]), tree.tokens)
+            for source, tree in zip(source_B.tolist(), trees, strict=True)
         ]
         hidden_cell = prompts.entries[0][source_B].transpose(0, 1).contiguous()
         states_SBH, _ = self.model.model.advance(shown, (hidden_cell[:1], hidden_cell[1:]))

@@ -2,7 +2,7 @@
 
 Query, key and value projections become one matrix product, gate and up another; rotation takes three operations. The
 module's parameters are re-pointed at slices of the joined matrices, so weights still exist once and are still replaced in place.
-With a widener, matrices are stored in bf16 and everything is computed in float32.
+With a widener, matrices are widened for each product: either everything is computed in float32, or only products are.
 Other architectures run through Transformers' own code.
 
 Shapes: B sequences, S positions, T = B·S, D hidden size, d head size.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shoal.policy.embedded.attention import Step
 from shoal.policy.embedded.linear import Linear
-from shoal.policy.embedded.widening import COMPUTE, Widener
+from shoal.policy.embedded.widening import Widener
 
 _FAMILY = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
@@ -29,9 +29,10 @@ def can_fuse(model: Any) -> bool:
 class FusedBackbone:
     """Token ids to states."""
 
-    def __init__(self, model: Any, widener: Widener | None = None) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype, widener: Widener | None = None) -> None:
+        """States are of `dtype`."""
         decoder = model.model
-        self._widens = widener is not None
+        self._dtype = dtype
         self.embedding: Tensor = decoder.embed_tokens.weight
         self.rotary = decoder.rotary_emb
         self.final_norm = decoder.norm
@@ -39,9 +40,7 @@ class FusedBackbone:
         self.linears = [linear for layer in self.layers for linear in layer.linears]
 
     def __call__(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:
-        hidden_TD = F.embedding(ids_BS.reshape(-1), self.embedding)
-        if self._widens:
-            hidden_TD = hidden_TD.to(COMPUTE)
+        hidden_TD = F.embedding(ids_BS.reshape(-1), self.embedding).to(self._dtype)
         cos_BSd, sin_BSd = self.rotary(hidden_TD, positions_BS)
         sin_BSd[..., : sin_BSd.shape[-1] // 2].neg_()  # the sign of the rotated half
         cos, sin = cos_BSd[:, :, None], sin_BSd[:, :, None]

@@ -2,7 +2,8 @@
 
 The reordered weights are a second copy, so only large fp32 matrices get one, and only where memory is plentiful. After the
 weights were replaced in place, `reorder` must be called. Weights that are stored in fewer bits than the products are computed in
-are widened for each product, into memory that all layers share.
+are widened for each product, into memory that all layers share. So are bf16 operands on a CPU whose bf16 products are slow: their
+products are exact in float32 too, sums are float32 in either case, and the output is rounded to bf16 once.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.policy.embedded.widening import Widener
+from shoal.policy.embedded.widening import COMPUTE, Widener
 from shoal.policy.lora.layers import AdaptedLinear, add_low_rank
 from shoal.policy.memory import available_bytes
 
@@ -22,6 +23,8 @@ MEMORY_SHARE = 0.25
 """Largest part of the free memory that copies may take."""
 _ROWS = 32
 """For which oneDNN chooses the layout; any number of rows may use it."""
+FEWEST_WIDENED = 8
+"""Rows from which widening bf16 operands pays (`benchmarks/narrow_products.py`): three times at 64 with AVX2, not yet at four."""
 
 
 class Linear:
@@ -61,19 +64,25 @@ class Linear:
 
     def _product(self, inputs_TI: Tensor) -> Tensor:
         if self._reordered is None:
-            return F.linear(inputs_TI, self._wide(), self.bias)
+            operands, weight, bias = self._operands(inputs_TI)
+            return F.linear(operands, weight, bias).to(inputs_TI.dtype)
         products_TO: Tensor = torch.ops.mkldnn._linear_pointwise(inputs_TI, self._reordered, self.bias, "none", [], "")
         return products_TO
 
     def add_to(self, residual_TO: Tensor, inputs_TI: Tensor) -> Tensor:
         if self._reordered is not None or self._adapted:
             return self(inputs_TI).add_(residual_TO)
-        added_TO = torch.addmm(residual_TO, inputs_TI, self._wide().t())
-        return added_TO if self.bias is None else added_TO.add_(self.bias)
+        operands, weight, bias = self._operands(inputs_TI)
+        added_TO = torch.addmm(residual_TO.to(operands.dtype), operands, weight.t())
+        return (added_TO if bias is None else added_TO.add_(bias)).to(residual_TO.dtype)
 
-    def _wide(self) -> Tensor:
-        """The weight as the product takes it; valid until the next layer asks."""
-        return self.weight if self._widener is None else self._widener.widened(self.weight)
+    def _operands(self, inputs_TI: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, weight and bias as the product takes them; the weight is valid until the next layer asks."""
+        few = inputs_TI.dtype != COMPUTE and inputs_TI.shape[0] < FEWEST_WIDENED
+        if self._widener is None or few:
+            return inputs_TI, self.weight, self.bias
+        bias = None if self.bias is None else self.bias.to(COMPUTE)
+        return inputs_TI.to(COMPUTE), self._widener.widened(self.weight), bias
 
 
 def choose_reordered(layers: Sequence[Linear]) -> list[Linear]:
@@ -83,3 +92,9 @@ def choose_reordered(layers: Sequence[Linear]) -> list[Linear]:
         return []
     needed = sum(layer.reordered_bytes for layer in large)
     return large if needed <= MEMORY_SHARE * available_bytes(torch.device("cpu")) else []
+
+
+def has_slow_products(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether torch multiplies this type value by value: bf16 on a CPU without instructions that oneDNN needs for it."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return device.type == "cpu" and dtype == torch.bfloat16 and supported is not None and not supported()

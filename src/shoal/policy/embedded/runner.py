@@ -25,10 +25,11 @@ from shoal.policy.embedded.attention import (
 from shoal.policy.embedded.fused import FusedBackbone, can_fuse
 from shoal.policy.embedded.head import NARROW, wide_products
 from shoal.policy.embedded.kv_cache import KeyValueCache, PlaneShape, bytes_per_position
-from shoal.policy.embedded.linear import Linear, choose_reordered
+from shoal.policy.embedded.linear import Linear, choose_reordered, has_slow_products
 from shoal.policy.embedded.prompts import PrefilledPrompts, Prompt, padded
 from shoal.policy.embedded.widening import COMPUTE, Widener, compute_wide
 from shoal.policy.exactness import pin_exact_products
+from shoal.policy.prefixes import PrefixTree, visible
 
 _PROBE_TOKENS = 6
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -52,10 +53,14 @@ class TransformersBackbone:
 
 
 class ModelRunner:
+    reads_trees = True
+
     def __init__(self, model: Any, *, widens: bool = False) -> None:
         """With `widens` the model's matrices are stored as they are and everything is computed in float32."""
         self.model: Any = model
-        self._widener = Widener() if widens else None
+        self.dtype: torch.dtype = COMPUTE if widens else model.dtype
+        """In which it computes."""
+        self._widener = Widener() if widens or has_slow_products(self.dtype, model.device) else None
         if widens:
             compute_wide(model)
         self.config: Any = self.model.config.get_text_config()
@@ -78,12 +83,6 @@ class ModelRunner:
         device: torch.device = self.model.device
         return device
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """In which it computes."""
-        dtype: torch.dtype = COMPUTE if self._widener is not None else self.model.dtype
-        return dtype
-
     def run(self, ids_BS: Tensor, positions_BS: Tensor, step: Step) -> Tensor:
         """States [B, S, D] of a pass that attends as `step` says."""
         pin_exact_products()
@@ -102,14 +101,15 @@ class ModelRunner:
         last_PD = states_PLD[torch.arange(len(prompts), device=self.device), lengths_P - 1]
         return PrefilledPrompts({prompt: at for at, prompt in enumerate(prompts)}, lengths_P, entries, last_PD)
 
-    def continue_prompts(
-        self, prompts: PrefilledPrompts, source_B: Tensor, continuations: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """States at every position of the continuations, right-padded: [B, S, D]."""
-        ids_BS = padded(continuations, self.device)
-        starts_B = prompts.lengths_P[source_B]
-        positions_BS = starts_B[:, None] + torch.arange(ids_BS.shape[1], device=self.device)
-        return self.run(ids_BS, positions_BS, ContinuationStep(prompts.entries, source_B, positions_BS))
+    def continue_prompts(self, prompts: PrefilledPrompts, source_B: Tensor, trees: Sequence[PrefixTree]) -> Tensor:
+        """States of every token of the continuations, right-padded: [B, S, D]."""
+        ids_BS = padded([tree.tokens for tree in trees], self.device)
+        depths_BS = padded([tree.depths for tree in trees], self.device)
+        positions_BS = prompts.lengths_P[source_B][:, None] + depths_BS
+        seen = None if all(tree.is_path for tree in trees) else torch.from_numpy(visible(trees)).to(self.device)
+        return self.run(
+            ids_BS, positions_BS, ContinuationStep(prompts.entries, source_B, positions_BS, visible_BSS=seen)
+        )
 
     def row_bytes(self, capacity: int) -> int:
         return bytes_per_position(self.planes, self.dtype) * capacity
@@ -136,7 +136,7 @@ class ModelRunner:
         ids_1S = (torch.arange(_PROBE_TOKENS, device=self.device) * 7 % self.vocab_size)[None]
         reference_V = self.model(input_ids=ids_1S, use_cache=False).logits[0, -1, : self.vocab_size]
         if can_fuse(self.model):
-            backbone = FusedBackbone(self.model, self._widener)
+            backbone = FusedBackbone(self.model, self.dtype, self._widener)
             self._backbone, self._head = backbone, Linear(self._head.weight, self._head.bias, widener=self._widener)
             self._linears = [*backbone.linears, self._head]
             self._reordered = choose_reordered(self._linears)

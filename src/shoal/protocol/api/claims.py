@@ -22,6 +22,8 @@ class ClaimBody(Body):
     """Manifests of the versions that the validator can load now: it gets files of these only. Without the list, of any."""
     fetching: Annotated[list[Digest], Field(max_length=64)] = []
     """Manifests of versions that it is getting."""
+    newest: Digest | None = None
+    """Manifest of the newest version that it was told of."""
 
 
 class Claim(Answer):
@@ -51,6 +53,8 @@ class ClaimAnswer(Answer):
     """More files of the same version, claimed with it."""
     missing: list[WantedVersion] = []
     """Versions of waiting files that the validator has not and is not getting, the file that waits longest first."""
+    newest: WantedVersion | None = None
+    """The newest published version, told once, so that it is fetched before its first file arrives."""
     run_state: str
 
 

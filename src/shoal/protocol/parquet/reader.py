@@ -220,8 +220,10 @@ def _lists(repeats: Bits, present: Bits, values: list[Any]) -> list[list[Any]]:
     if len(repeats) and repeats[0]:
         raise ParquetError("A column begins in the middle of a row.")
     bounds = np.append(np.flatnonzero(repeats == 0), len(repeats))
+    if len(values) == len(present):
+        return [values[start:end] for start, end in pairwise(bounds.tolist())]
     absent = np.flatnonzero(present == 0)
-    if len(absent) and not np.isin(absent, bounds[:-1][np.diff(bounds) == 1]).all():
+    if not np.isin(absent, bounds[:-1][np.diff(bounds) == 1]).all():
         raise ParquetError("A list has an absent element.")
     offsets = np.concatenate([[0], np.cumsum(present, dtype=np.int64)])[bounds].tolist()
     return [values[start:end] for start, end in pairwise(offsets)]
@@ -257,24 +259,29 @@ def _levels(body: memoryview, count: int) -> tuple[Bits, memoryview]:
     return np.frombuffer(_unrolled(bytes(body[4 : 4 + size_bytes]), count), np.uint8), body[4 + size_bytes :]
 
 
-@lru_cache(maxsize=2)  # columns of equally long lists, such as tokens and their log-probabilities, have equal levels
+@lru_cache(maxsize=4)  # tokens and their log-probabilities have equal levels; two other ones lie between them
 def _unrolled(data: bytes, count: int) -> bytes:
-    levels, position = bytearray(), 0
-    while (left := count - len(levels)) > 0:
-        before = len(levels)
-        lead, position = _run_header(data, position)
+    levels, position, left = list[bytes](), 0, count
+    while left > 0:
+        if position < len(data) and data[position] < 0x80:
+            lead, position = data[position], position + 1
+        else:
+            lead, position = _run_header(data, position)
         if lead & 1:
             packed = data[position : position + min(lead >> 1, -(-left // 8))]
-            levels += b"".join([_UNPACKED[byte] for byte in packed])[:left]
+            run = b"".join([_UNPACKED[byte] for byte in packed])[:left]
             position += len(packed)
         else:
-            if data[position : position + 1] not in (b"\0", b"\1"):
+            level = data[position : position + 1]
+            if level not in (b"\0", b"\1"):
                 raise ParquetError("A level is neither 0 nor 1.")
-            levels += data[position : position + 1] * min(lead >> 1, left)
+            run = level * min(lead >> 1, left)
             position += 1
-        if len(levels) == before:
+        if not run:
             raise ParquetError("Levels end too early.")
-    return bytes(levels)
+        levels.append(run)
+        left -= len(run)
+    return b"".join(levels)
 
 
 def _run_header(data: bytes, position: int) -> tuple[int, int]:

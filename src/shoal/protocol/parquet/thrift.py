@@ -30,19 +30,37 @@ class ThriftReader:
         self.position = 0
 
     def struct(self, depth: int = 0) -> Struct:
+        """Metadata is mostly numbers of one byte: those are read here, which takes half as long as a call for each."""
+        data, at, number = self._data, self.position, 0
         fields: Struct = {}
-        number = 0
-        while (kind := (lead := self._byte()) & 0x0F) != STOP:
-            number = number + (lead >> 4) if lead >> 4 else self._int(16)
-            if number in fields:
-                raise ThriftError(f"Field {number} is given twice.")
-            if kind in INT_BITS:
-                fields[number] = self._int(INT_BITS[kind])
-            elif kind in (TRUE, FALSE):
-                fields[number] = kind == TRUE
-            else:
-                fields[number] = self._value(kind, depth)
+        try:
+            while (kind := (lead := data[at]) & 0x0F) != STOP:
+                at += 1
+                number += lead >> 4
+                if lead < 0x10:
+                    number, at = self._int_at(at, 16)
+                if number in fields:
+                    raise ThriftError(f"Field {number} is given twice.")
+                if kind in INT_BITS:
+                    value = data[at]
+                    if value < 0x80:
+                        fields[number], at = (value >> 1) ^ -(value & 1), at + 1
+                    else:
+                        fields[number], at = self._int_at(at, INT_BITS[kind])
+                elif kind in (TRUE, FALSE):
+                    fields[number] = kind == TRUE
+                else:
+                    self.position = at
+                    fields[number] = self._value(kind, depth)
+                    at = self.position
+        except IndexError:
+            raise ThriftError("The metadata ends too early.") from None
+        self.position = at + 1
         return fields
+
+    def _int_at(self, position: int, bits: int) -> tuple[int, int]:
+        self.position = position
+        return self._int(bits), self.position
 
     def _value(self, kind: int, depth: int) -> Value:
         if kind in INT_BITS:

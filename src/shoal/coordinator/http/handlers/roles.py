@@ -30,7 +30,7 @@ async def submission_file(service: Service, body: api.SubmissionAddress, caller:
 
 
 async def claim(service: Service, body: api.ClaimBody, caller: Signed) -> api.ClaimAnswer:
-    """The next submissions to verify, or versions that are needed for it; waits up to `wait_s` for either."""
+    """The next submissions to verify, or versions to get for it; waits up to `wait_s` for either."""
     clock = asyncio.get_running_loop().time
     deadline, version = clock() + body.wait_s, service.changes.version
     service.run.presence.validator_seen_at = service.run.clock()
@@ -39,7 +39,7 @@ async def claim(service: Service, body: api.ClaimBody, caller: Signed) -> api.Cl
         return submissions.claim(connection, service.run, caller.key, body)
 
     answer = await service.write(caller, operation)
-    while not (answer.claim or answer.missing or answer.run_state == "finished" or service.stopping):
+    while not (answer.claim or answer.missing or answer.newest or answer.run_state == "finished" or service.stopping):
         if (left_s := deadline - clock()) <= 0:
             break
         await service.changes.wait_changed(version, left_s)
