@@ -4,8 +4,9 @@
 
 Shapes are those of Llama 2 7B: 13.5 GB in bf16; a smaller width or fewer layers give a smaller model. Before each phase all files
 are written out and dropped from the page cache. A phase is one process at work while the others wait, except that shards pass
-through the network. `delta_over_read_and_hash` is the client's fetch of a delta divided by reading and hashing the model once;
-`bytes_written_over_model` is what all three processes together write for a delta, as the kernel counts it. A process whose
+through the network. `delta_over_read_and_hash` is the client's fetch of a delta divided by reading and hashing the model once,
+past the page cache like the delta or through it, whichever is faster; `delta_over_read_and_write` is the same fetch divided by
+copying the file, which a delta cannot beat. `bytes_written_over_model` is what all three processes together write for a delta, as the kernel counts it. A process whose
 anonymous memory passes the limit ends the benchmark with an error. The disk that it needs is stated before it starts. The weights
 that the origin publishes are a mapped file in `--source`, which may be in memory, where a trainer has them. `unchanged_blocks` is
 the share of blocks of 4 KiB without a changed weight: what a file system with reflinks could share between two versions.
@@ -86,16 +87,47 @@ for command in commands():
 """
 
 CLIENT = """
-from shoal.broadcast import WeightClient, WeightClientSettings
+import os, queue
+from concurrent.futures import ThreadPoolExecutor
+from shoal.broadcast import WeightClient, WeightClientSettings, applying
+from shoal.broadcast.applying import DISK_THREADS, BlockFile, aligned_buffer
 from shoal.broadcast.manifest import open_manifest
 from shoal.broadcast.staging import check_weights
 client = WeightClient(sys.argv[3], lambda: [sys.argv[2]], Path(sys.argv[1]), WeightClientSettings(keep_versions=1))
+def copy(path, block_bytes=32 << 20):
+    # What a delta cannot do without: all old bytes are read, as many are written.
+    target = path.with_name("copy")
+    with open(path, "rb") as old, open(target, "w+b") as new:
+        size = os.fstat(old.fileno()).st_size
+        os.posix_fallocate(new.fileno(), 0, size)
+        files = [BlockFile(one, file.fileno(), direct=True) for one, file in ((path, old), (target, new))]
+        buffers = queue.SimpleQueue()
+        for _ in range(DISK_THREADS):
+            buffers.put(aligned_buffer(block_bytes).data)
+        def move(at):
+            buffer = buffers.get()
+            part = buffer[: size - at]
+            files[0].read(part, at)
+            files[1].write(part, at)
+            buffers.put(buffer)
+        with ThreadPoolExecutor(DISK_THREADS) as pool:
+            list(pool.map(move, range(0, size, block_bytes)))
+        for file in files:
+            file.close()
+    return target
 say(ready=True)
+usual_share = applying.LARGE_SHARE
 for command in commands():
     if "check" in command:
         manifest = open_manifest((Path(sys.argv[4]) / "manifests" / command["digest"]).read_bytes(), sys.argv[3])
+        applying.LARGE_SHARE = 0.0 if command["direct"] else float("inf")
         check_weights(Path(command["check"]), manifest)
+        applying.LARGE_SHARE = usual_share
         say(right=True)
+    elif "copy" in command:
+        copied = copy(Path(command["copy"]))
+        say(copied=True)
+        copied.unlink()
     else:
         path = client.fetch_version(command["version"], command["digest"])
         say(path=str(path / "model.safetensors"))
@@ -285,7 +317,7 @@ def measure(work: Path, source: Path, hidden: int, layers: int, memory_bytes: in
         limit = MemoryLimit(nodes, memory_bytes)
         stack.callback(limit.stop)
         phases = Phases(nodes, work, source.parent)
-        written, ratios, sizes, unchanged = [], [], [], []
+        written, ratios, bounds, sizes, unchanged = [], [], [], [], []
         try:
             for version in range(deltas + 1):
                 kind = "delta" if version else "full"
@@ -303,9 +335,14 @@ def measure(work: Path, source: Path, hidden: int, layers: int, memory_bytes: in
                 if version:
                     # Also what the relay wrote between two phases.
                     written.append((sum(node.written_bytes() for node in nodes) - before) / (2 * count))
-                    phases.run("read and hash", client, check=path, digest=digest)
-                    seconds = phases.seconds
-                    ratios.append(seconds["delta fetch"]["seconds"] / max(seconds["read and hash"]["seconds"], 1e-6))
+                    # The reference is the faster of both ways to read.
+                    phases.run("read and hash", client, check=path, digest=digest, direct=True)
+                    phases.run("read and hash, page cache", client, check=path, digest=digest, direct=False)
+                    phases.run("read and write", client, copy=path)
+                    took = {phase: max(row["seconds"], 1e-6) for phase, row in phases.seconds.items()}
+                    fetch_s = took["delta fetch"]
+                    ratios.append(fetch_s / min(took["read and hash"], took["read and hash, page cache"]))
+                    bounds.append(fetch_s / took["read and write"])
                     sizes.append(published["follow_bytes"])
         except (RuntimeError, FileNotFoundError):
             if not limit.broken_by:
@@ -313,6 +350,7 @@ def measure(work: Path, source: Path, hidden: int, layers: int, memory_bytes: in
             sys.exit(f"The anonymous memory of the {limit.broken_by} passed {memory_bytes / 1e6:.0f} MB.")
         return {
             "delta_over_read_and_hash": round(statistics.median(ratios), 2),
+            "delta_over_read_and_write": round(statistics.median(bounds), 2),
             "bytes_written_over_model": round(statistics.median(written), 3),
             "model_gb": round(2 * count / 1e9, 2),
             "delta_mb": round(statistics.median(sizes) / 1e6, 1),
