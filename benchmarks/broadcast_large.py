@@ -5,11 +5,12 @@
 Shapes are those of Llama 2 7B: 13.5 GB in bf16; a smaller width or fewer layers give a smaller model. Before each phase all files
 are written out and dropped from the page cache. A phase is one process at work while the others wait, except that shards pass
 through the network. `delta_over_read_and_hash` is the client's fetch of a delta divided by reading and hashing the model once,
-past the page cache like the delta or through it, whichever is faster; `delta_over_read_and_write` is the same fetch divided by
-copying the file, which a delta cannot beat. `bytes_written_over_model` is what all three processes together write for a delta, as the kernel counts it. A process whose
-anonymous memory passes the limit ends the benchmark with an error. The disk that it needs is stated before it starts. The weights
-that the origin publishes are a mapped file in `--source`, which may be in memory, where a trainer has them. `unchanged_blocks` is
-the share of blocks of 4 KiB without a changed weight: what a file system with reflinks could share between two versions.
+past the page cache like the delta or through it, whichever is faster. `delta_over_read_and_write` is the same fetch divided by
+copying the file, which a delta cannot beat. `bytes_written_over_model` is what all three processes together write for a delta, as
+the kernel counts it. A process whose anonymous memory passes the limit ends the benchmark with an error. The disk that it needs is
+stated before it starts. The weights that the origin publishes are a mapped file in `--source`, which may be in memory, where a
+trainer has them. `unchanged_blocks` is the share of blocks of 4 KiB without a changed weight: what a file system with reflinks
+could share between two versions.
 """
 
 import argparse
