@@ -117,6 +117,8 @@ def copy(path, block_bytes=32 << 20):
             file.close()
     return target
 say(ready=True)
+if sys.argv[5] == "direct":
+    applying.LARGE_SHARE = 0.0
 usual_share = applying.LARGE_SHARE
 for command in commands():
     if "check" in command:
@@ -301,7 +303,9 @@ def update_weights(path: Path, count: int, rng: np.random.Generator) -> float:
     return unchanged * BLOCK_NUMBERS / count
 
 
-def measure(work: Path, source: Path, hidden: int, layers: int, memory_bytes: int, deltas: int) -> dict[str, object]:
+def measure(
+    work: Path, source: Path, hidden: int, layers: int, memory_bytes: int, deltas: int, direct: bool
+) -> dict[str, object]:
     shapes = shapes_of(hidden, layers)
     count = sum(rows * columns for _, (rows, columns) in shapes)
     rng = np.random.default_rng(0)
@@ -312,7 +316,8 @@ def measure(work: Path, source: Path, hidden: int, layers: int, memory_bytes: in
         run_key = origin.hello["run_key"]
         relay = Node("relay", RELAY, work / "relay", origin.hello["url"], run_key)
         stack.callback(relay.close)
-        client = Node("client", CLIENT, work / "client", relay.hello["url"], run_key, work / "origin")
+        path = "direct" if direct else "usual"
+        client = Node("client", CLIENT, work / "client", relay.hello["url"], run_key, work / "origin", path)
         stack.callback(client.close)
         nodes = [origin, relay, client]
         limit = MemoryLimit(nodes, memory_bytes)
@@ -375,6 +380,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--memory-mb", type=int, default=1024, help="anonymous memory that each process may have")
     parser.add_argument("--deltas", type=int, default=2, help="results are medians over this number of deltas")
+    parser.add_argument("--direct", action="store_true", help="a smaller model passes the page cache by, too")
     options = parser.parse_args()
     count = sum(rows * columns for _, (rows, columns) in shapes_of(options.hidden, options.layers))
     with tempfile.TemporaryDirectory(dir=options.dir) as name, ExitStack() as stack:
@@ -390,7 +396,7 @@ def main() -> None:
             )
             if needed > free:
                 sys.exit(f"Only {free / 1e9:.1f} GB are free there; name another disk.")
-        sizes = (options.hidden, options.layers, options.memory_mb << 20, options.deltas)
+        sizes = (options.hidden, options.layers, options.memory_mb << 20, options.deltas, options.direct)
         print(json.dumps(measure(Path(name), source / "source.raw", *sizes)))
 
 
