@@ -4,11 +4,13 @@
 
 Shapes are those of Llama 2 7B: 13.5 GB in bf16; a smaller width or fewer layers give a smaller model. Before each phase all files
 are written out and dropped from the page cache. A phase is one process at work while the others wait, except that shards pass
-through the network. `delta_over_read_and_hash` is the client's fetch of a delta divided by reading and hashing the model once;
-`bytes_written_over_model` is what all three processes together write for a delta, as the kernel counts it. A process whose
-anonymous memory passes the limit ends the benchmark with an error. The disk that it needs is stated before it starts. The weights
-that the origin publishes are a mapped file in `--source`, which may be in memory, where a trainer has them. `unchanged_blocks` is
-the share of blocks of 4 KiB without a changed weight: what a file system with reflinks could share between two versions.
+through the network. `delta_over_read_and_hash` is the client's fetch of a delta divided by reading and hashing the model once,
+past the page cache like the delta or through it, whichever is faster. `delta_over_read_and_write` is the same fetch divided by
+copying the file, which a delta cannot beat. `bytes_written_over_model` is what all three processes together write for a delta, as
+the kernel counts it. A process whose anonymous memory passes the limit ends the benchmark with an error. The disk that it needs is
+stated before it starts. The weights that the origin publishes are a mapped file in `--source`, which may be in memory, where a
+trainer has them. `unchanged_blocks` is the share of blocks of 4 KiB without a changed weight: what a file system with reflinks
+could share between two versions.
 """
 
 import argparse
@@ -86,16 +88,49 @@ for command in commands():
 """
 
 CLIENT = """
-from shoal.broadcast import WeightClient, WeightClientSettings
+import os, queue
+from concurrent.futures import ThreadPoolExecutor
+from shoal.broadcast import WeightClient, WeightClientSettings, applying
+from shoal.broadcast.applying import DISK_THREADS, BlockFile, aligned_buffer
 from shoal.broadcast.manifest import open_manifest
 from shoal.broadcast.staging import check_weights
 client = WeightClient(sys.argv[3], lambda: [sys.argv[2]], Path(sys.argv[1]), WeightClientSettings(keep_versions=1))
+def copy(path, block_bytes=32 << 20):
+    # What a delta cannot do without: all old bytes are read, as many are written.
+    target = path.with_name("copy")
+    with open(path, "rb") as old, open(target, "w+b") as new:
+        size = os.fstat(old.fileno()).st_size
+        os.posix_fallocate(new.fileno(), 0, size)
+        files = [BlockFile(one, file.fileno(), direct=True) for one, file in ((path, old), (target, new))]
+        buffers = queue.SimpleQueue()
+        for _ in range(DISK_THREADS):
+            buffers.put(aligned_buffer(block_bytes).data)
+        def move(at):
+            buffer = buffers.get()
+            part = buffer[: size - at]
+            files[0].read(part, at)
+            files[1].write(part, at)
+            buffers.put(buffer)
+        with ThreadPoolExecutor(DISK_THREADS) as pool:
+            list(pool.map(move, range(0, size, block_bytes)))
+        for file in files:
+            file.close()
+    return target
 say(ready=True)
+if sys.argv[5] == "direct":
+    applying.LARGE_SHARE = 0.0
+usual_share = applying.LARGE_SHARE
 for command in commands():
     if "check" in command:
         manifest = open_manifest((Path(sys.argv[4]) / "manifests" / command["digest"]).read_bytes(), sys.argv[3])
+        applying.LARGE_SHARE = 0.0 if command["direct"] else float("inf")
         check_weights(Path(command["check"]), manifest)
+        applying.LARGE_SHARE = usual_share
         say(right=True)
+    elif "copy" in command:
+        copied = copy(Path(command["copy"]))
+        say(copied=True)
+        copied.unlink()
     else:
         path = client.fetch_version(command["version"], command["digest"])
         say(path=str(path / "model.safetensors"))
@@ -268,7 +303,9 @@ def update_weights(path: Path, count: int, rng: np.random.Generator) -> float:
     return unchanged * BLOCK_NUMBERS / count
 
 
-def measure(work: Path, source: Path, hidden: int, layers: int, memory_bytes: int, deltas: int) -> dict[str, object]:
+def measure(
+    work: Path, source: Path, hidden: int, layers: int, memory_bytes: int, deltas: int, direct: bool
+) -> dict[str, object]:
     shapes = shapes_of(hidden, layers)
     count = sum(rows * columns for _, (rows, columns) in shapes)
     rng = np.random.default_rng(0)
@@ -279,13 +316,14 @@ def measure(work: Path, source: Path, hidden: int, layers: int, memory_bytes: in
         run_key = origin.hello["run_key"]
         relay = Node("relay", RELAY, work / "relay", origin.hello["url"], run_key)
         stack.callback(relay.close)
-        client = Node("client", CLIENT, work / "client", relay.hello["url"], run_key, work / "origin")
+        path = "direct" if direct else "usual"
+        client = Node("client", CLIENT, work / "client", relay.hello["url"], run_key, work / "origin", path)
         stack.callback(client.close)
         nodes = [origin, relay, client]
         limit = MemoryLimit(nodes, memory_bytes)
         stack.callback(limit.stop)
         phases = Phases(nodes, work, source.parent)
-        written, ratios, sizes, unchanged = [], [], [], []
+        written, ratios, bounds, sizes, unchanged = [], [], [], [], []
         try:
             for version in range(deltas + 1):
                 kind = "delta" if version else "full"
@@ -303,9 +341,14 @@ def measure(work: Path, source: Path, hidden: int, layers: int, memory_bytes: in
                 if version:
                     # Also what the relay wrote between two phases.
                     written.append((sum(node.written_bytes() for node in nodes) - before) / (2 * count))
-                    phases.run("read and hash", client, check=path, digest=digest)
-                    seconds = phases.seconds
-                    ratios.append(seconds["delta fetch"]["seconds"] / max(seconds["read and hash"]["seconds"], 1e-6))
+                    # The reference is the faster of both ways to read.
+                    phases.run("read and hash", client, check=path, digest=digest, direct=True)
+                    phases.run("read and hash, page cache", client, check=path, digest=digest, direct=False)
+                    phases.run("read and write", client, copy=path)
+                    took = {phase: max(row["seconds"], 1e-6) for phase, row in phases.seconds.items()}
+                    fetch_s = took["delta fetch"]
+                    ratios.append(fetch_s / min(took["read and hash"], took["read and hash, page cache"]))
+                    bounds.append(fetch_s / took["read and write"])
                     sizes.append(published["follow_bytes"])
         except (RuntimeError, FileNotFoundError):
             if not limit.broken_by:
@@ -313,6 +356,7 @@ def measure(work: Path, source: Path, hidden: int, layers: int, memory_bytes: in
             sys.exit(f"The anonymous memory of the {limit.broken_by} passed {memory_bytes / 1e6:.0f} MB.")
         return {
             "delta_over_read_and_hash": round(statistics.median(ratios), 2),
+            "delta_over_read_and_write": round(statistics.median(bounds), 2),
             "bytes_written_over_model": round(statistics.median(written), 3),
             "model_gb": round(2 * count / 1e9, 2),
             "delta_mb": round(statistics.median(sizes) / 1e6, 1),
@@ -336,6 +380,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--memory-mb", type=int, default=1024, help="anonymous memory that each process may have")
     parser.add_argument("--deltas", type=int, default=2, help="results are medians over this number of deltas")
+    parser.add_argument("--direct", action="store_true", help="a smaller model passes the page cache by, too")
     options = parser.parse_args()
     count = sum(rows * columns for _, (rows, columns) in shapes_of(options.hidden, options.layers))
     with tempfile.TemporaryDirectory(dir=options.dir) as name, ExitStack() as stack:
@@ -351,7 +396,7 @@ def main() -> None:
             )
             if needed > free:
                 sys.exit(f"Only {free / 1e9:.1f} GB are free there; name another disk.")
-        sizes = (options.hidden, options.layers, options.memory_mb << 20, options.deltas)
+        sizes = (options.hidden, options.layers, options.memory_mb << 20, options.deltas, options.direct)
         print(json.dumps(measure(Path(name), source / "source.raw", *sizes)))
 
 

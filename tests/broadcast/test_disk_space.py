@@ -60,6 +60,24 @@ def test_one_that_missed_several_versions_takes_no_more_disk_than_announced(
     assert 4.9 * announced.size_bytes < max(held) < 3 * announced.size_bytes + announced.staging_bytes + blocks
 
 
+def test_a_delta_that_does_not_fit_is_refused_before_it_is_fetched(
+    deltas: tuple[Origin, Mirror], make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin, mirror = deltas
+    client = make_client(mirror.url)
+    client.fetch_version(0, publish_delta(origin, 0))
+    newest = publish_delta(origin, 1)
+    mirror.requests.clear()
+    free = SimpleNamespace(f_bavail=0, f_frsize=4096)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstatvfs", lambda file: free)
+        with pytest.raises(DiskError, match="no space"):
+            client.fetch_version(1, newest)
+    assert not [path for path in mirror.requests if path.startswith("/shards")]
+    assert not client._staging.path(newest, "delta").exists()
+    assert weights_of(client.fetch_version(1, newest)) == version_bytes(1)
+
+
 def test_what_is_still_being_deleted_is_waited_for(
     deltas: tuple[Origin, Mirror], make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ memory does not grow with the model. Any error while a delta is applied ends the
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import threading
@@ -75,7 +76,13 @@ class StagedWeights:
                 reserve(handle, size_bytes, path)
             return handle
 
-        self._weights = open_file(self._path, len(self._header) + self._manifest.size_bytes)
+        self._weights = open_file(self._path, None)
+        size_bytes = len(self._header) + self._manifest.size_bytes
+        if self._encoding.kind == "full" or is_large(size_bytes):
+            reserve(self._weights, size_bytes, self._path)
+        else:
+            # It is written within seconds; where files are in memory reserving takes as long as writing.
+            check_space(self._weights, size_bytes, self._path)
         self._shards, self._shards_offset = self._weights, len(self._header)
         if self._encoding.kind == "delta":
             self._shards, self._shards_offset = open_file(self._delta_path, self._encoding.size_bytes), 0
@@ -305,6 +312,17 @@ def reserve(file: int, size_bytes: int, path: Path) -> None:
     try:
         if size_bytes:
             os.posix_fallocate(file, 0, size_bytes)
+        os.ftruncate(file, size_bytes)
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def check_space(file: int, size_bytes: int, path: Path) -> None:
+    """Set the size; DiskError if there is no room for it now."""
+    try:
+        disk, held_bytes = os.fstatvfs(file), os.fstat(file).st_blocks * 512
+        if disk.f_bavail * disk.f_frsize + held_bytes < size_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.ftruncate(file, size_bytes)
     except OSError as error:
         raise disk_error(error, path) from error

@@ -98,7 +98,7 @@ class WireBits:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One of a tensor; its digest is computed by whoever asks first."""
+    """One of a tensor; its digest is computed when it is first asked for."""
 
     data: memoryview
     known: list[str] = field(default_factory=list)

@@ -60,13 +60,23 @@ def test_positions_that_are_stretched_for_long_rows_are_computed_row_by_row() ->
     assert chosen_layout(phi3(**LONG), longest_row=8000).startswith("single")
 
 
+def dynamic() -> LlamaConfig:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    return LlamaConfig(**SMALL, max_position_embeddings=64, rope_parameters=rope)
+
+
 def test_logits_that_depend_on_what_was_computed_before_are_refused() -> None:
-    dynamic = LlamaConfig(
-        **SMALL, max_position_embeddings=64, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    )
-    assert chosen_layout(dynamic, longest_row=64) == "packed"
+    assert chosen_layout(dynamic(), longest_row=64) == "packed"
     with pytest.raises(UnsupportedModelError, match="computed before"):
-        chosen_layout(dynamic, longest_row=65)
+        chosen_layout(dynamic(), longest_row=65)
+
+
+def test_positions_that_no_copy_could_show_are_refused_where_rows_reach_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emu3 with dynamic positions was run row by row, and was wrong after a longer row."""
+    monkeypatch.setattr("shoal.training.model.layouts.probe_model", lambda config, longest_row: (None, []))
+    with pytest.raises(UnsupportedModelError, match="no small copy"):
+        chosen_layout(dynamic(), longest_row=65)
+    assert chosen_layout(dynamic(), longest_row=64).startswith("single")
 
 
 def test_a_model_that_looks_ahead_is_refused() -> None:

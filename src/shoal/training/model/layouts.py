@@ -15,7 +15,7 @@ from torch import Tensor
 from shoal.errors import ShoalError, first_line
 from shoal.training.model.attention import PACKED_ATTENTION
 from shoal.training.model.distributed import World
-from shoal.training.model.probes import SHORT, Rows, probe_model, rows_past
+from shoal.training.model.probes import SHORT, Rows, probe_model, rows_past, stretches_positions
 from shoal.training.packing.bins import build_packed, build_padded
 from shoal.training.packing.packing import group_by_prompt
 
@@ -83,9 +83,10 @@ def _unsupported(policy: "PolicyModel", reason: str) -> UnsupportedModelError:
 def _try_copy(policy: "PolicyModel", longest_row: int) -> tuple[str, list[Layout]]:
     """Why the architecture cannot be trained, or its layouts, fastest first."""
     copy, thresholds = probe_model(policy.model.config, longest_row)
-    if (
-        copy is None
-    ):  # nobody has seen the architecture past its thresholds: each row by itself, as the model runs alone
+    if copy is None:
+        if stretches_positions(policy.model.config.get_text_config(), longest_row):
+            return "Its positions change at a length that rows of this run can pass, and no small copy shows how.", []
+        # Nobody has seen the architecture past its thresholds: each row by itself, as the model runs alone.
         return "", [layout for layout in possible_layouts(policy.model) if layout.startswith("single")]
     return find_layouts(type(policy)(copy, temperature=policy.temperature), thresholds)
 

@@ -113,6 +113,20 @@ def reached(text: Any, longest_row: int = 0) -> list[int]:
     )
 
 
+def stretches_positions(text: Any, longest_row: int = 0) -> bool:
+    """Whether rows can pass a length beyond which rotary positions change, in some kinds for the rows that follow, too."""
+    for rope in _rope_settings(text):
+        if _is_stretched(rope):
+            original = rope.get("original_max_position_embeddings") or text.max_position_embeddings
+            if not longest_row or original < longest_row:
+                return True
+    return False
+
+
+def _is_stretched(rope: dict[str, Any]) -> bool:
+    return (rope.get("rope_type") or rope.get("type")) in STRETCHED
+
+
 def _thresholds(text: Any) -> Iterator[tuple[Any, str, int]]:
     """Where each is held, its name and its value."""
     for name, value in _integers(text):
@@ -122,8 +136,7 @@ def _thresholds(text: Any) -> Iterator[tuple[Any, str, int]]:
         for name, value in list(rope.items()):
             if isinstance(value, int) and not isinstance(value, bool) and LENGTHS.search(name):
                 yield rope, name, value
-        stretched = (rope.get("rope_type") or rope.get("type")) in STRETCHED
-        if stretched and "original_max_position_embeddings" not in rope:
+        if _is_stretched(rope) and "original_max_position_embeddings" not in rope:
             yield text, "max_position_embeddings", text.max_position_embeddings
 
 
