@@ -11,7 +11,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ def measure(rows: int, seconds: float) -> dict[str, float]:
     }
 
 
-def in_turn(layers: dict[str, tuple[Callable[..., Any], torch.Tensor]], seconds: float) -> dict[str, float]:
+def in_turn(layers: Mapping[str, tuple[Callable[..., Any], torch.Tensor]], seconds: float) -> dict[str, float]:
     """Median processor seconds of a call of each."""
     samples: dict[str, list[float]] = {name: [] for name in layers}
     end = time.process_time() + seconds

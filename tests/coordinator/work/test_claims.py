@@ -165,19 +165,19 @@ def test_a_validator_gets_only_files_of_versions_that_it_has(swarm: Swarm) -> No
     assert having.claim.submission_id == submission_id
 
 
-def test_a_validator_is_told_once_of_the_newest_version_before_it_has_files(swarm: Swarm) -> None:
+def test_a_validator_hears_once_of_the_newest_version_before_it_has_files(swarm: Swarm) -> None:
     assert claim_of(swarm, ready=[]).newest is None, "nothing is published"
     swarm.publish(0)
-    told = claim_of(swarm, ready=[]).newest
-    assert told is not None
-    assert told.version == 0
-    assert claim_of(swarm, ready=[], newest=told.manifest_digest).newest is None
-    assert claim_of(swarm).newest is None, "one that keeps no versions is told of none"
+    newest = claim_of(swarm, ready=[]).newest
+    assert newest is not None
+    assert newest.version == 0
+    assert claim_of(swarm, ready=[], newest=newest.manifest_digest).newest is None
+    assert claim_of(swarm).newest is None, "one that keeps no versions hears of none"
     (ann,) = swarm.join("ann")
     swarm.work(ann)
-    beside = claim_of(swarm, ready=[told.manifest_digest])
+    beside = claim_of(swarm, ready=[newest.manifest_digest])
     assert beside.claim is not None
-    assert beside.newest == told
+    assert beside.newest == newest
 
 
 def test_a_validator_may_claim_several_files_of_one_version(swarm: Swarm) -> None:

@@ -217,10 +217,10 @@ def _missing(connection: Connection, run: Run, known: Sequence[str]) -> list[api
     return [api.WantedVersion(version=version, manifest_digest=digest) for version, digest in versions][:MOST_MISSING]
 
 
-def _newest(connection: Connection, told: str | None) -> api.WantedVersion | None:
-    """The newest version, unless the validator was told of it."""
+def _newest(connection: Connection, known: str | None) -> api.WantedVersion | None:
+    """The newest version, unless the validator knows of it."""
     newest = find(connection, VersionRow, "ORDER BY version DESC LIMIT 1")
-    if newest is None or newest.manifest_digest == told:
+    if newest is None or newest.manifest_digest == known:
         return None
     return api.WantedVersion(version=newest.version, manifest_digest=newest.manifest_digest)
 

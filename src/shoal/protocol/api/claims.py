@@ -23,7 +23,7 @@ class ClaimBody(Body):
     fetching: Annotated[list[Digest], Field(max_length=64)] = []
     """Manifests of versions that it is getting."""
     newest: Digest | None = None
-    """Manifest of the newest version that it was told of."""
+    """Manifest of the newest version that it knows of."""
 
 
 class Claim(Answer):
@@ -54,7 +54,7 @@ class ClaimAnswer(Answer):
     missing: list[WantedVersion] = []
     """Versions of waiting files that the validator has not and is not getting, the file that waits longest first."""
     newest: WantedVersion | None = None
-    """The newest published version, told once, so that it is fetched before its first file arrives."""
+    """The newest published version, reported once, so that it is fetched before its first file arrives."""
     run_state: str
 
 
