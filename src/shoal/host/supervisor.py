@@ -26,7 +26,8 @@ from shoal.errors import ShoalError
 PERMANENT_EXIT_CODES = (2, os.EX_CONFIG)
 """Wrong usage and wrong configuration: the next try would end the same way."""
 STOP_DEADLINE_S = 5.0
-KILL_DEADLINE_S = 5.0
+KILL_DEADLINE_S = 60.0
+"""A killed process is gone only when its memory is: that of a large model, on a busy machine, takes its time."""
 POLL_INTERVAL_S = 0.02
 TAIL_LINES = 15
 TAIL_BYTES = 8192
