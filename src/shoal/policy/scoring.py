@@ -122,7 +122,7 @@ def _sampled_states(
         for request, path in zip(own, row.tree.paths, strict=True)
         for place in sampled_places(request.lengths)
     ]
-    needed, of_tokens = torch.tensor(places, device=states_BSD.device).unique(return_inverse=True)
+    needed, of_tokens = torch.tensor(places, device=states_BSD.device).unique(return_inverse=True)  # type: ignore[no-untyped-call]
     return states_BSD.flatten(0, 1)[needed], of_tokens
 
 
