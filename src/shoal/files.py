@@ -41,9 +41,11 @@ def is_digest(text: str) -> bool:
 @contextlib.contextmanager
 def atomic_file(path: Path, *, mode: int = 0o644, sync: bool = True) -> Iterator[BufferedWriter]:
     """A file to write; it gets its name when the context ends without an error, and leaves nothing behind otherwise."""
-    handle, temporary = _open_temporary(path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f"{TEMPORARY_PREFIX}{os.getpid()}-", dir=path.parent)
+    os.close(handle)
     try:
-        with open(handle, "wb") as file:
+        with open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fchmod(file.fileno(), mode)
@@ -54,15 +56,6 @@ def atomic_file(path: Path, *, mode: int = 0o644, sync: bool = True) -> Iterator
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-
-
-def _open_temporary(directory: Path) -> tuple[int, str]:
-    prefix = f"{TEMPORARY_PREFIX}{os.getpid()}-"
-    try:
-        return tempfile.mkstemp(prefix=prefix, dir=directory)
-    except FileNotFoundError:
-        directory.mkdir(parents=True, exist_ok=True)
-        return tempfile.mkstemp(prefix=prefix, dir=directory)
 
 
 def write_atomic(path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0o644, sync: bool = True) -> None:
