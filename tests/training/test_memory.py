@@ -39,7 +39,7 @@ def test_planned_activations_are_what_autograd_saves(checkpointing: bool) -> Non
     shape = model_shape("bundled")
     policy = load_policy(bundled_directory(), temperature=1.0, world=World(), activation_checkpointing=checkpointing)
     tokens = 400
-    batch = build_packed(group_by_prompt([[2] * 20], [tokens - 19], 1000), [[2] * 20], [[3] * (tokens - 19)])
+    batch = build_packed(group_by_prompt([[2] * 20], [[3] * (tokens - 19)], 1000), [[2] * 20], [[3] * (tokens - 19)])
     known = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
     saved: dict[int, tuple[int, torch.Tensor]] = {}
 

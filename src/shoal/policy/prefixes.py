@@ -4,7 +4,7 @@ A pass over such a row, in which each token sees the tokens before it on its own
 output computes. It reads fewer tokens, but attention grows with the square of the row: long rows stay apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,22 +26,37 @@ class PrefixTree:
 
     @classmethod
     def of(cls, outputs: Sequence[Sequence[int]]) -> "PrefixTree":
-        tree, places = cls([], [], []), dict[tuple[int, int], int]()
-        for output in outputs:
-            place, path = -1, list[int]()
-            for depth, token in enumerate(output):
-                place = places.setdefault((place, token), len(tree.tokens))
-                if place == len(tree.tokens):
-                    tree.tokens.append(token)
-                    tree.depths.append(depth)
-                path.append(place)
-            tree.paths.append(path)
+        """Python looks only at tokens that two outputs share; everything else is sorting and slices."""
+        tree = cls([], [], [[] for _ in outputs])
+        before, path = tuple[int, ...](), list[int]()
+        for number in alphabetical(outputs):
+            output = tuple(outputs[number])
+            shared = common_length(before, output)
+            path = [*path[:shared], *range(len(tree.tokens), len(tree.tokens) + len(output) - shared)]
+            tree.tokens.extend(output[shared:])
+            tree.depths.extend(range(shared, len(output)))
+            tree.paths[number], before = path, output
         return tree
 
     @property
     def is_path(self) -> bool:
         """Whether every token sees all before it, as in a plain sequence."""
         return len(self.paths) == 1
+
+
+def alphabetical(outputs: Sequence[Sequence[int]]) -> list[int]:
+    """Numbers of the outputs in an order in which each shares its longest prefix with the one before it."""
+    return sorted(range(len(outputs)), key=lambda number: tuple(outputs[number]))
+
+
+def common_length(first: Iterable[int], second: Iterable[int]) -> int:
+    """How many tokens two outputs share at their beginning."""
+    shared = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        shared += 1
+    return shared
 
 
 def merged(outputs: Sequence[Sequence[int]]) -> list[PrefixTree]:

@@ -22,8 +22,6 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 PROMPTS = [[1, 2, 3]] * 3 + [[7, 8]]
 OUTPUTS = [[10, 11, 12, 13, 14, 15, 16], [20], [21, 22, 23], [30, 31, 32, 33]]
-LENGTHS = [9, 3, 5, 5]
-"""Of the rows: each prompt with its completion but for the last token."""
 
 
 class Kernel:
@@ -68,7 +66,7 @@ def policy_of(config: Any) -> PolicyModel:
 
 
 def packed_bin() -> Bin:
-    return build_packed(group_by_prompt(PROMPTS, [len(output) for output in OUTPUTS], 1000), PROMPTS, OUTPUTS)
+    return build_packed(group_by_prompt(PROMPTS, OUTPUTS, 1000), PROMPTS, OUTPUTS)
 
 
 def test_one_process_in_half_precision_asks_for_the_kernel_once_per_layer(kernel: Kernel) -> None:
@@ -79,7 +77,7 @@ def test_one_process_in_half_precision_asks_for_the_kernel_once_per_layer(kernel
     assert len(kernel.calls) == 2
     for call in kernel.calls:
         assert call["dtypes"] == {torch.bfloat16}
-        assert call["starts"] == [0, 9, 12, 17, 22]
+        assert call["starts"] == [0, 9, 14, 19]
         assert (call["dtype"], call["longest"], call["window_size"]) == (torch.int32, 9, (-1, 0))
 
 

@@ -85,7 +85,7 @@ def test_packed_bin_equals_unpacked_sequences(name: str) -> None:
     policy = PolicyModel(model, temperature=0.8)
     choose_layout(policy, World())
     assert policy.packed
-    prompt_groups = group_by_prompt(PROMPTS, [len(output) for output in OUTPUTS], 1000)
+    prompt_groups = group_by_prompt(PROMPTS, OUTPUTS, 1000)
     with torch.no_grad():
         logprobs, _, _ = policy(build_packed(prompt_groups, PROMPTS, OUTPUTS))
     torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=1e-5)
@@ -99,7 +99,7 @@ def test_architecture_that_cannot_be_packed_runs_in_padded_rows(name: str) -> No
     policy = PolicyModel(model, temperature=0.8)
     choose_layout(policy, World())
     assert not policy.packed
-    prompt_groups = group_by_prompt(PROMPTS, [len(output) for output in OUTPUTS], 1000, share=False)
+    prompt_groups = group_by_prompt(PROMPTS, OUTPUTS, 1000, share=False)
     with torch.no_grad():
         logprobs, _, _ = policy(build_padded(prompt_groups, PROMPTS, OUTPUTS))
     torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=1e-5)
@@ -124,7 +124,7 @@ def test_dropout_is_off(tmp_path: Path) -> None:
         tmp_path
     )
     policy = load_policy(tmp_path, temperature=1.0, world=World()).train()
-    prompt_groups = group_by_prompt(PROMPTS, [len(output) for output in OUTPUTS], 1000)
+    prompt_groups = group_by_prompt(PROMPTS, OUTPUTS, 1000)
     packed = build_packed(prompt_groups, PROMPTS, OUTPUTS)
     assert torch.equal(policy(packed)[0], policy(packed)[0])
 
@@ -133,7 +133,7 @@ def test_a_long_bin_needs_no_mask_over_its_positions() -> None:
     policy = PolicyModel(build(LlamaConfig(**SMALL)), temperature=1.0)
     prompts = [[number % 40, 1, 2] for number in range(60)]
     outputs = [[3 + number % 30] * (20 + number % 20) for number in range(60)]
-    packed = build_packed(group_by_prompt(prompts, [len(output) for output in outputs], 10_000), prompts, outputs)
+    packed = build_packed(group_by_prompt(prompts, outputs, 10_000), prompts, outputs)
     positions = packed.input_ids.numel()
     assert positions > 1500
     with LargestResult() as largest:
@@ -146,7 +146,7 @@ def test_tokens_of_an_environment_are_attended_to_and_have_exactly_no_gradient(p
     model = build(LlamaConfig(**SMALL))
     policy = PolicyModel(model, temperature=0.8)
     prompts, outputs, lengths = [[1, 2, 3]] * 2, [[10, 11, 12, 13, 14, 15], [20, 21]], [[2, 3, 1], [2]]
-    groups = group_by_prompt(prompts, [6, 2], 1000, share=packed)
+    groups = group_by_prompt(prompts, outputs, 1000, share=packed)
     make = build_packed if packed else build_padded
     policy.set_layout("packed" if packed else "eager")
     chosen = make(groups, prompts, outputs, lengths)
@@ -169,3 +169,38 @@ def test_tokens_of_an_environment_are_attended_to_and_have_exactly_no_gradient(p
     changed, _, _ = policy(make(groups, prompts, [[10, 11, 12, 5, 14, 15], [20, 21]], lengths))
     assert torch.equal(changed[:2], logprobs[:2])
     assert changed[2] != logprobs[2]
+
+
+BEGINNINGS = {
+    "equal completions": [[10, 11, 12, 13], [10, 11, 12, 13], [20, 21], [20, 21]],
+    "one is the beginning of another": [[10, 11, 12, 13, 14], [10, 11], [10], [10, 11, 12]],
+    "shared beginnings": [[10, 11, 12, 13, 14, 15], [10, 11, 12, 3, 4], [10, 11, 2], [7, 11, 12, 13]],
+    "equal but for the last token": [[10, 11, 12], [10, 11, 13], [10, 11, 14]],
+    "single tokens": [[10], [10], [11]],
+}
+
+
+@pytest.mark.parametrize("outputs", BEGINNINGS.values(), ids=BEGINNINGS)
+@pytest.mark.parametrize("name", ["llama", "mistral with a window", "gpt2, learned positions"])
+def test_beginnings_that_completions_share_are_computed_once_with_the_same_gradient(
+    name: str, outputs: list[list[int]]
+) -> None:
+    prompts = [[1, 2, 3, 4]] * len(outputs) + [[5, 6]]
+    outputs = [*outputs, outputs[0]]
+    weights = torch.arange(1.0, 1.0 + sum(map(len, outputs)))
+    found = []
+    for layout in ("packed", "eager"):
+        policy = PolicyModel(build(PACKABLE[name]), temperature=0.8)
+        policy.set_layout(layout)
+        make = build_packed if layout == "packed" else build_padded
+        chosen = make(group_by_prompt(prompts, outputs, 1000, share=policy.packed), prompts, outputs)
+        order = torch.argsort(chosen.member_N, stable=True)
+        logprobs_N = policy(chosen)[0][order]
+        assert chosen.target_N[order].tolist() == [token for output in outputs for token in output]
+        (logprobs_N * weights).sum().backward()
+        found.append((logprobs_N.detach(), [parameter.grad for parameter in policy.parameters()], chosen))
+    (ours, our_gradients, packed), (theirs, their_gradients, _) = found
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(our_gradients, their_gradients, atol=1e-4, rtol=1e-4)
+    of_first = {tuple(output[:end]) for output in outputs[:-1] for end in range(1, len(output))}
+    assert packed.input_ids.numel() == 4 + len(of_first) + 2 + len(outputs[0]) - 1

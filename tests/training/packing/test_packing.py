@@ -34,15 +34,28 @@ def test_balanced_loads_differ_by_at_most_the_largest_item(sizes: list[int], par
     assert max(loads) - min(loads) <= max(sizes)
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30)), min_size=1, max_size=30), st.integers(1, 100))
-def test_families_share_a_prompt_and_hold_every_completion_once(drawn: list[tuple[int, int]], capacity: int) -> None:
+def unlike(lengths: list[int]) -> list[list[int]]:
+    """Completions that share nothing."""
+    return [[number] * length for number, length in enumerate(lengths)]
+
+
+DRAWN = st.lists(
+    st.tuples(st.integers(0, 3), st.lists(st.integers(0, 2), min_size=1, max_size=12)), min_size=1, max_size=30
+)
+
+
+@given(DRAWN, st.integers(1, 60))
+def test_families_share_a_prompt_and_hold_every_completion_once(
+    drawn: list[tuple[int, list[int]]], capacity: int
+) -> None:
     prompts = [[kind] * (kind + 1) for kind, _ in drawn]
-    lengths = [length for _, length in drawn]
-    prompt_groups = group_by_prompt(prompts, lengths, capacity)
+    outputs = [output for _, output in drawn]
+    prompt_groups = group_by_prompt(prompts, outputs, capacity)
     assert sorted(member for group in prompt_groups for member in group.members) == list(range(len(drawn)))
     for group in prompt_groups:
         assert len({tuple(prompts[member]) for member in group.members}) == 1
-        assert group.tokens == group.prompt_length + sum(lengths[member] - 1 for member in group.members)
+        prefixes = {tuple(outputs[member][:end]) for member in group.members for end in range(1, len(outputs[member]))}
+        assert group.tokens == group.prompt_length + len(prefixes)
         assert len(group.members) == 1 or group.tokens <= capacity
 
 
@@ -50,7 +63,7 @@ def test_families_share_a_prompt_and_hold_every_completion_once(drawn: list[tupl
 def test_every_rank_has_equally_many_bins_and_nothing_is_trained_twice(
     lengths: list[int], capacity: int, ranks: int, padded: bool
 ) -> None:
-    prompt_groups = group_by_prompt([[1]] * len(lengths), lengths, capacity, share=not padded)
+    prompt_groups = group_by_prompt([[1]] * len(lengths), unlike(lengths), capacity, share=not padded)
     packed = (pack_padded if padded else pack)(prompt_groups, capacity, parts=ranks)
     assert len({len(bins) for bins in packed}) == 1
     members = [member for bins in packed for chosen in bins for group in chosen for member in group.members]
@@ -70,7 +83,7 @@ def test_ranks_are_balanced_by_cost_with_attention() -> None:
     """By tokens alone the rank with the long row had several times the work of the other."""
     prompts = [[number] for number in range(9)]
     lengths = [8000, *[1000] * 8]
-    groups = group_by_prompt(prompts, lengths, 16_384, share=False)
+    groups = group_by_prompt(prompts, unlike(lengths), 16_384, share=False)
     attention = 1 / 1000
     loads = {}
     for name, weight in (("tokens", 0.0), ("cost", attention)):
@@ -81,6 +94,13 @@ def test_ranks_are_balanced_by_cost_with_attention() -> None:
 
 
 def test_every_row_attends_to_its_prompt() -> None:
-    (group,) = group_by_prompt([[1, 2, 3]] * 2, [3, 1], 100)
+    (group,) = group_by_prompt([[1, 2, 3]] * 2, [[4, 5, 6], [7, 8]], 100)
+    assert group.tokens == 3 + 2 + 1
+    assert group.pairs == 5 * 6 // 2 + 4 * 5 // 2
+
+
+def test_what_completions_share_counts_once_and_equal_ones_attend_once() -> None:
+    (group,) = group_by_prompt([[1, 2, 3]] * 4, [[4, 5, 6], [4, 9], [4, 5, 6], [4, 5, 7]], 100)
     assert group.tokens == 3 + 2
-    assert group.pairs == 5 * 6 // 2 + 3 * 4 // 2
+    assert group.members == (0, 2, 3, 1)
+    assert group.pairs == 5 * 6 // 2

@@ -150,9 +150,7 @@ def _in_layout(policy: "PolicyModel", rows: Rows, device: torch.device) -> Tenso
 
 
 def _logprobs(policy: "PolicyModel", rows: Rows, device: torch.device, *, own_head: bool = True) -> Tensor:
-    prompt_groups = group_by_prompt(
-        rows.prompts, [len(output) for output in rows.outputs], 1 << 20, share=policy.packed
-    )
+    prompt_groups = group_by_prompt(rows.prompts, rows.outputs, 1 << 20, share=policy.packed)
     build = build_packed if policy.packed else build_padded
     bin = build(prompt_groups, rows.prompts, rows.outputs)
     logprobs, _, _ = policy(bin.to(device), own_head=own_head)

@@ -42,13 +42,16 @@ class Rows:
 
 
 def rows_past(thresholds: Sequence[int]) -> Rows:
-    """Short rows, two of one prompt, and for each threshold rows that end before it, at it and beyond it."""
-    prompts: list[Sequence[int]] = [SHORT[0], SHORT[0], [4, 5], [4, 5]]
-    outputs: list[Sequence[int]] = [SHORT[1], [3], [2, 4, 4], [5, 1]]
+    """Short rows, some of one prompt and with one beginning, and for each threshold rows that end before it, at it and beyond it,
+    the last one twice with other tokens at the end."""
+    prompts: list[Sequence[int]] = [SHORT[0], SHORT[0], SHORT[0], [4, 5], [4, 5]]
+    outputs: list[Sequence[int]] = [SHORT[1], [3], [*SHORT[1][:2], 3, 1], [2, 4, 4], [5, 1]]
     for threshold in sorted(set(thresholds)):
         for length in (threshold - 1, threshold + 1, threshold + 4, 2 * threshold + 3):
             prompts.append([7, 2, 1 + length % 5])
             outputs.append([_token(place, length) for place in range(max(1, length - 2))])
+        prompts.append(prompts[-1])
+        outputs.append([*outputs[-1][: threshold + 1], *reversed(outputs[-1][threshold + 1 :]), 3])
     return Rows(prompts, outputs)
 
 

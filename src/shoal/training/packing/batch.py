@@ -105,7 +105,7 @@ def build_minibatch(
     """`attention` is what a pair of positions costs, one token being 1; ranks get equal costs."""
     prompts = [member.sample.prompt_tokens for member in members]
     outputs = [member.sample.output_tokens for member in members]
-    prompt_groups = group_by_prompt(prompts, [len(output) for output in outputs], capacity, share=packed)
+    prompt_groups = group_by_prompt(prompts, outputs, capacity, share=packed)
     bins = (pack if packed else pack_padded)(prompt_groups, capacity, parts=ranks, attention=attention)[rank]
     build = build_packed if packed else build_padded
     lengths = [member.sample.lengths for member in members]

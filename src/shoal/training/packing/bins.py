@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shoal.policy.architecture import causal_mask
 from shoal.policy.batching import length_batches
+from shoal.policy.prefixes import PrefixTree
 from shoal.protocol.segments import sampled_places
 from shoal.training.packing.packing import PromptGroup
 
@@ -99,7 +100,7 @@ def build_packed(
     outputs: Sequence[Tokens],
     segment_lengths: Sequence[Sequence[int]] | None = None,
 ) -> Bin:
-    """One line of positions: each prompt once, then its completions, each without its last token.
+    """One line of positions: each prompt once, then its completions without their last tokens, each shared prefix once.
 
     Without lengths of segments every output token is trained.
     """
@@ -109,15 +110,12 @@ def build_packed(
     members: list[int] = []
     for group in prompt_groups:
         prompt = prompts[group.members[0]]
-        prompt_span = np.arange(len(ids), len(ids) + len(prompt))
-        ids += prompt
-        positions += range(len(prompt))
-        for member in group.members:
-            body = outputs[member][:-1]
-            rows.append(np.concatenate([prompt_span, np.arange(len(ids), len(ids) + len(body))]))
-            members.append(member)
-            ids += body
-            positions += range(len(prompt), len(prompt) + len(body))
+        tree = PrefixTree.of([outputs[member][:-1] for member in group.members])
+        prompt_span, first = np.arange(len(ids), len(ids) + len(prompt)), len(ids) + len(prompt)
+        rows += [np.concatenate([prompt_span, first + np.array(path, dtype=np.int64)]) for path in tree.paths]
+        members += group.members
+        ids += [*prompt, *tree.tokens]
+        positions += [*range(len(prompt)), *(len(prompt) + depth for depth in tree.depths)]
     if not ids:
         return _empty_bin()
     trained = _trained(members, outputs, segment_lengths)
@@ -126,10 +124,21 @@ def build_packed(
         input_ids=torch.tensor(ids)[None],
         position_ids=torch.tensor(positions)[None],
         source_N=torch.from_numpy(np.concatenate(sources)),
-        plan=_plan_attention(rows, len(ids)),
+        plan=_plan_attention(_needed(rows, len(ids)), len(ids)),
         rows=len(members),
         **_targets(members, outputs, trained),
     )
+
+
+def _needed(rows: Sequence[np.ndarray], positions: int) -> list[np.ndarray]:
+    """Without rows that a longer one holds: equal completions attend once."""
+    order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
+    seen_T, needed = np.zeros(positions, dtype=np.bool_), []
+    for number in order:
+        if not seen_T[rows[number][-1]]:
+            seen_T[rows[number]] = True
+            needed.append(number)
+    return [rows[number] for number in sorted(needed)]
 
 
 def build_padded(

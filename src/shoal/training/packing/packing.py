@@ -1,13 +1,15 @@
 """Which completions share a forward pass: prompt_groups of one prompt, first-fit-decreasing bins, ranks of equal load.
 
-A group stores its prompt once, however many completions follow it. A bin holds whole prompt_groups up to a token budget; a
-completion is never cut, so one that exceeds the budget has a bin of its own. Pure integers: no torch, no I/O.
+A group stores its prompt once, however many completions follow it, and what completions share at their beginning once, too. A bin
+holds whole prompt_groups up to a token budget; a completion is never cut, so one that exceeds the budget has a bin of its own.
+Pure integers: no torch, no I/O.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.policy.batching import length_batches
+from shoal.policy.prefixes import alphabetical, common_length
 
 
 @dataclass(frozen=True)
@@ -17,9 +19,11 @@ class PromptGroup:
     prompt_length: int
     members: tuple[int, ...]
     tokens: int
-    """Positions the model computes: the prompt once, and each completion without its last token, which predicts nothing."""
+    """Positions the model computes: the prompt once, and the completions without their last tokens, which predict nothing, each
+    shared prefix once."""
     pairs: int = 0
-    """Query and key positions that attend to each other, over all rows; every row attends to its prompt again."""
+    """Query and key positions that attend to each other, over all rows; a row attends from its beginning again, one that adds no
+    position is left out."""
 
     def cost(self, attention: float) -> float:
         """In tokens through the layers without attention; a pair of positions costs `attention`."""
@@ -27,7 +31,7 @@ class PromptGroup:
 
 
 def group_by_prompt(
-    prompts: Sequence[Sequence[int]], output_lengths: Sequence[int], capacity: int, *, share: bool = True
+    prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], capacity: int, *, share: bool = True
 ) -> list[PromptGroup]:
     """Completions with equal prompts together, split where they would exceed the capacity of a bin."""
     by_prompt: dict[tuple[object, ...], list[int]] = {}
@@ -35,24 +39,28 @@ def group_by_prompt(
         by_prompt.setdefault(tuple(prompt) if share else (index,), []).append(index)
     prompt_groups: list[PromptGroup] = []
     for members in by_prompt.values():
-        prompt_groups += _split_group(len(prompts[members[0]]), members, output_lengths, capacity)
+        prompt_groups += _split_group(len(prompts[members[0]]), members, outputs, capacity)
     return prompt_groups
 
 
 def _split_group(
-    prompt_length: int, members: Sequence[int], output_lengths: Sequence[int], capacity: int
+    prompt_length: int, members: Sequence[int], outputs: Sequence[Sequence[int]], capacity: int
 ) -> list[PromptGroup]:
+    """Completions that begin alike stay together."""
     prompt_groups: list[PromptGroup] = []
     chosen: list[int] = []
+    before: Sequence[int] = ()
     tokens, pairs = prompt_length, 0
-    for member in members:
-        extra = output_lengths[member] - 1
-        if chosen and tokens + extra > capacity:
+    for member in (members[place] for place in alphabetical([outputs[member] for member in members])):
+        body = outputs[member][:-1]
+        added = len(body) - common_length(before, body)
+        if chosen and tokens + added > capacity:
             prompt_groups.append(PromptGroup(prompt_length, tuple(chosen), tokens, pairs))
-            chosen, tokens, pairs = [], prompt_length, 0
+            chosen, tokens, pairs, added = [], prompt_length, 0, len(body)
+        if added or not chosen:
+            pairs += (prompt_length + len(body)) * (prompt_length + len(body) + 1) // 2
         chosen.append(member)
-        tokens += extra
-        pairs += (prompt_length + extra) * (prompt_length + extra + 1) // 2
+        tokens, before = tokens + added, body
     prompt_groups.append(PromptGroup(prompt_length, tuple(chosen), tokens, pairs))
     return prompt_groups
 
