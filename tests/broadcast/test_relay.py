@@ -1,13 +1,15 @@
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
-from shoal.broadcast import Origin, OriginServer, Relay, RelaySettings, WeightClient
+from shoal.broadcast import Origin, OriginServer, Relay, RelaySettings, WeightClient, scores
 from shoal.broadcast import relay as relay_module
+from shoal.broadcast.http.pool import FetchError
 from shoal.broadcast.store import Folder, ShardStore, disk_error
 from shoal.errors import ConfigError, UnavailableError
 from shoal.identity import Envelope, Keypair
@@ -236,6 +238,35 @@ def test_relay_in_a_mesh_takes_its_share_from_a_parent_that_is_no_member(
     urls += [first.url, second.url]
     digest = publish(origin)
     for number, relay in enumerate((first, second)):
+        client = make_client(relay.url, name=f"client{number}")
+        client.head(newer_than=0, wait_s=20)
+        assert weights_of(client.fetch_version(0, digest, deadline_s=4)) == expected_weights()
+
+
+def test_relays_that_waited_long_for_their_parent_do_not_wait_for_each_other(
+    origin: Origin,
+    make_mirror: MakeMirror,
+    make_relay: MakeRelay,
+    make_client: MakeClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run's relays start before its origin: each then asked the other for what both lacked, five seconds long."""
+    monkeypatch.setattr(scores, "SMOOTHING", 0.1)  # a few answers do not make the parent reliable again
+    parent = make_mirror()
+    urls: list[str] = []
+    relays = [make_relay(parent.url, name=f"relay{number}", neighbours=Listed(urls)) for number in range(2)]
+    urls += [relay.url for relay in relays]
+
+    def refused(url: str, deadline: float) -> bytes:
+        raise FetchError(f"{url} cannot be reached.", "unreachable")
+
+    for relay in relays:
+        for _ in range(20):
+            with suppress(FetchError):
+                relay.sources.ask(parent.url, "head.json", refused, 0.0)
+        relay.sources.ask(parent.url, "head.json", lambda url, deadline: b"", 0.0)
+    digest = publish(origin)
+    for number, relay in enumerate(relays):
         client = make_client(relay.url, name=f"client{number}")
         client.head(newer_than=0, wait_s=20)
         assert weights_of(client.fetch_version(0, digest, deadline_s=4)) == expected_weights()

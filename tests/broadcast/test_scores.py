@@ -96,3 +96,14 @@ def test_a_relay_that_fails_more_often_than_it_serves_is_not_relied_on() -> None
 def test_without_any_relay_there_is_no_choice() -> None:
     assert scores().choose([]) is None
     assert scores().choose([GOOD], avoid=[GOOD]) is None
+
+
+def test_one_good_answer_after_many_failures_is_an_answer_but_no_reliability() -> None:
+    book = scores(None, GOOD)
+    assert not book.answers(GOOD)
+    for _ in range(20):
+        book.record_failure(GOOD, "refused")
+    assert not book.answers(GOOD)
+    book.record_success(GOOD, 0, 0.1)
+    assert book.answers(GOOD)
+    assert not book.alive(GOOD)

@@ -98,6 +98,9 @@ class Sources:
     def alive(self, url: str) -> bool:
         return self._scores.alive(url)
 
+    def answers(self, url: str) -> bool:
+        return self._scores.answers(url)
+
     def choose(self, urls: Sequence[str], avoid: Collection[str] = ()) -> str | None:
         return self._scores.choose(urls, avoid)
 

@@ -263,8 +263,11 @@ class Relay:
         return self.sources.shard(item.shard, deadline=Deadline(self._monotonic, SHARD_DEADLINE_S), among=self._parents)
 
     def _parents(self) -> Sequence[str]:
-        """The parents that are alive, preferably those that wait for no share of ours; else every relay we know."""
+        """The parents that are alive, preferably those that wait for no share of ours; else every relay we know.
+
+        One that was away for long and answers again is asked before peers: they would hold our request and wait for us."""
         living = [url for url in self._upstreams if self.sources.alive(url)]
+        living = living or [url for url in self._upstreams if self.sources.answers(url)]
         peers = self._mesh.peers()
         return [url for url in living if url not in peers] or living or self.sources.urls()
 

@@ -82,6 +82,12 @@ class PeerScores:
             report = self._reports.get(url)
             return report is None or (self._tier(report) < 2 and report.success >= RELIABLE_SUCCESS)
 
+    def answers(self, url: str) -> bool:
+        """Its last answer was good, whatever came before it."""
+        with self._lock:
+            report = self._reports.get(url)
+            return report is not None and self._tier(report) < 2 and report.served > 0
+
     def record_success(self, url: str, size_bytes: int, seconds: float) -> None:
         with self._lock:
             report = self._update(url, 1.0)
