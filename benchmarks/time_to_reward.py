@@ -57,7 +57,7 @@ def settings(root: Path, pair: Pair, async_level: int, ports: list[int]) -> Shoa
     tree["run"] |= {"name": "time-to-reward", "dir": str(root / "run")}
     tree["training"] |= {"groups_per_step": pair[0], "learning_rate": pair[1]}
     tree["evaluation"]["every"] = 10 * MOST_STEPS
-    tree["broadcast"]["keep_versions"] = 2 * MOST_STEPS
+    tree["broadcast"]["keep_versions"] = 10 * MOST_STEPS
     tree["coordinator"]["port"], tree["broadcast"]["port"] = ports
     return build_config(tree)
 

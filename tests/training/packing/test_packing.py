@@ -56,7 +56,8 @@ def test_families_share_a_prompt_and_hold_every_completion_once(
         assert len({tuple(prompts[member]) for member in group.members}) == 1
         prefixes = {tuple(outputs[member][:end]) for member in group.members for end in range(1, len(outputs[member]))}
         assert group.tokens == group.prompt_length + len(prefixes)
-        assert len(group.members) == 1 or group.tokens <= capacity
+        assert len(group.members) == 1 or group.size <= capacity
+        assert group.tokens <= group.size
 
 
 @given(SIZES, st.integers(1, 80), st.integers(1, 5), st.booleans())
@@ -104,3 +105,14 @@ def test_what_completions_share_counts_once_and_equal_ones_attend_once() -> None
     assert group.tokens == 3 + 2
     assert group.members == (0, 2, 3, 1)
     assert group.pairs == 5 * 6 // 2
+    assert group.repeated == 0
+
+
+def test_a_bin_counts_what_attention_gathers_again() -> None:
+    """Or a group whose completions share most of their tokens would fit a bin that its memory does not fit."""
+    beginning = list(range(590))
+    outputs = [[*beginning, 1000 + number, 0] for number in range(8)]
+    (group,) = group_by_prompt([[1] * 10] * 8, outputs, 10_000)
+    assert group.tokens == 10 + 590 + 8
+    assert group.repeated == 7 * 600
+    assert [len(group.members) for group in group_by_prompt([[1] * 10] * 8, outputs, 1000)] == [4, 4]

@@ -74,14 +74,16 @@ class PolicyModel(nn.Module):
         plan = {} if batch.plan is None else {"attention_plan": batch.plan}
         states_TD = self._backbone(**inputs, **plan).last_hidden_state.flatten(0, 1)
         head = self.model.get_output_embeddings()
-        return token_logprobs(
-            states_TD.index_select(0, batch.source_N),
+        logprobs_U, entropies_U, variances_U = token_logprobs(
+            states_TD.index_select(0, batch.source_U),
             head.weight,
             head.bias,
-            batch.target_N,
+            batch.target_U,
             temperature=self.temperature,
             head_logits=self.head_logits,
         )
+        chosen_N = batch.prediction_N
+        return logprobs_U[chosen_N], entropies_U[chosen_N], variances_U[chosen_N]
 
     @property
     def _backbone(self) -> Any:

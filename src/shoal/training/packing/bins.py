@@ -1,10 +1,10 @@
 """Token tensors of one forward pass, built from packed prompt_groups.
 
-Shapes: T positions of the bin, N trained tokens, R attention rows (one per completion), S length of a row.
+Shapes: T positions of the bin, N trained tokens, U distinct predictions among them, R attention rows, S length of a row.
 A packed bin is one line of T positions with restarting position ids; an `AttentionPlan` says which positions form a row. A
 padded bin has its rows as lines and needs no plan: padding is on the right, where causal attention never looks.
-`source_N` names the state that predicts each trained token; it is an index into the flattened positions. Tokens that an
-environment gave have positions, which others attend to, and are no targets: they enter no loss.
+`source_U` names the state of each prediction; it is an index into the flattened positions. Completions that share a prefix share
+its predictions. Tokens that an environment gave have positions, which others attend to, and are no targets: they enter no loss.
 """
 
 from collections.abc import Sequence
@@ -71,8 +71,10 @@ class Bin:
 
     input_ids: Tensor
     position_ids: Tensor
-    source_N: Tensor
-    target_N: Tensor
+    source_U: Tensor
+    target_U: Tensor
+    prediction_N: Tensor
+    """Of each trained token, which prediction it is."""
     member_N: Tensor
     """Index of the completion in the batch."""
     row_N: Tensor
@@ -83,6 +85,14 @@ class Bin:
 
     rows: int
     """R: completions in the bin."""
+
+    @property
+    def source_N(self) -> Tensor:
+        return self.source_U[self.prediction_N]
+
+    @property
+    def target_N(self) -> Tensor:
+        return self.target_U[self.prediction_N]
 
     def to(self, device: torch.device) -> "Bin":
         values = {one.name: getattr(self, one.name) for one in fields(self)}
@@ -123,10 +133,10 @@ def build_packed(
     return Bin(
         input_ids=torch.tensor(ids)[None],
         position_ids=torch.tensor(positions)[None],
-        source_N=torch.from_numpy(np.concatenate(sources)),
+        **_predictions(np.concatenate(sources), members, outputs, trained),
         plan=_plan_attention(_needed(rows, len(ids)), len(ids)),
         rows=len(members),
-        **_targets(members, outputs, trained),
+        **_members(members, trained),
     )
 
 
@@ -162,10 +172,10 @@ def build_padded(
     return Bin(
         input_ids=torch.from_numpy(ids),
         position_ids=torch.arange(longest).expand(len(lines), longest),
-        source_N=torch.from_numpy(np.concatenate(sources)),
+        **_predictions(np.concatenate(sources), members, outputs, trained),
         plan=None,
         rows=len(members),
-        **_targets(members, outputs, trained),
+        **_members(members, trained),
     )
 
 
@@ -178,12 +188,26 @@ def _trained(
     return [np.array(sampled_places(segment_lengths[member])) for member in members]
 
 
-def _targets(members: Sequence[int], outputs: Sequence[Tokens], trained: Sequence[np.ndarray]) -> dict[str, Tensor]:
+def _predictions(
+    source_N: np.ndarray, members: Sequence[int], outputs: Sequence[Tokens], trained: Sequence[np.ndarray]
+) -> dict[str, Tensor]:
+    """Equal targets of one state once."""
+    targets = [outputs[member][place] for member, places in zip(members, trained, strict=True) for place in places]
+    pairs_N2 = np.stack([source_N, np.array(targets, dtype=np.int64)], axis=1)
+    pairs_U2, prediction_N = np.unique(pairs_N2, axis=0, return_inverse=True)
+    if len(pairs_U2) == len(pairs_N2):
+        pairs_U2, prediction_N = pairs_N2, np.arange(len(pairs_N2))
+    return {
+        "source_U": torch.from_numpy(pairs_U2[:, 0].copy()),
+        "target_U": torch.from_numpy(pairs_U2[:, 1].copy()),
+        "prediction_N": torch.from_numpy(prediction_N),
+    }
+
+
+def _members(members: Sequence[int], trained: Sequence[np.ndarray]) -> dict[str, Tensor]:
     lengths = [len(places) for places in trained]
     counts = torch.tensor(lengths)
-    targets = [outputs[member][place] for member, places in zip(members, trained, strict=True) for place in places]
     return {
-        "target_N": torch.tensor(targets),
         "member_N": torch.tensor(members).repeat_interleave(counts),
         "row_N": torch.arange(len(members)).repeat_interleave(counts),
         "offset_N": torch.cat([torch.arange(length) for length in lengths]),
@@ -227,8 +251,9 @@ def _empty_bin() -> Bin:
     return Bin(
         input_ids=position,
         position_ids=position,
-        source_N=none,
-        target_N=none,
+        source_U=none,
+        target_U=none,
+        prediction_N=none,
         member_N=none,
         row_N=none,
         offset_N=none,

@@ -6,10 +6,13 @@ Pure integers: no torch, no I/O.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.policy.batching import length_batches
 from shoal.policy.prefixes import alphabetical, common_length
+
+REPEATED_PER_POSITION = 6
+"""Rows that share positions gather them again for attention, which keeps a sixth of what all layers keep of a position."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,13 @@ class PromptGroup:
     pairs: int = 0
     """Query and key positions that attend to each other, over all rows; a row attends from its beginning again, one that adds no
     position is left out."""
+    repeated: int = 0
+    """Places of rows beyond the positions."""
+
+    @property
+    def size(self) -> int:
+        """What it takes of a bin's budget, which bounds memory."""
+        return self.tokens + self.repeated // REPEATED_PER_POSITION
 
     def cost(self, attention: float) -> float:
         """In tokens through the layers without attention; a pair of positions costs `attention`."""
@@ -48,21 +58,29 @@ def _split_group(
 ) -> list[PromptGroup]:
     """Completions that begin alike stay together."""
     prompt_groups: list[PromptGroup] = []
-    chosen: list[int] = []
+    group = PromptGroup(prompt_length, (), prompt_length)
     before: Sequence[int] = ()
-    tokens, pairs = prompt_length, 0
     for member in (members[place] for place in alphabetical([outputs[member] for member in members])):
         body = outputs[member][:-1]
-        added = len(body) - common_length(before, body)
-        if chosen and tokens + added > capacity:
-            prompt_groups.append(PromptGroup(prompt_length, tuple(chosen), tokens, pairs))
-            chosen, tokens, pairs, added = [], prompt_length, 0, len(body)
-        if added or not chosen:
-            pairs += (prompt_length + len(body)) * (prompt_length + len(body) + 1) // 2
-        chosen.append(member)
-        tokens, before = tokens + added, body
-    prompt_groups.append(PromptGroup(prompt_length, tuple(chosen), tokens, pairs))
-    return prompt_groups
+        larger = _with_member(group, member, len(body), common_length(before, body))
+        if group.members and larger.size > capacity:
+            prompt_groups.append(group)
+            larger = _with_member(PromptGroup(prompt_length, (), prompt_length), member, len(body), 0)
+        group, before = larger, body
+    return [*prompt_groups, group]
+
+
+def _with_member(group: PromptGroup, member: int, length: int, shared: int) -> PromptGroup:
+    """`shared` of its positions are there already; if all are, it needs no row."""
+    first, added = not group.members, length - shared
+    row = group.prompt_length + length if first or added else 0
+    return replace(
+        group,
+        members=(*group.members, member),
+        tokens=group.tokens + added,
+        pairs=group.pairs + row * (row + 1) // 2,
+        repeated=group.repeated + max(0, row - added - (group.prompt_length if first else 0)),
+    )
 
 
 def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
@@ -95,8 +113,8 @@ def pack(
 ) -> list[list[list[PromptGroup]]]:
     """For each part (rank) its bins of prompt_groups. All parts have equally many bins; a missing one is empty, never a repeat.
 
-    Parts get equal costs, bins equal tokens, which is what fills memory."""
-    sizes = [group.tokens for group in prompt_groups]
+    Parts get equal costs, bins equal sizes, which is what fills memory."""
+    sizes = [group.size for group in prompt_groups]
     packed = []
     for share in balance([group.cost(attention) for group in prompt_groups], parts):
         bins = first_fit_decreasing([sizes[item] for item in share], capacity)
