@@ -1,6 +1,6 @@
 """Time to a held-out accuracy of 0.85 on the demo's task: the whole swarm with every check on, against TRL's GRPOTrainer.
 
-    python benchmarks/time_to_reward.py [--rounds 3] [--groups 16 32] [--learning-rates 1e-4 3e-4] [--async-level 2] [--minutes 8]
+    python benchmarks/time_to_reward.py [--rounds 3] [--groups 16 32] [--learning-rates 1e-4 3e-4] [--async-level 1] [--minutes 8]
 
 Same policy (the bundled one), tasks, prompts, rewards, group size, trained samples per step, mini-batches, loss (two-sided clip,
 no KL), Adam moments and gradient clip; both use all cores. Ours is `shoal up` with the demo's settings and honest workers:
@@ -9,7 +9,8 @@ same functions, and trains every group, since it has no online filter.
 
 The clock starts when version 0 is published and every worker has asked for work, or TRL's trainer is built: after imports. It stops
 when the weights exist whose held-out accuracy (the demo's problems at temperature 1, every EVERY steps) first reaches GOAL.
-The time of evaluations does not count on either side: our versions are evaluated after the run, TRL's with the clock stopped. Batch
+The time of evaluations does not count on either side: our versions are evaluated after the swarm has ended, TRL's with the clock
+stopped. Batch
 size and learning rate are searched first, one run for each pair and side, stopped when it is slower than the fastest before it; the
 fastest pair of each side counts. Rounds of both sides take turns; medians count. `cpu_s` is CPU time while the clock runs, of all
 processes; `cpu_by_role` says which part of the swarm used how much of it. Runs are kept in `--pieces`; with `--minutes` the same
@@ -23,6 +24,7 @@ import math
 import os
 import platform
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -73,11 +75,12 @@ def run_ours(pair: Pair, async_level: int, limit_s: float) -> dict[str, Any]:
             swarm = subprocess.Popen(command, stdout=log, stderr=log, cwd=root)
             try:
                 seen = _follow(swarm, config, root, limit_s)
-                return _evaluate(seen, config, limit_s)
+                evaluator, kept = _keep_versions(seen, config, root, limit_s)
             finally:
                 if swarm.poll() is None:
                     swarm.send_signal(signal.SIGTERM)
                 swarm.wait(timeout=120)
+        return _evaluate(seen, evaluator, kept)
 
 
 @dataclass
@@ -110,8 +113,8 @@ def _follow(swarm: "subprocess.Popen[bytes]", config: ShoalConfig, root: Path, l
     raise RuntimeError(f"the swarm ended or stood still: {(root / 'up.log').read_text()[-1500:]}")
 
 
-def _evaluate(seen: Seen, config: ShoalConfig, limit_s: float) -> dict[str, Any]:
-    """Evaluates the published versions, oldest first, until one reaches the goal."""
+def _keep_versions(seen: Seen, config: ShoalConfig, root: Path, limit_s: float) -> tuple[Any, dict[int, Path]]:
+    """Copies of the versions that may reach the goal, so that the swarm can end before they are evaluated."""
     from shoal.evaluation import Evaluator
     from shoal.joined import join_run
 
@@ -119,14 +122,21 @@ def _evaluate(seen: Seen, config: ShoalConfig, limit_s: float) -> dict[str, Any]
     descriptor, key = directory.descriptor(), directory.existing_key("evaluator")
     client = CoordinatorClient.for_run(descriptor, key, config.coordinator_url, deadline_s=DEADLINE_S)
     run = join_run(descriptor, directory.root / "evaluated", heldout=True, clock=client.server_time)
-    evaluator = Evaluator(run, client, run.make_engine(), every=EVERY, samples=1, steps=MOST_STEPS)
     digests = {view.version: view.manifest_digest for view in client.history().versions}
-    accuracy = 0.0
+    kept: dict[int, Path] = {}
     for version in sorted(seen.published_s):
+        if version and version % EVERY == 0 and seen.published_s[version] - seen.started_s <= limit_s:
+            fetched = run.weights.fetch_version(version, digests[version])
+            kept[version] = Path(shutil.copytree(fetched, root / f"version-{version}"))
+    return Evaluator(run, client, run.make_engine(), every=EVERY, samples=1, steps=MOST_STEPS), kept
+
+
+def _evaluate(seen: Seen, evaluator: Any, kept: dict[int, Path]) -> dict[str, Any]:
+    """Evaluates the versions, oldest first, until one reaches the goal."""
+    accuracy = 0.0
+    for version, directory in kept.items():
         seconds = seen.published_s[version] - seen.started_s
-        if version == 0 or version % EVERY or seconds > limit_s:
-            continue
-        evaluator.engine.load(run.weights.fetch_version(version, digests[version]))
+        evaluator.engine.load(directory)
         accuracy = evaluator.measure(version).avg.mean
         print(f"ours, step {version}: accuracy {accuracy:.3f} after {seconds:.1f} s", file=sys.stderr, flush=True)
         if accuracy >= GOAL:
@@ -308,7 +318,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--groups", type=int, nargs="+", default=[16, 32])
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-4, 3e-4])
-    parser.add_argument("--async-level", type=int, default=2, help="Of ours: how many versions old a group may be.")
+    parser.add_argument("--async-level", type=int, default=1, help="Of ours: how many versions old a group may be.")
     parser.add_argument("--search-only", action="store_true")
     pieces_module = importlib.import_module("pieces")
     pieces_module.add_flags(parser, ROOT / "build" / "time_to_reward.json")
