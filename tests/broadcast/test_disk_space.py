@@ -213,7 +213,8 @@ def test_a_relay_that_cannot_hold_the_run_says_so_at_once(
     monkeypatch.setattr("shoal.broadcast.retention.shutil.disk_usage", lambda folder: usage)
     relay = make_relay(make_mirror().url, metrics=Heard())
     assert heard.wait(10)
-    assert "need 0.0 GB more in" in said[0]
+    assert "need 12.0 kB more in" in said[0]
+    assert "where 5.0 kB are" in said[0]
     assert str(relay._root) in said[0]
 
 
