@@ -232,7 +232,7 @@ class Sources:
     def _record_error(self, url: str, what: str, error: ShoalError) -> None:
         """Remember what a relay did: a lie if its bytes are wrong, a failure if they did not come, nothing if not yet.
 
-        A connection that broke because this side stops says nothing about a relay.
+        A connection that broke because this side stops is no relay's fault.
         """
         if self._stopped.is_set():
             return
