@@ -146,6 +146,7 @@ PURE = {
     "shoal.errors",
     "shoal.coordinator.rules",
     "shoal.protocol.verdicts",
+    "shoal.metrics.units",
 }
 NAMES_OF_STATES = {f"shoal.protocol.api.{name}" for name in ("OwnerState", "RunState", "WorkerState")}
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "__import__", "globals"}

@@ -18,6 +18,7 @@ from shoal.broadcast.scores import RELIABLE_SUCCESS
 from shoal.errors import ShoalError, UnavailableError
 from shoal.files import TEMPORARY_PREFIX, WEIGHTS_FILE, digest_bytes, write_atomic
 from shoal.metrics import EventLog, Report, silent
+from shoal.metrics.units import size
 from shoal.policy.engine import Engine
 from shoal.policy.engines import Numerics, devices_here, make_engine
 from shoal.policy.weights import stored_dtype
@@ -161,7 +162,7 @@ def join_run(
     for name, data in files.items():
         write_atomic(model_files / name, data)
     if descriptor.adapter is not None:
-        report(f"fetching the base, {descriptor.adapter.base_bytes / 1e6:,.0f} MB, unless it is here")
+        report(f"fetching the base, {size(descriptor.adapter.base_bytes)}, unless it is here")
         base = weights.fetch_base(on_progress=ProgressLine(report))
         _link(model_files / WEIGHTS_FILE, base / WEIGHTS_FILE)
     return JoinedRun(descriptor, workload, weights, relays, model_files)

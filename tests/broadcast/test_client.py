@@ -212,14 +212,14 @@ def test_progress_line_is_for_people() -> None:
     now = [0.0]
     progress = DownloadProgress(7, 512_000_000, clock=lambda: now[0])
     progress.bytes_done, now[0] = 128_000_000, 2.0
-    assert progress.line() == "version 7: 128.0 of 512.0 MB (25%), 64.0 MB/s, 6 s left"
+    assert progress.line() == "version 7: 128 MB of 512 MB (25%), 64.0 MB/s, 6 s left"
 
 
 def test_what_an_earlier_fetch_left_does_not_count_as_speed() -> None:
     now = [0.0]
     progress = DownloadProgress(7, 65_000_000_000, clock=lambda: now[0])
     progress.bytes_done = progress.bytes_found = 2_500_000_000
-    assert progress.line() == "version 7: 2500.0 of 65000.0 MB (4%), 0.0 MB/s"
+    assert progress.line() == "version 7: 2.5 GB of 65.0 GB (4%), 0 B/s"
     progress.bytes_done, now[0] = progress.bytes_found + 62_500_000, 10.0
     assert progress.line().endswith("6.2 MB/s, 2 h 46 min left")
 

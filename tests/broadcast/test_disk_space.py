@@ -213,8 +213,32 @@ def test_a_relay_that_cannot_hold_the_run_says_so_at_once(
     monkeypatch.setattr("shoal.broadcast.retention.shutil.disk_usage", lambda folder: usage)
     relay = make_relay(make_mirror().url, metrics=Heard())
     assert heard.wait(10)
-    assert "need 0.0 GB more in" in said[0]
+    assert "need 12.0 kB more in" in said[0]
+    assert "where 5.0 kB are" in said[0]
     assert str(relay._root) in said[0]
+
+
+def test_a_relay_that_is_stopped_while_its_disk_is_full_has_not_received_what_it_held(
+    origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(origin)
+    is_full = threading.Event()
+
+    def put(self: ShardStore, folder: Folder, data: Bytes, digest: str | None = None) -> str:
+        if folder == "shards" and self.root.name == "relay":
+            is_full.set()
+            raise disk_error(FULL, self.root)
+        return real_put(self, folder, data, digest)
+
+    real_put = ShardStore.put
+    monkeypatch.setattr(ShardStore, "put", put)
+    arrived: list[str] = []
+    relay = make_relay(make_mirror().url)
+    monkeypatch.setattr(relay._progress, "arrived", lambda digest, was_here: arrived.append(digest))
+    assert is_full.wait(10)
+    relay.stop()
+    assert not arrived
+    assert not relay.complete
 
 
 def test_what_will_be_removed_counts_as_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

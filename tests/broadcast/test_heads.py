@@ -9,6 +9,7 @@ import pytest
 from shoal.broadcast import Origin, OriginServer, WeightClient
 from shoal.broadcast.store import DiskError
 from shoal.errors import UnavailableError
+from shoal.identity import Keypair
 
 from .conftest import RUN_KEY, Mirror, answer
 from .test_client import publish
@@ -40,6 +41,18 @@ def test_an_expired_head_hints_at_the_clock(origin: Origin, make_mirror: MakeMir
     with pytest.raises(UnavailableError, match="expired") as caught:
         late.head(deadline_s=0.2)
     assert "the clock here, 2096-10-02 07:06 UTC, is wrong" in caught.value.hint
+
+
+def test_a_head_of_another_run_names_the_key_that_is_trusted(
+    origin: Origin, make_mirror: MakeMirror, tmp_path: Path
+) -> None:
+    publish(origin)
+    url, other = make_mirror().url, Keypair.generate().public
+    client = WeightClient(other, lambda: [url], tmp_path / "other")
+    with pytest.raises(UnavailableError, match=f"signed by {RUN_KEY.public[:12]}") as caught:
+        client.head(deadline_s=0.2)
+    client.close()
+    assert f"name its key: {other[:12]}" in caught.value.hint
 
 
 def test_a_truncated_head_is_no_lie(origin: Origin, make_mirror: MakeMirror, make_client: MakeClient) -> None:

@@ -88,7 +88,7 @@ def test_a_model_that_takes_hours_arrives_while_versions_go_on(
     assert 2.88 < hours < 2.90
     assert received < 1.05 * MODEL_BYTES
     assert len(said) > 100
-    assert said[0].startswith("fetching version 0: 0.0 of 0.1 MB (0%), 0.0 MB/s, 2 h ")
+    assert said[0].startswith("fetching version 0: 325 B of 65.0 kB (0%), 6 B/s, 2 h ")
 
 
 def test_a_relay_says_how_far_it_is_and_how_long_the_rest_takes() -> None:
@@ -104,10 +104,10 @@ def test_a_relay_says_how_far_it_is_and_how_long_the_rest_takes() -> None:
     clock.now += 6396
     progress.arrived("b", was_here=False)
     assert said == [
-        "fetching version 7: 15000.0 of 65000.0 MB (23%), 0.0 MB/s",
-        "fetching version 7: 25000.0 of 65000.0 MB (38%), 6.2 MB/s, 1 h 47 min left",
-        "fetching version 7: 25000.0 of 65000.0 MB (38%), 6.2 MB/s, 1 h 47 min left",
-        "fetching version 7: 65000.0 of 65000.0 MB (100%), 6.2 MB/s, checking it",
+        "fetching version 7: 15.0 GB of 65.0 GB (23%), 0 B/s",
+        "fetching version 7: 25.0 GB of 65.0 GB (38%), 6.2 MB/s, 1 h 47 min left",
+        "fetching version 7: 25.0 GB of 65.0 GB (38%), 6.2 MB/s, 1 h 47 min left",
+        "fetching version 7: 65.0 GB of 65.0 GB (100%), 6.2 MB/s, checking it",
     ]
 
 

@@ -10,7 +10,8 @@ import pytest
 from shoal.broadcast import Origin, OriginServer, Relay, RelaySettings, WeightClient, scores
 from shoal.broadcast import relay as relay_module
 from shoal.broadcast.http.pool import FetchError
-from shoal.broadcast.store import Folder, ShardStore, disk_error
+from shoal.broadcast.peers import Sources
+from shoal.broadcast.store import DiskError, Folder, ShardStore, disk_error
 from shoal.errors import ConfigError, UnavailableError
 from shoal.identity import Envelope, Keypair
 from shoal.metrics import EventLog
@@ -403,3 +404,27 @@ def test_heads_that_a_power_cut_tore_are_replaced(
     again = make_client(make_relay(origin_server.url).url)
     assert again.head(newer_than=0, wait_s=20).counter == 1
     assert heads
+
+
+def test_a_head_that_cannot_be_read_is_named_and_not_taken_for_a_port(tmp_path: Path, make_relay: MakeRelay) -> None:
+    (tmp_path / "relay/head.json").mkdir(parents=True)
+    with pytest.raises(DiskError, match=r"head\.json cannot be read: Is a directory"):
+        make_relay("http://127.0.0.1:9")
+
+
+def test_connections_that_break_because_this_side_stops_are_held_against_nobody() -> None:
+    said: list[str] = []
+
+    class Heard(EventLog):
+        def event(self, name: str, /, **fields: object) -> None:
+            said.append(name)
+
+    def broken(url: str, until: float) -> None:
+        raise FetchError("cut off", "unreachable")
+
+    sources = Sources(lambda: ["http://parent"], metrics=Heard())
+    sources.stop()
+    with pytest.raises(FetchError):
+        sources.ask("http://parent", "head.json", broken, 0.0)
+    assert not said
+    assert sources.reports() == []

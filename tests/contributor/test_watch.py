@@ -87,7 +87,7 @@ def test_the_machine_is_asked_seldom_however_often_the_loop_looks(tmp_path: Path
 def test_more_memory_than_allowed_ends_the_worker_with_a_sentence(tmp_path: Path) -> None:
     laptop = Laptop(tmp_path, Limits(memory_bytes=4 * 10**9))
     laptop.after(0, memory_bytes=3 * 10**9)
-    with pytest.raises(MemoryLimitError, match=r"holds 1,500 MB more than the 4,000 MB of --memory; its slots go back"):
+    with pytest.raises(MemoryLimitError, match=r"holds 1.5 GB more than the 4.0 GB of --memory; its slots go back"):
         laptop.after(10, memory_bytes=5_500_000_000)
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from shoal.observe.words import count, duration, plural, printable, size
+from shoal.observe.words import count, duration, plural, printable
 
 
 def test_control_characters_cannot_reach_a_terminal() -> None:
@@ -16,13 +16,6 @@ def test_long_text_is_cut_to_the_limit() -> None:
 )
 def test_durations(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
-
-
-@pytest.mark.parametrize(
-    ("amount", "shown"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (999_999, "1.0 MB"), (138_000_000, "138 MB")]
-)
-def test_sizes(amount: int, shown: str) -> None:
-    assert size(amount) == shown
 
 
 def test_counts_and_plurals() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from shoal.broadcast.manifest import ShardEntry
 from shoal.broadcast.peers import Deadline, Sources
 from shoal.metrics import Report
+from shoal.metrics.units import size
 
 PROGRESS_EVERY_S = 3.0
 
@@ -43,8 +44,8 @@ class DownloadProgress:
 
     def line(self) -> str:
         share = self.bytes_done / self.bytes_total if self.bytes_total else 1.0
-        done, total = self.bytes_done / 1e6, self.bytes_total / 1e6
-        text = f"version {self.version}: {done:.1f} of {total:.1f} MB ({share:.0%}), {self.bytes_s / 1e6:.1f} MB/s"
+        done, total, rate = (size(number) for number in (self.bytes_done, self.bytes_total, self.bytes_s))
+        text = f"version {self.version}: {done} of {total} ({share:.0%}), {rate}/s"
         if not self.bytes_left:
             return f"{text}, checking it"
         return f"{text}, {duration(self.left_s)} left" if math.isfinite(self.left_s) else text

@@ -84,6 +84,8 @@ class HeadWatch:
         )
 
     def _hint(self, reasons: str) -> str:
+        if "trusted key" in reasons:
+            return f"If another run was meant, name its key: {self._run_key[:12]}… is trusted here."
         if "expired" not in reasons:
             return ""
         here = time.strftime("%Y-%m-%d %H:%M", time.gmtime(self._clock()))

@@ -233,7 +233,12 @@ class Sources:
             yield url
 
     def _record_error(self, url: str, what: str, error: ShoalError) -> None:
-        """Remember what a relay did: a lie if its bytes are wrong, a failure if they did not come, nothing if not yet."""
+        """Remember what a relay did: a lie if its bytes are wrong, a failure if they did not come, nothing if not yet.
+
+        A connection that broke because this side stops is no relay's fault.
+        """
+        if self._stopped.is_set():
+            return
         if isinstance(error, (IntegrityError, SignatureError)):
             self._scores.record_lie(url, str(error))
             self._metrics.count("lies")

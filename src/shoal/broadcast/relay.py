@@ -25,7 +25,7 @@ from shoal.broadcast.peers import Deadline, Sources
 from shoal.broadcast.queue import DownloadQueue, Route, WantedShard, wanted_in_order
 from shoal.broadcast.retention import lack_of_space, needed_manifests, prune
 from shoal.broadcast.store import DiskError, ShardStore
-from shoal.errors import ConfigError, ShoalError
+from shoal.errors import ConfigError, ShoalError, UnavailableError
 from shoal.files import write_atomic
 from shoal.identity import MAX_DESCRIPTOR_BYTES
 from shoal.metrics import EventLog, Report, silent
@@ -258,6 +258,7 @@ class Relay:
                 return
             except DiskError as error:
                 self._report_trouble(error)
+        raise UnavailableError("Stopped before there was room for a shard.")
 
     def _from_parents(self, item: WantedShard) -> memoryview:
         return self.sources.shard(item.shard, deadline=Deadline(self._monotonic, SHARD_DEADLINE_S), among=self._parents)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from shoal.broadcast.manifest import MAX_CHAIN, Manifest
 from shoal.broadcast.store import ShardStore
 from shoal.errors import IntegrityError
+from shoal.metrics.units import size
 
 # A model over a slow link; a reader that never finishes must not fill the disk.
 MAX_HOLD_S = 6 * 3600
@@ -101,7 +102,7 @@ def lack_of_space(store: ShardStore, sizes: Mapping[str, int]) -> str:
     if missing_bytes <= free_bytes:
         return ""
     return (
-        f"The versions of this run need {missing_bytes / 1e9:.1f} GB more in {store.root}, where {free_bytes / 1e9:.1f} GB are "
+        f"The versions of this run need {size(missing_bytes)} more in {store.root}, where {size(free_bytes)} are "
         "or will be free. Free some space, or name another directory."
     )
 

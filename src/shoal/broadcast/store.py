@@ -100,6 +100,8 @@ class ShardStore:
             return (self.root / HEAD_FILE).read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise unreadable(error, self.root / HEAD_FILE) from error
 
     def read(self, folder: Folder, digest: str) -> bytes:
         return self.path(folder, digest).read_bytes()
@@ -277,8 +279,7 @@ def open_to_read(path: Path) -> Iterator[FileIO]:
         with open(path, "rb", buffering=0) as file:
             yield file
     except OSError as error:
-        hint = "Was it deleted, or is the disk damaged? A restart notices what is missing."
-        raise DiskError(f"{path} cannot be read: {error.strerror}.", hint=hint) from error
+        raise unreadable(error, path) from error
 
 
 def make_directory(path: Path) -> None:
@@ -286,6 +287,11 @@ def make_directory(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise disk_error(error, path) from error
+
+
+def unreadable(error: OSError, path: Path) -> DiskError:
+    hint = "Was it deleted, or is the disk damaged? A restart notices what is missing."
+    return DiskError(f"{path} cannot be read: {error.strerror}.", hint=hint)
 
 
 def disk_error(error: OSError, path: Path) -> DiskError:

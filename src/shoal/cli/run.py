@@ -135,12 +135,13 @@ def backup(
     ] = False,
 ) -> None:
     """Copy a run, live or not, into one file from which it can continue."""
+    from shoal.metrics.units import size
     from shoal.owner.backup import write_backup
     from shoal.owner.control import find_directory
 
     index = write_backup(find_directory(where), file, typer.echo, references_only=references)
-    size_mb = file.stat().st_size / 1e6
-    typer.echo(f"wrote {file} ({size_mb:.1f} MB, {len(index.left_out)} files only named); keep it secret")
+    written = size(file.stat().st_size)
+    typer.echo(f"wrote {file} ({written}, {len(index.left_out)} files only named); keep it secret")
 
 
 @run_app.command("restore")

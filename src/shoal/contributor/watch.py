@@ -13,6 +13,7 @@ from shoal.contributor.control import Control, Wish, WorkerStatus
 from shoal.contributor.limits import Conditions, Limits, Rest, memory_excess, reason_to_rest
 from shoal.errors import ShoalError
 from shoal.metrics import Report
+from shoal.metrics.units import size
 
 WISH_EVERY_S = 0.25
 CONDITIONS_EVERY_S = 5.0
@@ -115,7 +116,7 @@ class LimitWatch:
     def _check_memory(self) -> None:
         if excess := memory_excess(self.limits, self._seen):
             raise MemoryLimitError(
-                f"This worker holds {excess / 1e6:,.0f} MB more than the {self.limits.memory_bytes / 1e6:,.0f} MB of"
+                f"This worker holds {size(excess)} more than the {size(self.limits.memory_bytes)} of"
                 " --memory; its slots go back.",
                 hint="Allow more, or join a run with a smaller policy.",
             )

@@ -10,9 +10,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from shoal import __version__
+from shoal.metrics.units import size
 from shoal.observe import plots
 from shoal.observe.summary import Summary, headline
-from shoal.observe.words import count, duration, plural, printable, size
+from shoal.observe.words import count, duration, plural, printable
 from shoal.protocol.api import HistoryView, StatusView
 
 Plot = Callable[[StatusView, HistoryView], str | None]

@@ -14,10 +14,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from shoal.metrics.units import size
 from shoal.observe import series
 from shoal.observe.charts import bar, curve, value_range
 from shoal.observe.series import Point
-from shoal.observe.words import duration, plural, printable, size
+from shoal.observe.words import duration, plural, printable
 from shoal.observe.worker_table import state_counts, table, worker_rows
 from shoal.protocol.api import HistoryView, LeaseTimingView, RelayView, StatusView
 

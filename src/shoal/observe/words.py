@@ -4,6 +4,8 @@ Names, activities and reasons come from untrusted machines; `printable` keeps th
 their escape sequences, out of whatever shows them.
 """
 
+from shoal.metrics.units import scaled
+
 REPLACEMENT = "\ufffd"
 ELLIPSIS = "…"
 
@@ -22,21 +24,9 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def size(size_bytes: float) -> str:
-    return _scaled(size_bytes, 1000, (" B", " kB", " MB", " GB", " TB"))
-
-
 def count(number: float) -> str:
-    return _scaled(number, 1000, ("", "k", "M", "G", "T"))
+    return scaled(number, ("", "k", "M", "G", "T"))
 
 
 def plural(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
-    power = 0
-    while abs(value) >= 999.5 and power < len(units) - 1:
-        value, power = value / base, power + 1
-    digits = 1 if power and abs(value) < 99.95 else 0
-    return f"{value:.{digits}f}{units[power]}"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from shoal.config import RewardConfig
 from shoal.errors import UnavailableError
 from shoal.metrics import Report
-from shoal.observe.words import plural, size
+from shoal.metrics.units import size
+from shoal.observe.words import plural
 from shoal.protocol.descriptor import RunDescriptor
 from shoal.protocol.environments import EnvironmentReference
 from shoal.tasks import TaskSet

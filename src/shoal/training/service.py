@@ -17,6 +17,7 @@ from shoal.broadcast import Origin, Publication
 from shoal.config import ShoalConfig
 from shoal.errors import IntegrityError, ShoalError
 from shoal.metrics import EventLog, Report, silent
+from shoal.metrics.units import size
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import RunDescriptor
@@ -317,10 +318,10 @@ class TrainerService:
 def _published_sentence(publication: Publication, metrics: Mapping[str, Any]) -> str:
     reward = metrics.get("task_reward_mean")
     detail = f", task reward {reward:.3f}" if reward is not None else ""
-    size = f"{publication.follow_bytes / 1e6:.1f} MB"
+    sent = size(publication.follow_bytes)
     if publication.follow_bytes < publication.weights_bytes:
-        size += f" instead of {publication.weights_bytes / 1e6:.1f}, {publication.ratio:.0f}x less"
-    return f"published version {publication.version} ({size}){detail}"
+        sent += f" instead of {size(publication.weights_bytes)}, {publication.ratio:.0f}x less"
+    return f"published version {publication.version} ({sent}){detail}"
 
 
 def _sample(row: Rollout, record: api.BatchGroup, index: int) -> Sample:

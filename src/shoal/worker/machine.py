@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 
 from shoal.config import RolloutConfig
+from shoal.metrics.units import size
 from shoal.policy.engine import Engine, GenerationRequest
 from shoal.policy.memory import memory_in_use
 from shoal.protocol import api
@@ -89,7 +90,7 @@ class Machine:
         parts = [f"{self.tokens_per_s:,.0f} tokens/s", f"{os.cpu_count()} cores"]
         if self.memory_bytes:
             used = memory_in_use()
-            parts.append(f"{self.memory_bytes / 1e9:.1f} GB of memory ({used / 1e9:.1f} GB used)")
+            parts.append(f"{size(self.memory_bytes)} of memory ({size(used)} used)")
         if self.link_bytes_per_s:
-            parts.append(f"{self.link_bytes_per_s / 1e6:.1f} MB/s from the relays")
+            parts.append(f"{size(self.link_bytes_per_s)}/s from the relays")
         return ", ".join(parts)

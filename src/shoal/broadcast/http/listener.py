@@ -13,7 +13,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from shoal.broadcast.http.limits import ServerLimits
-from shoal.errors import UnavailableError
+from shoal.errors import ShoalError, UnavailableError
 from shoal.net import WILDCARDS, Connections, address_block, http_url, raise_file_limit
 
 START_TIMEOUT_S = 30.0
@@ -107,6 +107,9 @@ class ServerThread:
             reason = error.strerror or str(error)
             message = f"The {self._name} cannot listen on {self._host}:{self.port}: {reason}."
             raise UnavailableError(message, hint="Choose another port, or stop the process that uses it.") from None
+        except ShoalError:  # of the application, such as a head that cannot be read
+            self.stop()
+            raise
 
     def stop(self) -> None:
         if self._thread is None:

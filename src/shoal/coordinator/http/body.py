@@ -1,15 +1,18 @@
 """Reading the body of a request: bounded in size and time, once, and never before its sender is admitted."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from shoal.coordinator.http.refusals import timed_out, too_large
 from shoal.errors import RefusedError
+
+T = TypeVar("T")
 
 SLOW_S, SLOW_BYTES_S = 0.5, 64 << 10
 """A refused sender that has sent less than this after so long is slow."""
@@ -82,6 +85,24 @@ class BodyReader:
                     return
         except (ClientDisconnect, RefusedError):
             return
+
+    async def unless_gone(self, answer: Awaitable[T]) -> T:
+        """The answer; ClientDisconnect, and no more work for it, when the sender leaves first. For after the body."""
+        answering, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(self._gone())
+        try:
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                return answering.result()
+            raise ClientDisconnect
+        finally:
+            for task in (answering, leaving):
+                task.cancel()
+            await asyncio.wait((answering, leaving))
+
+    async def _gone(self) -> None:
+        with contextlib.suppress(ClientDisconnect):
+            while True:
+                await self._next()
 
     async def _next(self) -> bytes:
         message = await self._receive()

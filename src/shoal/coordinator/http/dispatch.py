@@ -129,7 +129,8 @@ class Dispatcher:
         self._vouch(scope, caller)
         signed = caller if isinstance(caller, Signed) else None
         sent = await route.reads.read(Incoming(head, signed, named, body))
-        answer: Answer = await route.handler(self._service, sent, caller)
+        handling = route.handler(self._service, sent, caller)
+        answer: Answer = await (body.unless_gone(handling) if route.waits else handling)
         return answer
 
     def _count_address(self, head: RequestHead, route: AnyRoute | None, has_place: bool) -> None:

@@ -128,6 +128,8 @@ class Route(Generic[InputT, CallerT, AnswerT]):
     """Requests that it counts as, against the rates of key and address."""
     is_listed: bool = True
     """Whether the API page shows it."""
+    waits: bool = False
+    """Whether it may wait for a change: it ends when its caller leaves, or it would take work for nobody."""
     pattern: "re.Pattern[str]" = field(init=False)
 
     def __post_init__(self) -> None:

@@ -62,6 +62,8 @@ class ChangeSignal:
 
     def __init__(self) -> None:
         self.version = 0
+        self.waiting = 0
+        """How many wait now."""
         self._changed = asyncio.Event()
 
     def notify(self) -> None:
@@ -72,8 +74,13 @@ class ChangeSignal:
     async def wait_changed(self, version: int, timeout_s: float) -> None:
         """Returns after the first change since `version`, or after the timeout."""
         if self.version == version:
-            with contextlib.suppress(TimeoutError):
+            self.waiting += 1
+            try:
                 await asyncio.wait_for(self._changed.wait(), timeout_s)
+            except TimeoutError:
+                pass
+            finally:
+                self.waiting -= 1
 
 
 class Service:

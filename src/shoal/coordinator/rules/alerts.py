@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from shoal.metrics.units import size
+
 WINDOW = 8
 """Steps that are compared with the same number before them."""
 
@@ -159,7 +161,7 @@ def _unvalidated(readings: Readings, limit_s: float) -> str:
 
 def _disk(readings: Readings, times: float) -> str:
     free = readings.disk_free_bytes
-    return f"{free / 1e9:.1f} GB free" if free is not None and free < times * readings.disk_needed_bytes else ""
+    return f"{size(free)} free" if free is not None and free < times * readings.disk_needed_bytes else ""
 
 
 def _values(readings: Readings, name: str) -> list[float]:
