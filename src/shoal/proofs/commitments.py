@@ -68,7 +68,10 @@ class ChunkDifference(NamedTuple):
 
 def split_chunks(states_ND: Tensor) -> list[Tensor]:
     """Views of 32 states each; the last one holds the rest."""
-    return [*torch.split(states_ND, CHUNK_TOKENS)] if len(states_ND) else []
+    count = states_ND.shape[0]
+    if count <= CHUNK_TOKENS:
+        return [states_ND] if count else []
+    return [*torch.split(states_ND, CHUNK_TOKENS)]
 
 
 def proof_bytes(value_count: int) -> int:
