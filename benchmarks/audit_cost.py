@@ -4,6 +4,9 @@ Worker: generation with commitments, rewards, and the rollout file. Validator: r
 submissions one prefill with margins, commitments and log-probabilities. Both in one process, interleaved, one thread; the figure
 is the ratio of the medians. At the floor, 10 % are audited and all are read. Re-scoring of rewards is reported apart.
 
+The first figures are of one file at a time, each right after it was made. `together` is what a validator does while files wait: it
+reads --together of them one after the other and audits every tenth group of them in common passes.
+
 A low-entropy policy often gives the same completion twice, and an audit computes it once; `hot` is the same measurement at a
 temperature at which hardly any two completions agree.
 """
@@ -25,10 +28,13 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from adversaries.arena import Arena, make_arena, make_model_arena, with_model  # noqa: E402
 from shoal.config import TrustConfig, load_config  # noqa: E402
+from shoal.policy import TorchEngine  # noqa: E402
 from shoal.validation import Checked, audit, check_claims  # noqa: E402
+from shoal.validation.checks import Audit, audit_all  # noqa: E402
 from support.submissions import Submission  # noqa: E402
 
 HOT_TEMPERATURE = 2.0
+FIRST_TOGETHER = 10_000
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
@@ -49,6 +55,7 @@ def score_again(arena: Arena, checked: Checked) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--submissions", type=int, default=24)
+    parser.add_argument("--together", type=int, default=8, help="files that a validator claims at once")
     parser.add_argument(
         "--model", type=Path, help="another model than the bundled one, with slots of 4 × 8 completions"
     )
@@ -58,7 +65,9 @@ def main() -> None:
         arena = arena_for(Path(directory), options.model)
         metrics = measure(arena, options.submissions, arena.temperature)
         hot = measure(arena, options.submissions, HOT_TEMPERATURE)
-        print(json.dumps({"benchmark": "audit_cost", "submissions": options.submissions, **metrics, "hot": hot}))
+        common = measure_together(arena, options.submissions, options.together)
+        counts = {"benchmark": "audit_cost", "submissions": options.submissions}
+        print(json.dumps({**counts, **metrics, "hot": hot, "together": common}))
 
 
 def arena_for(directory: Path, model: Path | None) -> Arena:
@@ -74,20 +83,21 @@ def distinct_share(checked: Checked) -> float:
     return sum(len(output) for _, output in distinct) / sum(len(row.output_tokens) for row in checked.rollouts)
 
 
+def made_by(arena: Arena, worker: TorchEngine, slot: int, temperature: float) -> tuple[Submission, bytes]:
+    (submission,) = arena.sampled([slot], worker, temperature)
+    return submission, submission.data
+
+
 def measure(arena: Arena, submissions: int, temperature: float) -> dict[str, Any]:
     worker = arena.engine()
     limits = arena.calibration.limits(worker.numerics_class)
     assert limits is not None
 
-    def make(slot: int) -> tuple[Submission, bytes]:
-        (submission,) = arena.sampled([slot], worker, temperature)
-        return submission, submission.data
-
-    make(0)
+    made_by(arena, worker, 0, temperature)
     seconds: dict[str, list[float]] = {"worker": [], "claims": [], "rewards": [], "audit": []}
     shares = []
     for slot in range(1, submissions + 1):
-        (submission, data), made = timed(make, slot)
+        (submission, data), made = timed(made_by, arena, worker, slot, temperature)
         claim = submission.claim()
         checked, claims = timed(check_claims, data, claim, arena.workload, arena.validator.vocab_size)
         _, rewards = timed(score_again, arena, checked)
@@ -102,6 +112,40 @@ def measure(arena: Arena, submissions: int, temperature: float) -> dict[str, Any
         "at_floor": round((checks + rate * middle["audit"]) / middle["worker"], 3),
         "rescoring": round(middle["rewards"] / middle["worker"], 3),
         "distinct_share": round(statistics.mean(shares), 3),
+        "cpu_seconds": {name: round(value, 4) for name, value in middle.items()},
+    }
+
+
+def measure_together(arena: Arena, submissions: int, files: int) -> dict[str, Any]:
+    worker = arena.engine()
+    limits = arena.calibration.limits(worker.numerics_class)
+    assert limits is not None
+    made_by(arena, worker, 0, arena.temperature)
+    seconds: dict[str, list[float]] = {"worker": [], "claims": [], "rewards": [], "audit": [], "floor": []}
+    for first in range(FIRST_TOGETHER, FIRST_TOGETHER + submissions, files):
+        batch = [timed(made_by, arena, worker, slot, arena.temperature) for slot in range(first, first + files)]
+        made = [submission for (submission, _), _ in batch]
+        found = [
+            timed(check_claims, data, submission.claim(), arena.workload, arena.validator.vocab_size)
+            for (submission, data), _ in batch
+        ]
+        checked = [one for one, _ in found]
+        scored = [timed(score_again, arena, one)[1] for one in checked]
+        groups = [(at, group) for at, one in enumerate(checked) for group in one.rows_by_group()]
+        for name, chosen in (("audit", groups), ("floor", groups[:: round(1 / TrustConfig().audit_floor)])):
+            wanted = [[group for where, group in chosen if where == at] for at in range(len(checked))]
+            audits = [Audit(one, own, limits) for one, own in zip(checked, wanted, strict=True) if own]
+            arena.validator.forget()
+            seconds[name].append(timed(audit_all, audits, arena.validator, arena.temperature)[1] / len(made))
+        seconds["worker"] += [taken for _, taken in batch]
+        seconds["claims"] += [taken for _, taken in found]
+        seconds["rewards"] += scored
+    middle = {name: statistics.median(values) for name, values in seconds.items()}
+    checks = middle["claims"] - middle["rewards"]
+    return {
+        "files": files,
+        "full_audit": round((checks + middle["audit"]) / middle["worker"], 3),
+        "at_floor": round((checks + middle["floor"]) / middle["worker"], 3),
         "cpu_seconds": {name: round(value, 4) for name, value in middle.items()},
     }
 

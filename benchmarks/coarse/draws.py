@@ -137,7 +137,7 @@ def text_of(policy: Policy, scorer: TorchEngine, slots: Sequence[int], most_toke
 def forced(
     policy: Policy, workers: Mapping[str, Worker], scorer: TorchEngine, text: Text, submissions: int
 ) -> dict[str, Draws]:
-    """What each worker draws after the prefixes of one text; those in bf16 with rounded logits too."""
+    """What each worker draws after the prefixes of one text; the honest one with rounded logits too."""
     requests, made = text
     lengths, size = [len(row.tokens) for row in made], len(requests) // submissions
     truth = Computed(scorer, states_of(scorer, requests, made))
@@ -166,10 +166,10 @@ class Computed:
     engine: TorchEngine
     states_ND: torch.Tensor
 
-    def logits(self, part: slice, *, rounded: bool = False) -> torch.Tensor:
+    def logits(self, part: slice) -> torch.Tensor:
         runner: Any = self.engine._runner
         logits_NV: torch.Tensor = runner.logits(self.states_ND[part])
-        return logits_NV.to(torch.bfloat16).float() if rounded else logits_NV
+        return logits_NV
 
 
 def _without_heat(worker: Worker) -> Worker:
@@ -178,8 +178,8 @@ def _without_heat(worker: Worker) -> Worker:
 
 
 def _with_rounded(workers: Mapping[str, Worker]) -> dict[str, Worker]:
-    rounded = {name + ROUNDED: worker for name, worker in workers.items() if worker.dtype == "bfloat16"}
-    return {**workers, **rounded}
+    """Honest work alone: what coarser logits cost is how much wider honest errors become."""
+    return {**workers, **{name + ROUNDED: worker for name, worker in workers.items() if name == HONEST}}
 
 
 def _computed(
@@ -209,12 +209,14 @@ def _draw(
         scores = scaled + noise
         best, pair = scores.amax(-1), scores.topk(2, dim=-1).indices
         rivals = token_margins(scaled, seeds_N[part], places_N[part], pair[:, 0], 1.0)[2]
-        between = _between(scores, pair)
+        between, true_logprobs = _between(scores, pair), torch.log_softmax(scaled, -1)
+        logits_of = {worker: one.logits(part) for worker, one in computed.items()}
         for name, worker in names.items():
-            logits = computed[_without_heat(worker)].logits(part, rounded=name.endswith(ROUNDED))
+            logits = logits_of[_without_heat(worker)]
+            logits = logits.to(torch.bfloat16).float() if name.endswith(ROUNDED) else logits
             own = logits / (temperature * worker.heat)
             tokens = (own + noise).argmax(-1)
-            claimed = torch.log_softmax(own, -1) - torch.log_softmax(scaled, -1)
+            claimed = torch.log_softmax(own, -1) - true_logprobs
             found = {
                 "margins": best - _at(scores, tokens),
                 "rivals": rivals,

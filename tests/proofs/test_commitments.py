@@ -132,7 +132,7 @@ def test_values_of_another_magnitude_are_no_ties() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 12_000), st.integers(0, 7))
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40_000), st.integers(0, 7))
 def test_selection_is_exact_for_any_size_and_any_number_of_ties(seed: int, value_count: int, kept_bits: int) -> None:
     from shoal.proofs import kernels
 
@@ -141,7 +141,7 @@ def test_selection_is_exact_for_any_size_and_any_number_of_ties(seed: int, value
     patterns |= np.random.default_rng(seed + 1).integers(0, 2, value_count).astype(np.uint16) << 15
     count = min(TOP_K, value_count)
     indices = np.empty(count, np.int64)
-    largest = kernels.select_top(patterns, count, np.empty((2, value_count), np.int32), indices)
+    largest = kernels.select_top(patterns, count, kernels.scratch_for(value_count), indices)
     magnitudes = (patterns & 0x7FFF).astype(np.int64)
     assert indices.tolist() == sorted(np.argsort(-magnitudes, kind="stable")[:count].tolist())
     assert largest == magnitudes.max()
@@ -179,6 +179,22 @@ def test_many_chunks_in_one_call_give_what_each_gives_alone() -> None:
     assert compare_chunks(proofs, chunks) == [
         compare_chunks([proof], [chunk])[0] for proof, chunk in zip(proofs, chunks, strict=True)
     ]
+
+
+def test_where_chunks_lie_in_memory_does_not_matter() -> None:
+    """Neighbours are read in place; every other order is put together first."""
+    states = random_states(96, 70)
+    first, second, third = split_chunks(states)
+    whole = build_proofs([first.clone(), second.clone(), third.clone()])
+    assert build_proofs([first, second, third]) == whole
+    assert build_proofs([second, third]) == whole[1:]
+    assert build_proofs([third, first]) == [whole[2], whole[0]]
+    assert build_proofs([second, second]) == [whole[1]] * 2
+    assert build_proofs([first, third]) == [whole[0], whole[2]]
+    assert build_proofs([first, second.float(), third]) == whole
+    wide = torch.cat([states, states * 3], dim=1)
+    assert build_proofs(split_chunks(wide[:, :70])) == whole
+    assert build_proofs(split_chunks(wide.t()[:70].t())) == whole
 
 
 def test_states_in_other_dtypes_and_layouts_are_cast() -> None:

@@ -1,9 +1,22 @@
 """The coordinator in memory decides what the coordinator of a run decides: whole scenarios have the same outcome."""
 
+from collections.abc import Callable
+
 import pytest
 
 from shoal.config import ShoalConfig, build_config
-from shoal.simulation import Behaviour, MemoryCoordinator, Scenario, Work, WorkerPlan, attacks, simulate, unequal
+from shoal.coordinator.rules import retries
+from shoal.simulation import (
+    Behaviour,
+    LocalCoordinator,
+    MemoryCoordinator,
+    Scenario,
+    Work,
+    WorkerPlan,
+    attacks,
+    simulate,
+    unequal,
+)
 
 WORK = Work(seconds=4.0, spread=0.3)
 HONEST = [WorkerPlan(f"honest-{number}") for number in range(4)]
@@ -53,3 +66,24 @@ def test_both_coordinators_agree_when_most_keys_are_hostile() -> None:
     behaviours = [Behaviour("junk", every=3, renews=True), Behaviour("stall", every=4), Behaviour("just_late")]
     hostile = [WorkerPlan(f"hostile-{n}", behaviour=behaviour) for n, behaviour in enumerate(behaviours * 2)]
     assert_agreement(Scenario(config(), [*HONEST[:3], *hostile], WORK, steps=12, train_s=1.0, validators=1))
+
+
+@pytest.mark.parametrize("make", [LocalCoordinator, MemoryCoordinator])
+def test_a_claim_lasts_as_long_as_a_large_version_takes_to_read(
+    make: Callable[[ShoalConfig, Callable[[], float], bytes], LocalCoordinator | MemoryCoordinator],
+) -> None:
+    now, version_bytes = [1000.0], 14 << 30
+    settings = config(coordinator={"lease_s": 100_000, "gone_after_s": 100_000})
+    coordinator = make(settings, lambda: now[0], b"1" * 32)
+    coordinator.publish(0, size_bytes=version_bytes)
+    coordinator.register("a" * 64, 100.0)
+    lease = coordinator.lease("a" * 64, "request-00000001", [0]).lease
+    assert lease is not None
+    coordinator.submit("a" * 64, lease.lease_id, b"work")
+    assert coordinator.claim("validator", "claim-00000001") is not None
+    lasts_s = retries.claim_s(settings.validation.claim_s, version_bytes)
+    assert lasts_s > settings.validation.claim_s + 60
+    now[0] += lasts_s - 1
+    assert coordinator.claim("validator", "claim-00000002") is None
+    now[0] += 2
+    assert coordinator.claim("validator", "claim-00000003") is not None

@@ -1,12 +1,13 @@
 """The validator penalises workers for lies and nobody for trouble of its own."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from shoal.policy.engine import ScoreRequest
 from shoal.protocol import api
-from shoal.protocol.verdicts import Reason, Severity, most_severe
+from shoal.protocol.verdicts import Reason, Severity, most_severe, severity
 from shoal.tasks.workload import Reward
 from shoal.validation import Calibration, Checked, Validator, load_calibration
 from shoal.validation.validator import group_verdicts, sample_digest
@@ -209,6 +210,81 @@ def test_files_that_are_claimed_together_get_the_verdicts_that_each_gets_alone(
         assert other_verdict.audited_groups == one.audited_groups
         assert other_verdict.metrics.tokens == one.metrics.tokens
     assert [verdict.accepted for verdict in alone] == [True, False, False, True]
+
+
+def with_tokens(tiny_run: TinyRun, sent: Submission, tokens: Callable[[int, int], list[int]]) -> Submission:
+    """Every row says that it drew what `tokens` gives for its number and the longest length; nothing but an audit sees the lie."""
+    workload = tiny_run.workload
+    ends, limit = workload.codec.eos_token_ids, workload.descriptor.rollouts.max_new_tokens
+    for number, item in enumerate(workload.items(bytes.fromhex(sent.lease.slot_seed))):
+        output = tokens(number, limit)
+        output += [] if len(output) == limit else [ends[0]]
+        worth = workload.reward(item.task, item.target_length, output)
+        claims = {
+            "output_tokens": output,
+            "output_logprobs": [-1.0] * len(output),
+            "proofs": [sent.rollouts[0].proofs[0]] * workload.chunk_count(len(output)),
+            "finish_reason": "stop" if output[-1] in ends else "length",
+            "task_reward": worth.task_reward,
+            "length_penalty": worth.length_penalty,
+            "reward": worth.total,
+        }
+        sent = sent.with_row(number, **claims)
+        sent = sent.with_row(number, segment_lengths=[len(output)])
+    return sent
+
+
+def with_logprobs(submission: Submission, value: float) -> Submission:
+    return submission.with_row(0, output_logprobs=[value] * len(submission.rollouts[0].output_logprobs))
+
+
+def with_proof(submission: Submission, proof: bytes) -> Submission:
+    return submission.with_row(0, proofs=[proof] * len(submission.rollouts[0].proofs))
+
+
+SEEN_BY_AN_AUDIT: dict[str, Callable[[int, int], list[int]]] = {
+    "one token for ever": lambda row, limit: [40] * limit,
+    "all the same": lambda row, limit: [*range(40, 40 + limit)],
+    "other last tokens": lambda row, limit: [*range(40, 39 + limit), 90 + row],
+    "each longer by one": lambda row, limit: [*range(40, 41 + row)],
+    "ends at once": lambda row, limit: [],
+}
+HOSTILE: dict[str, Callable[[TinyRun, Submission], Submission]] = {
+    **{
+        name: lambda run, sent, tokens=tokens: with_tokens(run, sent, tokens)  # type: ignore[misc]
+        for name, tokens in SEEN_BY_AN_AUDIT.items()
+    },
+    "least log-probabilities": lambda run, sent: with_logprobs(sent, -3.4e38),
+    "no number as a claim": lambda run, sent: with_logprobs(sent, math.nan),
+    "infinite claims": lambda run, sent: with_logprobs(sent, -math.inf),
+    "impossible proofs": lambda run, sent: with_proof(sent, b"\xff" * 258),
+    "empty proofs": lambda run, sent: with_proof(sent, b""),
+    "a class that is not admitted": lambda run, sent: sent.with_header(numerics_class="torch/int4/cpu"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files_are_rejected_for_what_they_are_and_change_no_other_verdict(
+    make: Make,
+    coordinator: FakeCoordinator,
+    honest: Submission,
+    tiny_run: TinyRun,
+    name: str,
+) -> None:
+    hostile = HOSTILE[name]
+    sent = [hostile(tiny_run, submit(tiny_run, slot=5)), honest, hostile(tiny_run, honest)]
+    alone = make().check(upload(coordinator, honest))
+    claims = [upload_as(coordinator, one, f"submission-{number}") for number, one in enumerate(sent)]
+    first, own, last = (check.verdict for check in make().check_all(claims))
+    assert own is not None
+    assert own.accepted
+    assert own.metrics.drift_llrs == pytest.approx(alone.metrics.drift_llrs, abs=0.01)
+    for verdict in (first, last):
+        assert verdict is not None
+        assert not verdict.accepted
+        assert all(severity(reason) is not Severity.FAULT for reason in verdict.reasons), verdict.detail
+        assert (Reason.SAMPLING in verdict.reasons) == (name in SEEN_BY_AN_AUDIT), verdict.detail
+        api.VerdictBody.model_validate_json(verdict.model_dump_json())
 
 
 def test_files_that_are_claimed_together_share_a_pass(

@@ -21,22 +21,44 @@ class PrefixTree:
     tokens: list[int]
     depths: list[int]
     """How many tokens of its output come before each."""
+    parents: list[int]
+    """The place of the token before each on its path, always an earlier one; -1 where an output begins."""
     paths: list[list[int]]
     """Of each output the places of its tokens in the row."""
 
     @classmethod
     def of(cls, outputs: Sequence[Sequence[int]]) -> "PrefixTree":
-        """Python looks only at tokens that two outputs share; everything else is sorting and slices."""
-        tree = cls([], [], [[] for _ in outputs])
+        tree = cls.within(outputs, sum(map(len, outputs)))
+        assert tree is not None
+        return tree
+
+    @classmethod
+    def within(cls, outputs: Sequence[Sequence[int]], most: int) -> "PrefixTree | None":
+        """None if there would be more tokens than `most`: what is never used costs nothing, however long outputs are.
+
+        Python looks only at tokens that two outputs share; everything else is sorting and slices."""
+        if max(map(len, outputs), default=0) > most:
+            return None
+        tree = cls([], [], [], [[] for _ in outputs])
         before, path = tuple[int, ...](), list[int]()
         for number in alphabetical(outputs):
-            output = tuple(outputs[number])
+            output, count = tuple(outputs[number]), len(tree.tokens)
             shared = common_length(before, output)
-            path = [*path[:shared], *range(len(tree.tokens), len(tree.tokens) + len(output) - shared)]
+            added = range(count, count + len(output) - shared)
+            if added.stop > most:
+                return None
+            path = [*path[:shared], *added]
             tree.tokens.extend(output[shared:])
             tree.depths.extend(range(shared, len(output)))
+            tree.parents.extend([-1, *path][shared:-1])
             tree.paths[number], before = path, output
         return tree
+
+    @classmethod
+    def path(cls, output: Sequence[int]) -> "PrefixTree":
+        """Of one output alone."""
+        count = len(output)
+        return cls([*output], [*range(count)], [*range(-1, count - 1)], [[*range(count)]])
 
     @property
     def is_path(self) -> bool:
@@ -61,20 +83,25 @@ def common_length(first: Iterable[int], second: Iterable[int]) -> int:
 
 def merged(outputs: Sequence[Sequence[int]]) -> list[PrefixTree]:
     """One tree of all outputs if that pays, else one of each."""
-    tree = PrefixTree.of(outputs)
-    if len(tree.tokens) <= min(LARGEST_TREE, WORTH_SHARE * sum(map(len, outputs))):
-        return [tree]
-    return [PrefixTree.of([output]) for output in outputs]
+    most = int(min(LARGEST_TREE, WORTH_SHARE * sum(map(len, outputs))))
+    tree = PrefixTree.within(outputs, most)
+    return [tree] if tree is not None else [PrefixTree.path(output) for output in outputs]
 
 
 def visible(trees: Sequence[PrefixTree]) -> NDArray[np.bool_]:
-    """[B, S, S]: true where a token sees another of its row; padding sees itself."""
+    """[B, S, S]: true where a token sees another of its row; padding sees itself.
+
+    A token sees itself and what its parent sees, so the time depends on the row alone, not on how many outputs share it.
+    """
     longest = max(len(tree.tokens) for tree in trees)
     seen_BSS = np.zeros((len(trees), longest, longest), np.bool_)
     seen_BSS[:, np.arange(longest), np.arange(longest)] = True
-    for row, tree in enumerate(trees):
-        for path in tree.paths:
-            places = np.array(path, dtype=np.int64)
-            later, earlier = np.tril_indices(len(path))
-            seen_BSS[row, places[later], places[earlier]] = True
+    for seen_SS, tree in zip(seen_BSS, trees, strict=True):
+        if tree.is_path:
+            count = len(tree.tokens)
+            seen_SS[:count, :count] = np.tri(count, dtype=np.bool_)
+            continue
+        for place, parent in enumerate(tree.parents):
+            if parent >= 0:
+                seen_SS[place, : parent + 1] = seen_SS[parent, : parent + 1]
     return seen_BSS

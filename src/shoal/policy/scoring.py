@@ -65,7 +65,7 @@ def score_requests(
 def _rows(requests: Sequence[ScoreRequest], duplicates: Sequence[list[int]], *, merges: bool) -> list[_Row]:
     """The last token of an output is scored, never fed."""
     fed = [requests[same[0]].output_tokens[:-1] for same in duplicates]
-    trees = merged(fed) if merges else [PrefixTree.of([tokens]) for tokens in fed]
+    trees = merged(fed) if merges else [PrefixTree.path(tokens) for tokens in fed]
     left = iter(duplicates)
     return [_Row(tree, list(islice(left, len(tree.paths)))) for tree in trees]
 

@@ -10,6 +10,7 @@ whatever does not have the one right length, an earned modulus and reduced coeff
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -50,8 +51,7 @@ class ParsedProof:
     """Of low degree or nearly empty: a formula, not the interpolation of measured values."""
 
 
-@dataclass(frozen=True)
-class ChunkDifference:
+class ChunkDifference(NamedTuple):
     """How a proof differs from the verifier's states at the verifier's own top-k places."""
 
     exponent_mismatches: int
@@ -68,7 +68,10 @@ class ChunkDifference:
 
 def split_chunks(states_ND: Tensor) -> list[Tensor]:
     """Views of 32 states each; the last one holds the rest."""
-    return [states_ND[start : start + CHUNK_TOKENS] for start in range(0, states_ND.shape[0], CHUNK_TOKENS)]
+    count = states_ND.shape[0]
+    if count <= CHUNK_TOKENS:
+        return [states_ND] if count else []
+    return [*torch.split(states_ND, CHUNK_TOKENS)]
 
 
 def proof_bytes(value_count: int) -> int:
@@ -82,8 +85,8 @@ def build_proofs(chunks: Sequence[Tensor]) -> list[bytes]:
 
     if not chunks:
         return []
-    bits, offsets = _bit_patterns(chunks)
-    counts = np.diff(offsets).tolist()
+    counts = [chunk.numel() for chunk in chunks]
+    bits, offsets = _bit_patterns(chunks, counts)
     proofs_CK = np.zeros((len(chunks), 1 + TOP_K), dtype=np.uint16)
     status = np.zeros(len(chunks), dtype=np.int8)
     kernels.build_all(bits, offsets, max(counts), TOP_K, LOWEST_MODULUS, _inverses(), proofs_CK, status)
@@ -109,21 +112,22 @@ def compare_chunks(proofs: Sequence[bytes], chunks: Sequence[Tensor]) -> list[Ch
         return []
     counts = [chunk.numel() for chunk in chunks]
     words_CK = _read_words(proofs, counts)
-    bits, offsets = _bit_patterns(chunks)
+    bits, offsets = _bit_patterns(chunks, counts)
     results = np.zeros((len(chunks), 5), dtype=np.int64)
     status = np.zeros(len(chunks), dtype=np.int8)
     kernels.compare_all(bits, offsets, max(counts), words_CK, results, status)
     _require_usable(status)
-    degenerate = _degenerate(words_CK, counts).tolist()
-    return [_difference(row, flag) for row, flag in zip(results.tolist(), degenerate, strict=True)]
+    return _differences(results, _degenerate(words_CK, counts))
 
 
 def _read_words(proofs: Sequence[bytes], value_counts: Sequence[int]) -> NDArray[np.uint16]:
     """One row per proof: modulus, coefficients, zeros up to the full width. Everything in it has been checked."""
-    for data, value_count in zip(proofs, value_counts, strict=True):
-        if len(data) != proof_bytes(value_count):
-            raise ProofError("proof_length", f"A proof of {len(data)} bytes instead of {proof_bytes(value_count)}.")
-    padded = b"".join([data.ljust(proof_bytes(TOP_K), b"\0") for data in proofs])
+    lengths, sizes = [len(data) for data in proofs], [proof_bytes(count) for count in value_counts]
+    if lengths != sizes:
+        length, size = next(pair for pair in zip(lengths, sizes, strict=True) if pair[0] != pair[1])
+        raise ProofError("proof_length", f"A proof of {length} bytes instead of {size}.")
+    whole = proof_bytes(TOP_K)
+    padded = b"".join(proofs if min(sizes) == whole else [data.ljust(whole, b"\0") for data in proofs])
     words_CK = np.frombuffer(padded, dtype=">u2").astype(np.uint16).reshape(len(proofs), 1 + TOP_K)
     lowest = np.where(np.array(value_counts) <= MODULUS, MODULUS, LOWEST_MODULUS)
     unearned = (words_CK[:, 0] < lowest) | (words_CK[:, 0] > MODULUS)
@@ -141,27 +145,37 @@ def _degenerate(words_CK: NDArray[np.uint16], value_counts: Sequence[int]) -> ND
     return np.asarray(zeros >= np.minimum(DEGENERATE_ZEROS, sizes))
 
 
-def _difference(row: list[int], degenerate: bool) -> ChunkDifference:
-    exponents, signs, error_sum, error_median, compared = row
+def _differences(results: NDArray[np.int64], degenerate: NDArray[np.bool_]) -> list[ChunkDifference]:
+    exponents, signs, error_sums, medians, compared = results.T
     agreeing = compared - exponents
-    return ChunkDifference(
-        exponent_mismatches=exponents,
-        mantissa_mean=error_sum / agreeing if agreeing else WORST_MANTISSA_ERROR,
-        mantissa_median=float(error_median) if agreeing else WORST_MANTISSA_ERROR,
-        compared=compared,
-        degenerate=degenerate,
-        sign_mismatches=signs,
-    )
+    means = np.where(agreeing > 0, error_sums / np.maximum(agreeing, 1), WORST_MANTISSA_ERROR)
+    medians = np.where(agreeing > 0, medians.astype(float), WORST_MANTISSA_ERROR)
+    columns = exponents, means, medians, compared, degenerate, signs
+    return [ChunkDifference(*row) for row in zip(*[column.tolist() for column in columns], strict=True)]
 
 
-def _bit_patterns(chunks: Sequence[Tensor]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+def _bit_patterns(
+    chunks: Sequence[Tensor], value_counts: Sequence[int]
+) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
     """The raw bf16 patterns of all chunks end to end, on the CPU, and where each chunk starts."""
-    offsets = np.cumsum([0, *(chunk.numel() for chunk in chunks)], dtype=np.int64)
-    if (offsets[1:] == offsets[:-1]).any():
+    if not all(value_counts):
         raise ProofError("states_empty", "A chunk holds no states.")
-    flat = [chunk.reshape(-1) for chunk in chunks]
-    joined = flat[0] if len(flat) == 1 else torch.cat(flat)
-    return joined.detach().to(torch.bfloat16).cpu().view(torch.uint16).numpy(), offsets
+    offsets = np.cumsum([0, *value_counts], dtype=np.int64)
+    return _joined(chunks, offsets).detach().to(torch.bfloat16).cpu().view(torch.uint16).numpy(), offsets
+
+
+def _joined(chunks: Sequence[Tensor], offsets: NDArray[np.int64]) -> Tensor:
+    """The values of all chunks end to end; without a copy where they already lie so, as parts of one tensor do."""
+    first = chunks[0]
+    room = first.untyped_storage().nbytes() // first.element_size() - first.storage_offset()
+    places = (first.data_ptr() + first.element_size() * offsets[:-1]).tolist()
+    if (
+        room >= offsets[-1]
+        and [chunk.data_ptr() for chunk in chunks] == places
+        and all(chunk.dtype is first.dtype and chunk.is_contiguous() for chunk in chunks)
+    ):
+        return first.as_strided((int(offsets[-1]),), (1,))
+    return torch.cat([chunk.reshape(-1) for chunk in chunks])
 
 
 def _require_usable(status: NDArray[np.int8]) -> None:

@@ -20,11 +20,13 @@ STATUS_OK, STATUS_NOT_FINITE, STATUS_NO_MODULUS = 0, 1, 2
 _P = np.uint32(MODULUS)
 _MAGNITUDE = np.uint16(0x7FFF)
 _INFINITY = 0x7F80
-_BLOCK, _SMALL_BLOCK, _LARGE_CHUNK = 64, 16, 1 << 14
+_COLUMNS, _BLOCK = 512, 64
+_ONE = np.uint64(1)
 
 Bits = NDArray[np.uint16]
 Field = NDArray[np.uint32]
 Index = NDArray[np.int64]
+Scratch = tuple[Bits, NDArray[np.int32], Bits]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -60,7 +62,7 @@ def build_all(
     status: NDArray[np.int8],
 ) -> None:
     """Row c of `proofs` becomes the modulus and the coefficients of chunk c; unused places stay as they are."""
-    indices, scratch = np.empty(wanted, np.int64), np.empty((2, longest), np.int32)
+    indices, scratch = np.empty(wanted, np.int64), scratch_for(longest)
     points, values = np.empty(wanted, np.uint32), np.empty(wanted, np.uint32)
     work, seen = np.empty((3, wanted + 1), np.uint32), np.zeros(MODULUS, np.int8)
     for chunk in range(offsets.size - 1):
@@ -86,7 +88,7 @@ def compare_all(
 ) -> None:
     """Row c of `results`: exponent mismatches, sign mismatches, sum and upper median of the mantissa errors, values."""
     wanted = proofs.shape[1] - 1
-    indices, scratch = np.empty(wanted, np.int64), np.empty((2, longest), np.int32)
+    indices, scratch = np.empty(wanted, np.int64), scratch_for(longest)
     points, claimed = np.empty(wanted, np.uint32), np.empty(wanted, np.uint32)
     for chunk in range(offsets.size - 1):
         own = bits[offsets[chunk] : offsets[chunk + 1]]
@@ -152,29 +154,14 @@ def count_differences(own: Bits, indices: Index, claimed: Field, result: Index) 
 
 
 @compiled
-def select_top(bits: Bits, wanted: int, scratch: NDArray[np.int32], indices: Index) -> np.int64:
+def select_top(bits: Bits, wanted: int, scratch: Scratch, indices: Index) -> int:
     """Write the `wanted` indices of largest magnitude, ascending, ties to the lowest; return the largest magnitude.
 
-    At least `wanted` values reach the wanted-th largest block maximum, so most blocks are never looked at again. Chunks of a narrow
-    policy have few values: with large blocks all of them would be.
+    At least `wanted` values reach the wanted-th largest of any maxima of disjoint parts, so most values are never looked at again.
     """
-    maxima, candidates, found, largest = scratch[0], scratch[1], 0, np.int64(0)
-    size = _BLOCK if bits.size >= _LARGE_CHUNK else _SMALL_BLOCK
-    block_count = (bits.size + size - 1) // size
-    if size == _BLOCK:
-        fill_maxima(bits, maxima)
-    else:
-        fill_small_maxima(bits, maxima)
-    for block in range(block_count):
-        largest = max(largest, np.int64(maxima[block]))
-    floor = kth_largest(maxima[:block_count], wanted)
-    for block in range(block_count):
-        if maxima[block] >= floor:
-            for i in range(block * size, min(bits.size, (block + 1) * size)):
-                if np.int64(bits[i] & _MAGNITUDE) >= floor:
-                    candidates[found] = i
-                    found += 1
-    magnitudes = scratch[0]
+    maxima, candidates, magnitudes = scratch
+    largest = fill_maxima(bits, maxima)
+    found = find_candidates(bits, kth_largest(maxima, wanted), candidates)
     for i in range(found):
         magnitudes[i] = bits[candidates[i]] & _MAGNITUDE
     keep_largest(magnitudes[:found], candidates, wanted, indices)
@@ -182,26 +169,69 @@ def select_top(bits: Bits, wanted: int, scratch: NDArray[np.int32], indices: Ind
 
 
 @compiled
-def fill_maxima(bits: Bits, maxima: NDArray[np.int32]) -> None:
-    """Of each block. Only with a constant size does the compiler use SIMD lanes, so there are two of these."""
-    for block in range((bits.size + _BLOCK - 1) // _BLOCK):
-        maximum = np.uint16(0)
-        for i in range(block * _BLOCK, min(bits.size, (block + 1) * _BLOCK)):
-            maximum = max(maximum, np.uint16(bits[i] & _MAGNITUDE))
-        maxima[block] = maximum
+def scratch_for(longest: int) -> Scratch:
+    """What `select_top` needs for chunks of up to so many values."""
+    return np.empty(_COLUMNS, np.uint16), np.empty(longest, np.int32), np.empty(longest, np.uint16)
 
 
 @compiled
-def fill_small_maxima(bits: Bits, maxima: NDArray[np.int32]) -> None:
-    for block in range((bits.size + _SMALL_BLOCK - 1) // _SMALL_BLOCK):
-        maximum = np.uint16(0)
-        for i in range(block * _SMALL_BLOCK, min(bits.size, (block + 1) * _SMALL_BLOCK)):
-            maximum = max(maximum, np.uint16(bits[i] & _MAGNITUDE))
-        maxima[block] = maximum
+def fill_maxima(bits: Bits, maxima: Bits) -> int:
+    """The largest magnitude in each column of the values, laid out in rows of constant length, and the largest of all.
+
+    The columns are compared side by side in SIMD lanes. Slices are taken first: an index that might count from the end keeps the
+    compiler from using them.
+    """
+    maxima[:] = 0
+    rows = bits.size // _COLUMNS
+    for row in range(rows):
+        own = bits[row * _COLUMNS : (row + 1) * _COLUMNS]
+        for i in range(_COLUMNS):
+            maxima[i] = max(maxima[i], np.uint16(own[i] & _MAGNITUDE))
+    rest = bits[rows * _COLUMNS :]
+    for i in range(rest.size):
+        maxima[i] = max(maxima[i], np.uint16(rest[i] & _MAGNITUDE))
+    largest = 0
+    for maximum in maxima:
+        largest = max(largest, int(maximum))
+    return largest
 
 
 @compiled
-def keep_largest(magnitudes: NDArray[np.int32], candidates: NDArray[np.int32], wanted: int, indices: Index) -> None:
+def find_candidates(bits: Bits, floor: int, candidates: NDArray[np.int32]) -> int:
+    """The indices of all magnitudes from `floor` on, ascending; returns how many there are."""
+    found, least = 0, np.uint16(floor)
+    blocks = bits.size // _BLOCK
+    for block in range(blocks):
+        own, reached, maximum = bits[block * _BLOCK : (block + 1) * _BLOCK], np.uint64(0), np.uint16(0)
+        for i in range(_BLOCK):
+            maximum = max(maximum, np.uint16(own[i] & _MAGNITUDE))
+        if maximum < least:
+            continue
+        for i in range(_BLOCK):
+            reached |= np.uint64(np.uint16(own[i] & _MAGNITUDE) >= least) << np.uint64(i)
+        while reached:
+            candidates[found] = block * _BLOCK + ones((reached & (~reached + _ONE)) - _ONE)
+            found += 1
+            reached &= reached - _ONE
+    for i in range(blocks * _BLOCK, bits.size):
+        if np.uint16(bits[i] & _MAGNITUDE) >= least:
+            candidates[found] = i
+            found += 1
+    return found
+
+
+@compiled
+def ones(word: np.uint64) -> int:
+    """How many bits are set; one instruction."""
+    count = 0
+    while word:
+        count += 1
+        word &= word - _ONE
+    return count
+
+
+@compiled
+def keep_largest(magnitudes: Bits, candidates: NDArray[np.int32], wanted: int, indices: Index) -> None:
     limit = kth_largest(magnitudes, wanted)
     ties = wanted
     for i in range(magnitudes.size):
@@ -216,16 +246,15 @@ def keep_largest(magnitudes: NDArray[np.int32], candidates: NDArray[np.int32], w
 
 
 @compiled
-def kth_largest(magnitudes: NDArray[np.int32], k: int) -> np.int64:
+def kth_largest(magnitudes: Bits, k: int) -> int:
     """The largest limit that at least k of the 15-bit magnitudes reach; 0 if there are fewer than k."""
-    limit = np.int64(0)
+    limit = 0
     for bit in range(14, -1, -1):
-        guess = np.int32(limit | (1 << bit))
-        reached = 0
-        for i in range(magnitudes.size):
-            reached += magnitudes[i] >= guess
+        guess, reached = np.uint16(limit | (1 << bit)), np.uint32(0)
+        for magnitude in magnitudes:
+            reached += np.uint32(magnitude >= guess)
         if reached >= k:
-            limit = np.int64(guess)
+            limit = int(guess)
     return limit
 
 

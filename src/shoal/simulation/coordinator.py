@@ -137,13 +137,13 @@ class LocalCoordinator:
             batch = self._write(lambda connection: screening.screen(connection, self.run, body))  # noqa: B023
         return batch
 
-    def publish(self, version: int, stage_s: float = 0.0, waited_s: float = 0.0) -> None:
+    def publish(self, version: int, stage_s: float = 0.0, waited_s: float = 0.0, size_bytes: int = 1) -> None:
         digest = f"{version:064x}"
         body = api.VersionBody(
             version=version,
             manifest_digest=digest,
             weights_digest=digest,
-            bytes_total=1,
+            bytes_total=size_bytes,
             report={"time_stage_s": stage_s, "time_wait_batch_s": waited_s},
         )
         self._write(lambda connection: steps.publish(connection, self.run, body))

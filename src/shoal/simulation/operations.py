@@ -51,7 +51,7 @@ class Operations(Protocol):
         """The trainer accepts the batch of the step."""
         ...
 
-    def publish(self, version: int, stage_s: float = 0.0, waited_s: float = 0.0) -> None:
+    def publish(self, version: int, stage_s: float = 0.0, waited_s: float = 0.0, size_bytes: int = 1) -> None:
         """A version is out: what it took to stage, and how long its trainer had waited for the batch."""
         ...
 

@@ -11,7 +11,7 @@ a kurtosis of 4 to 9, and this one has 7.6.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -70,33 +70,37 @@ class Draws:
         return self.rank_N.shape[0]
 
 
-def log_likelihoods(draws: Draws, scale: float, alternative: Alternative = HONEST) -> Tensor:
-    """Of each draw: the odds of losing to a rival are those of an error above its gap; the three outcomes add up to 1."""
-    tilts_N2 = alternative.tilt * draws.logit_gaps_N2 if alternative.tilt else torch.zeros_like(draws.gaps_N2)
-    lost_N2 = lost_probability(draws.gaps_N2 + tilts_N2.nan_to_num(), alternative.coarser * scale)
-    odds_N3 = torch.cat([torch.ones(len(draws), 1, dtype=torch.float64), lost_N2 / (1 - lost_N2)], dim=-1)
-    return (odds_N3 / odds_N3.sum(-1, keepdim=True)).gather(-1, draws.rank_N[:, None]).squeeze(-1).log()
+def log_likelihoods(draws: Draws, scale: float, alternatives: Sequence[Alternative] = (HONEST,)) -> Tensor:
+    """[A, N], of each draw under each of them: the odds of losing to a rival are those of an error above its gap; the three
+    outcomes add up to 1."""
+    scales_A = torch.tensor([scale * alternative.coarser for alternative in alternatives], dtype=torch.float64)
+    tilts_A = torch.tensor([alternative.tilt for alternative in alternatives], dtype=torch.float64)
+    tilts_AN2 = (tilts_A[:, None, None] * draws.logit_gaps_N2).nan_to_num()
+    lost_AN2 = lost_probability(draws.gaps_N2 + tilts_AN2, scales_A[:, None, None])
+    odds_AN3 = torch.nn.functional.pad(lost_AN2 / (1 - lost_AN2), (1, 0), value=1.0)
+    drawn_AN1 = draws.rank_N[:, None].expand(len(alternatives), -1, 1)
+    return (odds_AN3.gather(-1, drawn_AN1).squeeze(-1) / odds_AN3.sum(-1)).log()
 
 
-def lost_probability(gaps: Tensor, scale: float) -> Tensor:
+def lost_probability(gaps: Tensor, scale: Tensor | float) -> Tensor:
     """That an error exceeds a gap; never quite 0 or 1."""
-    wide = torch.special.erfc(gaps / (scale * TAIL_WIDTH * math.sqrt(2)))
-    core = torch.special.erfc(gaps / (scale * math.sqrt(2)))
+    widths = gaps / (scale * math.sqrt(2))
+    core, wide = torch.special.erfc(widths), torch.special.erfc(widths / TAIL_WIDTH)
     lost: Tensor = 0.5 * ((1 - TAIL_SHARE) * core + TAIL_SHARE * wide)
     return lost.clamp(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
 
 
-def ratios(draws: Draws, scale: float, alternatives: Iterable[Alternative]) -> Iterator[Tensor]:
-    """Log-likelihood ratios of each draw against honest numerics, bounded above."""
-    honest_N = log_likelihoods(draws, scale)
-    for alternative in alternatives:
-        yield (log_likelihoods(draws, scale, alternative) - honest_N).clamp_max(LARGEST_LLR)
+def ratios(draws: Draws, scale: float, alternatives: Sequence[Alternative]) -> Tensor:
+    """[A, N]: log-likelihood ratios of each draw against honest numerics, bounded above."""
+    found_AN = log_likelihoods(draws, scale, [HONEST, *alternatives])
+    return (found_AN[1:] - found_AN[0]).clamp_max(LARGEST_LLR)
 
 
 def evidence(scored: Sequence[Scored], scale: float) -> list[float]:
     """Of all tokens together, in the order of ALTERNATIVES."""
     draws = close_draws(Draws.of(scored), scale)
-    return [float(ratios_N.sum()) for ratios_N in ratios(draws, scale, ALTERNATIVES.values())]
+    sums: list[float] = ratios(draws, scale, [*ALTERNATIVES.values()]).sum(-1).tolist()
+    return sums
 
 
 def close_draws(draws: Draws, scale: float) -> Draws:

@@ -3,6 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+from shoal.coordinator.work import submissions
 from shoal.protocol import api
 from support.backups import CONFIG, ask, proven_swarm, take
 from support.samples import keypair
@@ -195,6 +198,23 @@ def test_a_validator_may_claim_several_files_of_one_version(swarm: Swarm) -> Non
     last = claim_of(swarm, most=16)
     assert last.claim is not None
     assert (last.claim.submission_id, last.beside) == (arrived[2], [])
+
+
+def test_large_files_are_not_claimed_together_however_many_are_asked_for(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small files followed by large ones must not fill a validator's memory."""
+    swarm.publish(0)
+    (ann,) = swarm.join("ann")
+    for _ in range(3):
+        lease, _ = swarm.work(ann)
+        swarm.clock.advance(1)
+    monkeypatch.setattr(submissions, "MOST_BYTES_TOGETHER", 2 * len(f"rollouts of {lease.lease_id}"))
+    assert len(claim_of(swarm, most=4).beside) == 1
+    monkeypatch.setattr(submissions, "MOST_BYTES_TOGETHER", 0)
+    alone = claim_of(swarm, most=4)
+    assert alone.claim is not None, "one file is always claimed, whatever its size"
+    assert alone.beside == []
 
 
 def test_files_of_another_version_are_not_claimed_beside(swarm: Swarm) -> None:

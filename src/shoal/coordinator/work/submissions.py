@@ -142,6 +142,9 @@ WAITED_FOR = (
 OF_VOIDED_STEP = f"{_OF_LEASES} WHERE {_CLAIMABLE} AND submissions.decided_at IS NULL AND leases.epoch < ?"
 """Files that arrived before a rewind: few, and nothing else can be verified until work of the new epoch arrives."""
 MOST_MISSING = 4
+MOST_BYTES_TOGETHER = 32 << 20
+"""Of the files that one validator claims at once: it holds all of them in memory, several times as large. How many it asks for
+follows from the files before, so small ones followed by large ones must not fill it."""
 
 
 def claim(connection: Connection, run: Run, key: str, body: api.ClaimBody) -> api.ClaimAnswer:
@@ -168,7 +171,11 @@ def _claim_next(connection: Connection, run: Run, key: str, body: api.ClaimBody)
         return []
     of_same_version = [lease_of_submission(connection, first[0]).manifest_digest]
     claimed = [_claim_row(connection, run, first[0], key, body.request_id)]
+    left_bytes = MOST_BYTES_TOGETHER - first[0].size_bytes
     for row in _waiting(connection, run, of_same_version, body.most - 1):
+        left_bytes -= row.size_bytes
+        if left_bytes < 0:
+            break
         claimed.append(_claim_row(connection, run, row, key, body.request_id))
     return claimed
 

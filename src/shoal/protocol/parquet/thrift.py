@@ -25,29 +25,52 @@ class ThriftError(IntegrityError):
 
 
 class ThriftReader:
-    def __init__(self, data: memoryview) -> None:
+    def __init__(self, data: memoryview, position: int = 0) -> None:
         self._data = bytes(data)
-        self.position = 0
+        self.position = position
 
-    def struct(self, depth: int = 0) -> Struct:
-        """Metadata is mostly numbers of one byte: those are read here, which takes half as long as a call for each."""
-        data, at, number = self._data, self.position, 0
+    def starts_with(self, known: bytes) -> bool:
+        return self._data.startswith(known)
+
+    @property
+    def behind(self) -> bytes:
+        """What has been read."""
+        return self._data[: self.position]
+
+    def first_fields(self, count: int) -> Struct:
+        """Fields 1 to `count` of a struct, each given in short form and in order; `struct` reads what follows them."""
         fields: Struct = {}
+        for number in range(1, count + 1):
+            lead = self._byte()
+            if lead >> 4 != 1 or lead & 0x0F <= FALSE:
+                raise ThriftError(f"Field {number} is missing.")
+            fields[number] = self._value(lead & 0x0F, 0)
+        return fields
+
+    def struct(self, depth: int = 0, begun: "Struct | None" = None) -> Struct:
+        """Metadata is mostly small numbers, short texts and lists of structs: those are read here, without a call for each.
+
+        `begun` are fields 1 to n, if they were read before.
+        """
+        fields: Struct = dict(begun or {})
+        data, at, number = self._data, self.position, len(fields)
         try:
-            while (kind := (lead := data[at]) & 0x0F) != STOP:
+            while kind := (lead := data[at]) & 0x0F:
                 at += 1
                 number += lead >> 4
                 if lead < 0x10:
                     number, at = self._int_at(at, 16)
                 if number in fields:
                     raise ThriftError(f"Field {number} is given twice.")
+                size = data[at] if kind > FALSE else 0
                 if kind in INT_BITS:
-                    value = data[at]
-                    if value < 0x80:
-                        fields[number], at = (value >> 1) ^ -(value & 1), at + 1
+                    if size < 0x80:
+                        fields[number], at = (size >> 1) ^ -(size & 1), at + 1
                     else:
                         fields[number], at = self._int_at(at, INT_BITS[kind])
-                elif kind in (TRUE, FALSE):
+                elif kind == BINARY and size < 0x80 and at + size < len(data):
+                    fields[number], at = data[at + 1 : at + 1 + size], at + 1 + size
+                elif kind <= FALSE:
                     fields[number] = kind == TRUE
                 else:
                     self.position = at
@@ -84,7 +107,10 @@ class ThriftReader:
         count = lead >> 4 if lead >> 4 < 15 else self._varint(32)
         if count > len(self._data) - self.position:
             raise ThriftError("A list is longer than the bytes that hold it.")
-        return [self._value(lead & 0x0F, depth) for _ in range(count)]
+        kind = lead & 0x0F
+        if kind == STRUCT and depth < MAX_DEPTH:
+            return [self.struct(depth + 1) for _ in range(count)]
+        return [self._value(kind, depth) for _ in range(count)]
 
     def _int(self, bits: int) -> int:
         value = self._byte()

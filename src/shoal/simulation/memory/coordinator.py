@@ -183,9 +183,10 @@ class MemoryCoordinator:
             self.files.forget(file)
         batch.groups, batch.files = {}, {}
 
-    def publish(self, version: int, stage_s: float = 0.0, waited_s: float = 0.0) -> None:
+    def publish(self, version: int, stage_s: float = 0.0, waited_s: float = 0.0, size_bytes: int = 1) -> None:
         assert version == len(self.tables.versions), "versions follow each other"
         self.tables.versions.append(Version(version, self.clock(), stage_s))
+        self.tables.largest_version_bytes = max(self.tables.largest_version_bytes, size_bytes)
         self.tables.revision += 1
 
     def maintain(self) -> None:

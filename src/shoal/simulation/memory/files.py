@@ -69,7 +69,8 @@ class Files:
         now, key = self.clock(), file.lease.key
         left = unaudited.limit_of_key(self.config.training, self.trust) - key.waiting_unaudited - key.promised
         self._move(file, SubmissionState.CLAIMED)
-        file.claim_id, file.claim_expires = f"{next(self._claims):032x}", now + self.config.validation.claim_s
+        lasts_s = retries.claim_s(self.config.validation.claim_s, self.tables.largest_version_bytes)
+        file.claim_id, file.claim_expires = f"{next(self._claims):032x}", now + lasts_s
         limits = self._limits(file, max(0, left))
         file.tries, file.unaudited_limit = file.tries + 1, limits[-1]
         key.promised += file.unaudited_limit

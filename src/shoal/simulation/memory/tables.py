@@ -178,6 +178,7 @@ class Tables:
     """Rises with every change of a tally, every batch and every version."""
     batches: list[Batch] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
+    largest_version_bytes: int = 0
 
     @property
     def step(self) -> int:

@@ -49,9 +49,9 @@ class SwarmTrainer:
 
     def _publish(self, version: int, waited_s: float = 0.0) -> None:
         world = self.world
-        world.coordinator.publish(version, self.spec.stage_s if version else 0.0, waited_s)
-        world.published_at.append(world.clock.now)
         size_bytes = world.broadcast.plans.fetch_bytes(version, version - 1 if version else None)
+        world.coordinator.publish(version, self.spec.stage_s if version else 0.0, waited_s, round(size_bytes))
+        world.published_at.append(world.clock.now)
         world.counted.bytes["version"] += size_bytes
 
 

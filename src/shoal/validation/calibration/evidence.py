@@ -200,4 +200,4 @@ def fit_of(draws: Draws, scale: float) -> list[FlipBin]:
 
 def _flip_probabilities(draws: Draws, scale: float) -> torch.Tensor:
     kept = Draws(torch.zeros_like(draws.rank_N), draws.gaps_N2, draws.logit_gaps_N2)
-    return 1 - log_likelihoods(kept, scale).exp()
+    return 1 - log_likelihoods(kept, scale)[0].exp()
