@@ -122,6 +122,12 @@ def test_taken_port_is_one_clear_sentence(origin_server: OriginServer, make_rela
         second.start()
 
 
+def test_a_host_that_is_no_address_of_this_machine_is_not_taken_for_a_port_in_use(make_relay: MakeRelay) -> None:
+    with pytest.raises(UnavailableError, match="cannot listen") as caught:
+        make_relay("http://127.0.0.1:9", host="[::1]")
+    assert "without brackets" in caught.value.hint
+
+
 def test_relay_without_parents_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="upstream"):
         Relay(RelaySettings(tmp_path, []))

@@ -137,7 +137,7 @@ def test_a_contributor_sees_what_happens_and_ctrl_c_gives_the_slot_back(run: Liv
         r"tasks: 200 of .*; per slot 2 tasks × 8 samples of up to 40 tokens",
         r"scoring: integer_answer",
         r"policy: version \d+, .* to fetch; \d versions .* will take up to .* are free",
-        r"this machine: [\d,]+ tokens/s, \d+ cores, .* GB of memory \(.* GB used\), .* MB/s from the relays",
+        r"this machine: [\d,]+ tokens/s, \d+ cores, .*B of memory \(.*B used\), .*B/s from the relays",
         r"joined as ann \(registered\), key \w+…",
         r"step \d+ slot \d+: 16 samples, [\d,]+ tokens at [\d,]+/s, submitted",
         r"credit [\d,]+ held, [\d,]+ released",

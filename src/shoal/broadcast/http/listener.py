@@ -7,6 +7,7 @@ A newcomer is let in and the longest idle connection of its address, or of the a
 
 import asyncio
 import contextlib
+import errno
 import threading
 from collections.abc import Callable
 
@@ -17,6 +18,8 @@ from shoal.errors import ShoalError, UnavailableError
 from shoal.net import WILDCARDS, Connections, address_block, http_url, raise_file_limit
 
 START_TIMEOUT_S = 30.0
+IN_USE = "Choose another port, or stop the process that uses it."
+NO_ADDRESS = "Name an address of this machine, an IPv6 address without brackets, and a port that this user may use."
 
 
 class ConnectionLimit(asyncio.Protocol):
@@ -106,7 +109,7 @@ class ServerThread:
             self.stop()
             reason = error.strerror or str(error)
             message = f"The {self._name} cannot listen on {self._host}:{self.port}: {reason}."
-            raise UnavailableError(message, hint="Choose another port, or stop the process that uses it.") from None
+            raise UnavailableError(message, hint=IN_USE if error.errno == errno.EADDRINUSE else NO_ADDRESS) from None
         except ShoalError:  # of the application, such as a head that cannot be read
             self.stop()
             raise
