@@ -4,7 +4,7 @@ Worker: generation with commitments, rewards, and the rollout file. Validator: r
 submissions one prefill with margins, commitments and log-probabilities. Both in one process, interleaved, one thread; the figure
 is the ratio of the medians. At the floor, 10 % are audited and all are read. Re-scoring of rewards is reported apart.
 
-The first figures are of one file at a time, each right after it was made. `together` is what a validator does while files wait: it
+The first numbers are of one file at a time, each right after it was made. `together` is what a validator does while files wait: it
 reads --together of them one after the other and audits every tenth group of them in common passes.
 
 A low-entropy policy often gives the same completion twice, and an audit computes it once; `hot` is the same measurement at a

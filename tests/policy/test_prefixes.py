@@ -36,7 +36,7 @@ def test_outputs_that_share_little_or_are_long_stay_apart() -> None:
 
 
 @given(OUTPUTS, st.integers(0, 40))
-def test_a_tree_that_grows_too_large_is_given_up(outputs: list[list[int]], most: int) -> None:
+def test_a_tree_that_grows_too_large_is_dropped(outputs: list[list[int]], most: int) -> None:
     whole = PrefixTree.of(outputs)
     assert PrefixTree.within(outputs, most) == (whole if len(whole.tokens) <= most else None)
 
@@ -46,7 +46,7 @@ def test_one_output_is_a_plain_path(output: list[int]) -> None:
     assert PrefixTree.path(output) == PrefixTree.of([output])
 
 
-def test_long_outputs_are_not_made_into_a_tree_before_it_is_given_up() -> None:
+def test_long_outputs_are_not_made_into_a_tree_before_it_is_dropped() -> None:
     """A group of thousands of tokens each would take hundreds of bytes for every one of them."""
 
     class Read(list[int]):

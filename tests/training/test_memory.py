@@ -1,5 +1,6 @@
 """The plan counts what the engine really holds."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from shoal.config import TrainingConfig, build_config
+from shoal.errors import ConfigError
 from shoal.policy import bundled_directory
-from shoal.policy.directory import read_config
+from shoal.policy.directory import ModelError, read_config
 from shoal.policy.memory import NotEnoughMemoryError
 from shoal.training import Group, Sample, Trainer
 from shoal.training.memory import ModelShape, check_training_memory, model_shape, plan_memory, shape_of
@@ -165,3 +167,24 @@ def test_every_run_file_is_valid_and_has_a_plan() -> None:
     for file in files:
         config = load_config(file)
         assert plan_memory(model_shape(config.model.path, SHAPES), config.training, ranks=8).total_bytes > 0
+
+
+def written_config(directory: Path, **changes: object) -> str:
+    settings = json.loads((bundled_directory() / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(settings | changes))
+    return str(directory)
+
+
+def test_a_config_alone_is_enough_for_a_plan(tmp_path: Path) -> None:
+    assert model_shape(written_config(tmp_path)) == model_shape("bundled")
+
+
+@pytest.mark.parametrize("changes", [{"hidden_size": "many"}, {"hidden_size": -5}, {"model_type": "no_such"}])
+def test_a_config_that_makes_no_sense_is_refused_in_a_sentence(tmp_path: Path, changes: dict[str, object]) -> None:
+    with pytest.raises(ModelError, match="not understood"):
+        model_shape(written_config(tmp_path, **changes))
+
+
+def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="layers"):
+        model_shape(written_config(tmp_path, num_hidden_layers=0))

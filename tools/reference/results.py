@@ -55,11 +55,15 @@ def _detection_row(name: str, cheat: dict[str, Any], *, slow: bool) -> list[str]
 
 def audit_costs() -> str:
     audit, build = stored("audit_cost"), stored("commitments")
-    hot = audit["hot"]
+    hot, together = audit["hot"], audit["together"]
     rows = [
         ["full audit, CPU seconds of the validator ÷ worker", str(audit["full_audit"])],
         ["at the audit floor of 10 %", str(audit["at_floor"])],
         ["the same two at temperature 2, with few duplicates", f"{hot['full_audit']}, {hot['at_floor']}"],
+        [
+            f"the same two, {together['files']} files read together, groups really drawn",
+            f"{together['full_audit']}, {together['at_floor']}",
+        ],
         ["re-scoring of rewards alone", str(audit["rescoring"])],
         *(
             [f"{what}, {width} wide, speed ÷ `toploc` 0.1.6", f"{build[f'cpu_{name}_speedup_{width}']:.1f}"]

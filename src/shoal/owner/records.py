@@ -175,8 +175,12 @@ def show_memory_plan(config: ShoalConfig, ranks: int, report: Report, *, shapes:
             f"rows of up to {longest} tokens exceed training.micro_batch_tokens = {bin_tokens}; planned for {longest}"
         )
     trained = f", {shape.adapter / 1e6:.1f}M of an adapter trained" if shape.adapter else ""
-    report(f"{config.model.path}: {shape.parameters / 1e9:.2f}B parameters on {ranks} ranks{trained}")
+    report(f"{config.model.path}: {_size(shape.parameters)} parameters on {ranks} ranks{trained}")
     report(plan.as_text())
+
+
+def _size(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f}B" if parameters >= 1e9 else f"{parameters / 1e6:.1f}M"
 
 
 def show_engine_plan(config: ShoalConfig, role: str, report: Report, *, rows: int, shapes: Path | None = None) -> None:
@@ -189,7 +193,7 @@ def show_engine_plan(config: ShoalConfig, role: str, report: Report, *, rows: in
     shape = EngineShape.of(model_config(path, shapes)[0])
     whole = model_shape(path, shapes, config.model.adapter)
     stored_bytes = whole.stored_bytes if whole.adapter else 2
-    report(f"{path}: {shape.parameters / 1e9:.2f}B parameters, one {role}")
+    report(f"{path}: {_size(shape.parameters)} parameters, one {role}")
     if role == "validator":
         report(memory_table(scorer_memory(shape, stored_bytes=stored_bytes, adapter=whole.adapter)))
         return

@@ -97,6 +97,7 @@ def _find(path: str) -> Path:
 
 def read_config(directory: Path) -> Any:
     """The Transformers config of a model directory."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     from shoal.frames.policy import register
@@ -105,7 +106,7 @@ def read_config(directory: Path) -> Any:
     register()
     try:
         return AutoConfig.from_pretrained(directory, local_files_only=True)
-    except (ValueError, OSError, KeyError, TypeError) as error:
+    except (ValueError, OSError, KeyError, TypeError, StrictDataclassError) as error:
         raise ModelError(f"{directory}/config.json is not understood: {first_line(error)}.") from error
 
 

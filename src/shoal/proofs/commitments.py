@@ -167,10 +167,10 @@ def _bit_patterns(
 def _joined(chunks: Sequence[Tensor], offsets: NDArray[np.int64]) -> Tensor:
     """The values of all chunks end to end; without a copy where they already lie so, as parts of one tensor do."""
     first = chunks[0]
-    room = first.untyped_storage().nbytes() // first.element_size() - first.storage_offset()
+    capacity = first.untyped_storage().nbytes() // first.element_size() - first.storage_offset()
     places = (first.data_ptr() + first.element_size() * offsets[:-1]).tolist()
     if (
-        room >= offsets[-1]
+        capacity >= offsets[-1]
         and [chunk.data_ptr() for chunk in chunks] == places
         and all(chunk.dtype is first.dtype and chunk.is_contiguous() for chunk in chunks)
     ):

@@ -170,7 +170,7 @@ def select_top(bits: Bits, wanted: int, scratch: Scratch, indices: Index) -> int
 
 @compiled
 def scratch_for(longest: int) -> Scratch:
-    """What `select_top` needs for chunks of up to so many values."""
+    """What `select_top` needs for chunks of at most `longest` values."""
     return np.empty(_COLUMNS, np.uint16), np.empty(longest, np.int32), np.empty(longest, np.uint16)
 
 

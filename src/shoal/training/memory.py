@@ -16,6 +16,7 @@ from torch import nn
 from shoal.broadcast.codec.pieces import ITEM_BYTES
 from shoal.config import LoraConfig, ShoalConfig, TrainingConfig
 from shoal.errors import ConfigError
+from shoal.files import CONFIG_FILE
 from shoal.policy.architecture import decoder_blocks, meta_model
 from shoal.policy.directory import read_config, resolve_model
 from shoal.policy.lora.files import factor_shapes
@@ -87,6 +88,9 @@ def model_config(model: str, shapes: Path | None = None) -> tuple[Any, Path | No
     known = shapes / f"{Path(model).name}.json" if shapes is not None else None
     if known is not None and known.is_file():
         return _read_shape(known), None
+    alone = Path(model)
+    if (alone / CONFIG_FILE).is_file() and not any(alone.glob("*.safetensors")):
+        return read_config(alone), None  # a plan needs no weights
     directory = resolve_model(model)
     return read_config(directory), directory
 
