@@ -1,16 +1,18 @@
 """A 7B model from disk to disk through origin, relay and client, in full and as a delta, with a cold page cache.
 
-    python benchmarks/broadcast_large.py [--dir DIR] [--source DIR] [--hidden 4096] [--layers 32] [--memory-mb 1024] [--deltas 2]
+    python benchmarks/broadcast_large.py [--dir DIR] [--source DIR] [--hidden 4096] [--layers 32] [--memory-mb 1024] [--deltas 3]
 
-Shapes are those of Llama 2 7B: 13.5 GB in bf16; a smaller width or fewer layers give a smaller model. Before each phase all files
-are written out and dropped from the page cache. A phase is one process at work while the others wait, except that shards pass
-through the network. `delta_over_read_and_hash` is the client's fetch of a delta divided by reading and hashing the model once,
-past the page cache like the delta or through it, whichever is faster. `delta_over_read_and_write` is the same fetch divided by
-copying the file, which a delta cannot beat. `bytes_written_over_model` is what all three processes together write for a delta, as
-the kernel counts it. A process whose anonymous memory passes the limit ends the benchmark with an error. The disk that it needs is
-stated before it starts. The weights that the origin publishes are a mapped file in `--source`, which may be in memory, where a
-trainer has them. `unchanged_blocks` is the share of blocks of 4 KiB without a changed weight: what a file system with reflinks
-could share between two versions.
+Shapes are those of Llama 2 7B: 13.5 GB in bf16; a smaller width or fewer layers give a smaller model. Before each phase all
+files are written out and dropped from the page cache. A phase is one process at work while the others wait, except that shards
+pass through the network. `delta_over_read_and_hash` is the client's fetch of a delta divided by reading and hashing the model
+once, past the page cache like the delta or through it, whichever is faster; it is the median over all deltas, and `ratios` has
+each in order. A client writes its second delta, and every one after it, over the file of the version before the last; the first
+one needs a new file, which takes longer. `delta_over_read_and_write` is the fetch of the last delta divided by copying the file
+to a new one. `bytes_written_over_model` is what all three processes together write for a delta, as the kernel counts it. A
+process whose anonymous memory passes the limit ends the benchmark with an error. The disk that it needs is stated before it
+starts. The weights that the origin publishes are a mapped file in `--source`, which may be in memory, where a trainer has them.
+`unchanged_blocks` is the share of blocks of 4 KiB without a changed weight: what a file system with reflinks could share
+between two versions.
 """
 
 import argparse
@@ -88,7 +90,7 @@ for command in commands():
 """
 
 CLIENT = """
-import os, queue
+import os, queue, shutil
 from concurrent.futures import ThreadPoolExecutor
 from shoal.broadcast import WeightClient, WeightClientSettings, applying
 from shoal.broadcast.applying import DISK_THREADS, BlockFile, aligned_buffer
@@ -96,7 +98,8 @@ from shoal.broadcast.manifest import open_manifest
 from shoal.broadcast.staging import check_weights
 client = WeightClient(sys.argv[3], lambda: [sys.argv[2]], Path(sys.argv[1]), WeightClientSettings(keep_versions=1))
 def copy(path, block_bytes=32 << 20):
-    # What a delta cannot do without: all old bytes are read, as many are written.
+    # All old bytes are read, as many are written.
+    shutil.rmtree(path.parents[2] / "staging" / "spare", ignore_errors=True)
     target = path.with_name("copy")
     with open(path, "rb") as old, open(target, "w+b") as new:
         size = os.fstat(old.fileno()).st_size
@@ -323,7 +326,7 @@ def measure(
         limit = MemoryLimit(nodes, memory_bytes)
         stack.callback(limit.stop)
         phases = Phases(nodes, work, source.parent)
-        written, ratios, bounds, sizes, unchanged = [], [], [], [], []
+        written, ratios, sizes, unchanged = [], [], [], []
         try:
             for version in range(deltas + 1):
                 kind = "delta" if version else "full"
@@ -344,19 +347,22 @@ def measure(
                     # The reference is the faster of both ways to read.
                     phases.run("read and hash", client, check=path, digest=digest, direct=True)
                     phases.run("read and hash, page cache", client, check=path, digest=digest, direct=False)
-                    phases.run("read and write", client, copy=path)
                     took = {phase: max(row["seconds"], 1e-6) for phase, row in phases.seconds.items()}
                     fetch_s = took["delta fetch"]
                     ratios.append(fetch_s / min(took["read and hash"], took["read and hash, page cache"]))
-                    bounds.append(fetch_s / took["read and write"])
+                    print(f"delta {version}: {ratios[-1]:.2f} of reading and hashing", file=sys.stderr, flush=True)
                     sizes.append(published["follow_bytes"])
+            # Once, because there is no disk for a copy beside a file that the next version is written over.
+            phases.run("read and write", client, copy=path)
+            bound = fetch_s / max(phases.seconds["read and write"]["seconds"], 1e-6)
         except (RuntimeError, FileNotFoundError):
             if not limit.broken_by:
                 raise
             sys.exit(f"The anonymous memory of the {limit.broken_by} passed {memory_bytes / 1e6:.0f} MB.")
         return {
             "delta_over_read_and_hash": round(statistics.median(ratios), 2),
-            "delta_over_read_and_write": round(statistics.median(bounds), 2),
+            "ratios": [round(ratio, 2) for ratio in ratios],
+            "delta_over_read_and_write": round(bound, 2),
             "bytes_written_over_model": round(statistics.median(written), 3),
             "model_gb": round(2 * count / 1e9, 2),
             "delta_mb": round(statistics.median(sizes) / 1e6, 1),
@@ -379,7 +385,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--memory-mb", type=int, default=1024, help="anonymous memory that each process may have")
-    parser.add_argument("--deltas", type=int, default=2, help="results are medians over this number of deltas")
+    parser.add_argument("--deltas", type=int, default=3, help="results are medians over this number of deltas")
     parser.add_argument("--direct", action="store_true", help="a smaller model passes the page cache by, too")
     options = parser.parse_args()
     count = sum(rows * columns for _, (rows, columns) in shapes_of(options.hidden, options.layers))

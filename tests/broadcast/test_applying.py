@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from shoal.broadcast import Origin, OriginSettings, WeightClient, WireTensor, applying
-from shoal.broadcast.applying import BlockFile, Hashed
-from shoal.broadcast.codec.pieces import block_bytes, partition
+from shoal.broadcast.applying import BlockFile, CheckedTensors
+from shoal.broadcast.codec.leaves import RunHasher
+from shoal.broadcast.codec.pieces import partition
 from shoal.broadcast.manifest import Encoding, Manifest, ShardEntry, digest_weights
 from shoal.broadcast.wire import tensor_entry
 from shoal.errors import IntegrityError
@@ -151,6 +152,20 @@ def test_a_base_that_the_disk_changed_is_found_in_any_block(
         first = path / "model.safetensors"
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="another system")
+def test_buffers_are_no_shared_memory() -> None:
+    """Which gets small pages, and each request to the disk is cut where pages are not neighbours."""
+
+    def shared_bytes() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssShmem")))
+
+    before = shared_bytes()
+    buffer = applying.aligned_buffer(8 << 20)
+    buffer[:] = 1
+    assert shared_bytes() == before
+
+
 def test_a_tensor_with_another_digest_is_refused() -> None:
     given = tensors("a tensor of many blocks between small ones", 0)
     entries = tuple(map(tensor_entry, given))
@@ -163,10 +178,14 @@ def test_a_tensor_with_another_digest_is_refused() -> None:
     data = np.frombuffer(b"".join(bytes(tensor.data) for tensor in given), np.uint8).copy()
 
     def pass_all() -> None:
-        hashed, at = Hashed(manifest), 0
+        checked, at = CheckedTensors(manifest), 0
         for block in partition(entries, SPAN_BYTES):
-            hashed.take(block, data[at : at + block_bytes(block)])
-            at += block_bytes(block)
+            run = RunHasher()
+            for piece in block:
+                part = data[at : at + piece.size_bytes].data
+                run.update(part, piece.start * piece.item_bytes, entries[piece.tensor].size_bytes)
+                at += piece.size_bytes
+            checked.take(block, run)
 
     pass_all()
     for place, name in ((2, "a"), (70_000, "b"), (len(data) - 1, "c")):

@@ -111,6 +111,23 @@ def test_old_versions_leave_the_cache(origin: Origin, origin_server: OriginServe
     assert [directory.exists() for directory in directories] == [False, True, True]
 
 
+@pytest.mark.parametrize("keep_versions", [1, 2])
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_the_newest_versions_stay_whatever_the_clock_says(
+    seconds: int, keep_versions: int, origin: Origin, origin_server: OriginServer, make_client: MakeClient
+) -> None:
+    """Versions that came within one tick had the same time, and one came too much; after the clock was set back the new ones
+    were older than all others."""
+    client = make_client(origin_server.url, keep_versions=keep_versions)
+    directories = []
+    for version in range(5):
+        directories.append(client.fetch_version(version, publish(origin, version)))
+        for directory in filter(Path.exists, directories):
+            os.utime(directory, (1e9 + seconds * directories.index(directory),) * 2)
+        kept = [directory for directory in directories if directory.exists()]
+        assert kept == directories[-keep_versions:]
+
+
 def test_head_waits_for_news(origin: Origin, origin_server: OriginServer, make_client: MakeClient) -> None:
     publish(origin)
     client = make_client(origin_server.url)

@@ -334,7 +334,7 @@ def test_an_error_in_an_apply_ends_the_fetch_and_the_next_one_fetches_nothing_tw
     def fails(*arguments: object) -> None:
         raise MemoryError("no more")
 
-    monkeypatch.setattr("shoal.broadcast.codec.blocks.apply_block", fails)
+    monkeypatch.setattr("shoal.broadcast.codec.blocks.BlockDelta.apply", fails)
     with pytest.raises(MemoryError, match="no more"):
         client.fetch_version(1, second)
     monkeypatch.undo()

@@ -2,6 +2,7 @@ import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -250,7 +251,9 @@ def test_relay_in_a_mesh_takes_its_share_from_a_parent_that_is_no_member(
         assert weights_of(client.fetch_version(0, digest, deadline_s=4)) == expected_weights()
 
 
+@pytest.mark.parametrize("in_a_chain", [False, True])
 def test_relays_that_waited_long_for_their_parent_do_not_wait_for_each_other(
+    in_a_chain: bool,
     origin: Origin,
     make_mirror: MakeMirror,
     make_relay: MakeRelay,
@@ -261,22 +264,67 @@ def test_relays_that_waited_long_for_their_parent_do_not_wait_for_each_other(
     monkeypatch.setattr(scores, "SMOOTHING", 0.1)  # a few answers do not make the parent reliable again
     parent = make_mirror()
     urls: list[str] = []
-    relays = [make_relay(parent.url, name=f"relay{number}", neighbours=Listed(urls)) for number in range(2)]
+    relays: list[Relay] = []
+    for number in range(2):
+        above = [relay.url for relay in relays] if in_a_chain else []
+        relays.append(make_relay(*above, parent.url, name=f"relay{number}", neighbours=Listed(urls)))
     urls += [relay.url for relay in relays]
-
-    def refused(url: str, deadline: float) -> bytes:
-        raise FetchError(f"{url} cannot be reached.", "unreachable")
-
     for relay in relays:
-        for _ in range(20):
-            with suppress(FetchError):
-                relay.sources.ask(parent.url, "head.json", refused, 0.0)
-        relay.sources.ask(parent.url, "head.json", lambda url, deadline: b"", 0.0)
+        was_away_for_long(relay, parent.url)
     digest = publish(origin)
     for number, relay in enumerate(relays):
         client = make_client(relay.url, name=f"client{number}")
         client.head(newer_than=0, wait_s=20)
         assert weights_of(client.fetch_version(0, digest, deadline_s=4)) == expected_weights()
+
+
+def test_a_relay_that_learns_of_a_version_from_a_peer_before_its_parent_answers_does_not_wait_for_that_peer(
+    origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    """The peer waits for its share, too: each held the other's request, five seconds long."""
+
+    def has_no_head(handler: BaseHTTPRequestHandler, path: str) -> bool:
+        return path == "/head.json" and answer(handler, b"", status=500)
+
+    silent, talking = make_mirror(has_no_head), make_mirror()
+    urls: list[str] = []
+    relays = [make_relay(silent.url, name="relay0", neighbours=Listed(urls))]
+    relays.append(make_relay(talking.url, name="relay1", neighbours=Listed(urls)))
+    urls += [relay.url for relay in relays]
+    digest = publish(origin)
+    for number, relay in enumerate(relays):
+        client = make_client(relay.url, name=f"client{number}")
+        client.head(newer_than=0, wait_s=20)
+        assert weights_of(client.fetch_version(0, digest, deadline_s=4)) == expected_weights()
+
+
+def test_a_relay_does_not_wait_for_a_parent_that_already_counts_on_it(
+    origin: Origin, make_mirror: MakeMirror, make_relay: MakeRelay, make_client: MakeClient
+) -> None:
+    """Relays learn of each other when they announce themselves, the first one ten seconds later."""
+    parent = make_mirror()
+    urls: list[str] = []
+    first = make_relay(parent.url, name="relay0", neighbours=Listed(urls))
+    second = make_relay(first.url, parent.url, name="relay1", neighbours=Listed([]))
+    urls += [first.url, second.url]
+    was_away_for_long(second, parent.url)
+    digest = publish(origin)
+    for number, relay in enumerate((first, second)):
+        client = make_client(relay.url, name=f"client{number}")
+        client.head(newer_than=0, wait_s=20)
+        assert weights_of(client.fetch_version(0, digest, deadline_s=4)) == expected_weights()
+
+
+def was_away_for_long(relay: Relay, parent_url: str) -> None:
+    """The parent failed often, and answers again."""
+
+    def refused(url: str, deadline: float) -> bytes:
+        raise FetchError(f"{url} cannot be reached.", "unreachable")
+
+    for _ in range(20):
+        with suppress(FetchError):
+            relay.sources.ask(parent_url, "head.json", refused, 0.0)
+    relay.sources.ask(parent_url, "head.json", lambda url, deadline: b"", 0.0)
 
 
 def test_missing_parent_is_reported_at_once(make_relay: MakeRelay) -> None:
@@ -348,6 +396,36 @@ def test_a_restarted_relay_serves_at_once_what_is_right_and_fetches_what_is_not(
     other.head(newer_than=0, wait_s=20)
     assert weights_of(other.fetch_version(0, digest)) == expected_weights()
     assert [path for path in mirror.requests if path.startswith("/shards/")] == [f"/shards/{damaged.name}"]
+
+
+def test_a_restarted_relay_serves_a_whole_version_while_it_has_verified_nothing_by_itself(
+    origin: Origin,
+    make_mirror: MakeMirror,
+    make_relay: MakeRelay,
+    make_client: MakeClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A large model takes a quarter of an hour: what is asked for is verified at once, out of turn."""
+    mirror = make_mirror()
+    digest = served_once(origin, mirror, make_relay, make_client)
+    verified_all, matches = threading.Event(), ShardStore._matches
+
+    def slow(store: ShardStore, folder: Folder, name: str) -> bool:
+        if folder == "shards" and threading.current_thread().name.startswith("relay "):
+            verified_all.wait(30)
+        return matches(store, folder, name)
+
+    monkeypatch.setattr(ShardStore, "_matches", slow)
+    mirror.requests.clear()
+    again = make_relay(mirror.url)
+    other = make_client(again.url, name="other")
+    try:
+        other.head(newer_than=0, wait_s=20)
+        assert weights_of(other.fetch_version(0, digest)) == expected_weights()
+        assert not again.complete
+    finally:
+        verified_all.set()
+    assert not [path for path in mirror.requests if path.startswith("/shards/")]
 
 
 def test_a_relay_whose_parents_are_gone_serves_what_it_has_after_a_restart(

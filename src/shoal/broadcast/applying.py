@@ -1,8 +1,9 @@
 """New weights from old ones and a delta: each byte is read once, written once, and hashed in memory before it counts.
 
-Blocks are made on several threads, a few ahead, and hashed in order. A file that is large for this machine passes the page cache
-by: the cache could not keep it, and filling it drives out what others use. On a virtual machine whose host takes free memory back,
-new pages of the cache cost several times what reading and writing the disk does.
+Blocks are made on several threads, a few ahead. Each passes in windows that stay in the processor's cache while they are read,
+changed, hashed and written; a leaf that two blocks share is finished in order. A file that is large for this machine passes the
+page cache by: the cache could not keep it, and filling it drives out what others use. On a virtual machine whose host takes free
+memory back, new pages of the cache cost several times what reading and writing the disk does.
 """
 
 import contextlib
@@ -10,17 +11,19 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from shoal.broadcast.codec.leaves import TensorHasher
+from shoal.broadcast.codec.leaves import LeafChain, RunHasher, join_leaves, leaf_ranges
 from shoal.broadcast.codec.pieces import (
     Base,
     Block,
@@ -28,6 +31,7 @@ from shoal.broadcast.codec.pieces import (
     InPlace,
     TensorFile,
     block_bytes,
+    cut,
     outline,
     partition,
     read_at,
@@ -36,10 +40,16 @@ from shoal.broadcast.manifest import ALIGNMENT, Encoding, Manifest, TensorEntry
 from shoal.broadcast.store import disk_error
 from shoal.errors import IntegrityError
 
+T = TypeVar("T")
+
 LARGE_SHARE = 0.25
 """Of this machine's memory: a file above that is not kept in the page cache."""
 BLOCKS_AHEAD = 2
-# More than cores, so that the disk reads and writes while blocks are made; few, because each has a block in memory.
+WINDOW_BYTES = 512 << 10
+"""Stays in a core's cache while it is read, changed, hashed and written."""
+DISK_WINDOW_BYTES = 8 << 20
+"""Of a large file: a disk answers few large requests faster than many small ones."""
+# More than cores, so that the disk reads and writes while blocks are made; few, because each has a delta in memory.
 DISK_THREADS = min(os.cpu_count() or 1, 6) + 2
 
 
@@ -82,26 +92,27 @@ class BlockFile:
             return 0
 
 
-class Hashed:
+class CheckedTensors:
     """The tensors of a version as they pass, in order; the first that has another digest than promised is refused."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-        self._hasher = TensorHasher()
+        self._chain = LeafChain()
+        self._digests: list[str] = []
+        """Of the leaves of the tensor that is passing."""
 
-    def take(self, block: Block, data: Bytes) -> None:
-        at = 0
+    def take(self, block: Block, run: RunHasher) -> None:
+        """The next block, which was hashed by itself."""
+        self._digests += self._chain.take(run)
         for piece in block:
             tensor = self._manifest.tensors[piece.tensor]
-            if piece.start == 0:
-                self._hasher = TensorHasher()
-            self._hasher.update(data[at : at + piece.size_bytes].data)
-            at += piece.size_bytes
             if (piece.start + piece.count) * piece.item_bytes == tensor.size_bytes:
-                self._compare(tensor)
+                count = len(leaf_ranges(tensor.size_bytes))
+                self._compare(tensor, self._digests[:count])
+                self._digests = self._digests[count:]
 
-    def _compare(self, tensor: TensorEntry) -> None:
-        if self._hasher.hexdigest() != tensor.digest:
+    def _compare(self, tensor: TensorEntry, digests: list[str]) -> None:
+        if join_leaves(digests) != tensor.digest:
             version = self._manifest.version
             raise IntegrityError(f"Tensor {tensor.name} of version {version} has another digest than promised.")
 
@@ -119,32 +130,66 @@ def apply_delta(
     delta: int, encoding: Encoding, old: OpenWeights, new: OpenWeights, on_block: Callable[[], None] = lambda: None
 ) -> None:
     """Fill the new file from the old one and the bytes of the encoding, which the open file `delta` holds."""
-    manifest, hashed = new.manifest, Hashed(new.manifest)
+    manifest, checked = new.manifest, CheckedTensors(new.manifest)
     blocks = partition(manifest.tensors, encoding.span_bytes)
-    ends, delta_ends = (list(accumulate(sizes)) for sizes in (map(block_bytes, blocks), encoding.block_bytes))
     with ExitStack() as held:
-        direct = is_large(manifest.size_bytes)
-        source, sink = (BlockFile(one.path, one.file, direct=direct) for one in (old, new))
-        held.callback(source.close)
-        held.callback(sink.close)
-        base = _base(source, old, manifest)
+        maker = held.enter_context(closing(BlockMaker(delta, encoding, blocks, old, new)))
+        for number, run in held.enter_context(closing(_in_order(maker.make, len(blocks), maker.threads))):
+            checked.take(blocks[number], run)
+            on_block()
 
-        def make(number: int, buffer: Bytes) -> Bytes:
-            from shoal.broadcast.codec.blocks import apply_block  # compiled code, needed for deltas only
 
-            block, size = blocks[number], block_bytes(blocks[number])
-            payload = memoryview(bytearray(encoding.block_bytes[number]))
-            read_at(delta, payload, delta_ends[number] - len(payload))
-            start = ends[number] - size
-            apply_block(payload, block, base(buffer[:size], start), manifest.tensors, buffer)
-            sink.write(buffer[:size].data, new.start + start)
-            return buffer
+class BlockMaker:
+    """Makes blocks of a version, each on any thread: its bytes are in the new file when `make` returns their digests."""
 
-        threads = DISK_THREADS if direct else os.cpu_count() or 1
-        with closing(_in_order(make, len(blocks), max(map(block_bytes, blocks), default=0), threads)) as made:
-            for number, buffer in made:
-                hashed.take(blocks[number], buffer)
-                on_block()
+    def __init__(
+        self, delta: int, encoding: Encoding, blocks: Sequence[Block], old: OpenWeights, new: OpenWeights
+    ) -> None:
+        direct = is_large(new.manifest.size_bytes)
+        self.threads = DISK_THREADS if direct else os.cpu_count() or 1
+        self._window_bytes = DISK_WINDOW_BYTES if direct else WINDOW_BYTES
+        self._delta, self._delta_sizes = delta, encoding.block_bytes
+        self._delta_ends = list(accumulate(encoding.block_bytes))
+        self._blocks, self._ends = blocks, list(accumulate(map(block_bytes, blocks)))
+        self._new_start, self._tensors = new.start, new.manifest.tensors
+        self._source, self._sink = (BlockFile(one.path, one.file, direct=direct) for one in (old, new))
+        self._base = _base(self._source, old, new.manifest)
+        self._own = threading.local()  # one buffer per thread
+
+    def make(self, number: int) -> RunHasher:
+        from shoal.broadcast.codec.blocks import BlockDelta  # compiled code, needed for deltas only
+
+        block = self._blocks[number]
+        payload = memoryview(bytearray(self._delta_sizes[number]))
+        read_at(self._delta, payload, self._delta_ends[number] - len(payload))
+        delta, run = BlockDelta(payload, block, self._tensors), RunHasher()
+        at = self._ends[number] - block_bytes(block)
+        for window in cut(block, self._window_bytes):
+            data = self._buffer()[: block_bytes(window)]
+            delta.apply(window, self._base(data, at), data)
+            self._hash(window, data, run)
+            self._sink.write(data.data, self._new_start + at)
+            at += len(data)
+        delta.finish()
+        return run
+
+    def close(self) -> None:
+        self._source.close()
+        self._sink.close()
+
+    def _hash(self, window: Block, data: Bytes, run: RunHasher) -> None:
+        at = 0
+        for piece in window:
+            part = data[at : at + piece.size_bytes].data
+            run.update(part, piece.start * piece.item_bytes, self._tensors[piece.tensor].size_bytes)
+            at += piece.size_bytes
+
+    def _buffer(self) -> Bytes:
+        if not hasattr(self._own, "buffer"):
+            largest = max(map(block_bytes, self._blocks))
+            self._own.buffer = aligned_buffer(min(self._window_bytes, largest))
+        buffer: Bytes = self._own.buffer
+        return buffer
 
 
 def is_large(size_bytes: int) -> bool:
@@ -163,22 +208,17 @@ def _base(file: BlockFile, old: OpenWeights, manifest: Manifest) -> Callable[[By
     return read
 
 
-def _in_order(
-    make: Callable[[int, Bytes], Bytes], count: int, largest: int, threads: int
-) -> Generator[tuple[int, Bytes], None, None]:
-    """What is made on several threads, one after the other; each is valid until the next is asked for."""
-    pending: deque[Future[Bytes]] = deque()
-    free = [aligned_buffer(largest) for _ in range(min(count, threads + BLOCKS_AHEAD))]
+def _in_order(make: Callable[[int], T], count: int, threads: int) -> Generator[tuple[int, T], None, None]:
+    """What is made on several threads, a few ahead, one after the other."""
+    pending: deque[Future[T]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="delta") as pool:
         try:
             started = 0
             for number in range(count):
-                while free and started < count:
-                    pending.append(pool.submit(make, started, free.pop()))
+                while started < min(count, number + threads + BLOCKS_AHEAD):
+                    pending.append(pool.submit(make, started))
                     started += 1
-                buffer = pending.popleft().result()
-                yield number, buffer
-                free.append(buffer)
+                yield number, pending.popleft().result()
         finally:
             for future in pending:
                 future.cancel()
@@ -187,9 +227,10 @@ def _in_order(
 def aligned_buffer(size_bytes: int) -> Bytes:
     """Memory of whole pages, as a disk without a cache in between needs it; of large ones if the system has them.
 
-    Small new pages cost more than filling them: 49,000 of them were a fifth of the time of a delta of 512 MB.
+    A request to the disk is cut where pages are not neighbours: with small ones reading took three times as long.
     """
-    memory = mmap.mmap(-1, max(size_bytes, 1))
+    # Shared memory, the default, gets small pages on most systems.
+    memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
         with contextlib.suppress(OSError):  # built without
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -7,6 +7,7 @@ link takes long but arrives.
 """
 
 import contextlib
+import itertools
 import math
 import os
 import random
@@ -21,8 +22,9 @@ from shoal.broadcast.heads import HeadNews, HeadWatch, ManifestCache
 from shoal.broadcast.manifest import MAX_SHARD_BYTES, AdaptedBase, Head, Manifest, VersionEntry
 from shoal.broadcast.peers import ANSWER_WITHIN_S, Deadline, Sources
 from shoal.broadcast.plan import Plan, cheapest_plan
+from shoal.broadcast.retention import least_used_first
 from shoal.broadcast.scores import RelayReport
-from shoal.broadcast.staging import StagedWeights, StagingArea, check_weights
+from shoal.broadcast.staging import StagingArea, check_weights
 from shoal.broadcast.store import DiskError, ShardStore, Trash, make_directory
 from shoal.errors import IntegrityError, UnavailableError
 from shoal.files import WEIGHTS_FILE, is_digest
@@ -95,7 +97,8 @@ class WeightClient:
         )
         self._trash = Trash(self._root / "trash")
         self._staging = StagingArea(self._root / "staging", self._trash)
-        self._checked: set[str] = set()
+        self._checked: dict[str, int] = {}  # versions that this process found right, and which use was their last one
+        self._uses = itertools.count()
         self._busy = threading.Lock()
 
     def head(self, *, newer_than: int | None = None, wait_s: float = 0, deadline_s: float = 30) -> Head:
@@ -198,7 +201,7 @@ class WeightClient:
             except (IntegrityError, OSError):
                 self._trash.drop(ready)
                 return False
-            self._checked.add(digest)
+        self._checked[digest] = next(self._uses)
         with contextlib.suppress(OSError):  # a version that is here can be used on a disk that takes no more bytes
             os.utime(ready)
         return True
@@ -293,8 +296,8 @@ class WeightClient:
                 return False
             if only_a_step:
                 # Of a long chain at most two copies are on disk at a time.
-                self._checked.discard(base)
-                self._trash.drop(self._versions / base)
+                self._checked.pop(base, None)
+                self._staging.retire(self._versions / base)
             base, only_a_step = digest, True
         return True
 
@@ -314,19 +317,18 @@ class WeightClient:
         """Fetch one encoding of a version and put it together; the name is given only to bytes with the right digest."""
         encoding = manifest.encoding("full" if base is None else "delta")
         assert encoding is not None
-        staging = self._staging.path(digest, encoding.kind)
-        staged = self._trash.retry(lambda: StagedWeights(staging, manifest, encoding))
+        staged = self._staging.begin(manifest, digest, encoding)
         try:
             if not fetch.run(encoding.shards, staged.missing(), staged.write):
                 return False
             if base is not None:
                 staged.apply(*base, fetch.still_working)
             staged.finish(self._versions / digest, fetch.still_working)
-            self._checked.add(digest)
+            self._checked[digest] = next(self._uses)
             return True
         except IntegrityError:
             # All shards were verified, so the disk has lost something: in the staged file, or in the base.
-            self._trash.drop(staging)
+            self._trash.drop(self._staging.path(digest, encoding.kind))
             self._checked.clear()
             raise
         finally:
@@ -338,11 +340,10 @@ class WeightClient:
 
     def _prune(self, keep: Path) -> None:
         versions = [path for path in self._versions.iterdir() if path.name != self._base_digest]
-        directories = sorted(versions, key=lambda path: path.stat().st_mtime)
-        for directory in directories[: -self._settings.keep_versions]:
+        for directory in least_used_first(versions, self._checked)[: -self._settings.keep_versions]:
             if directory != keep:
-                self._checked.discard(directory.name)
-                self._trash.drop(directory)
+                self._checked.pop(directory.name, None)
+                self._staging.retire(directory)
         self._staging.keep_only()
         kept = {directory.name for directory in self._versions.iterdir()}
         self._store.remove("manifests", self._store.held("manifests") - kept)

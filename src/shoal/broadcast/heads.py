@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.broadcast.manifest import MAX_HEAD_BYTES, Head, Manifest, VersionEntry, open_head, open_manifest
-from shoal.broadcast.peers import ABSENT_AFTER_S, Deadline, Sources
+from shoal.broadcast.peers import ABSENT_AFTER_S, Asked, Deadline, Sources
 from shoal.broadcast.store import DiskError, ShardStore, disk_error
 from shoal.errors import IntegrityError, ShoalError, SignatureError, UnavailableError
 from shoal.files import write_atomic
@@ -228,11 +228,9 @@ class ManifestCache:
     Opening one of a large model takes a second. Safe to use from several threads.
     """
 
-    def __init__(
-        self, store: ShardStore, sources: Sources, run_key: str, *, among: Callable[[], Sequence[str]] | None = None
-    ) -> None:
-        """`among` names the relays to ask, if not all."""
-        self._among = among
+    def __init__(self, store: ShardStore, sources: Sources, run_key: str, *, asked: Asked | None = None) -> None:
+        """`asked` says which relays to ask, if not all."""
+        self._asked = asked
         self._store = store
         self._sources = sources
         self._run_key = run_key
@@ -254,7 +252,7 @@ class ManifestCache:
     def _fetch(self, digest: str, deadline: Deadline, absent_after_s: float, save: bool) -> Manifest:
         """Bytes that a full disk refuses are kept for the next call."""
         manifest, data = self._unsaved.get(digest) or self._sources.manifest(
-            digest, self._run_key, deadline=deadline, absent_after_s=absent_after_s, among=self._among
+            digest, self._run_key, deadline=deadline, absent_after_s=absent_after_s, asked=self._asked
         )
         self._unsaved[digest] = manifest, data
         _forget_oldest(self._unsaved)

@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import TypeVar
 
@@ -57,6 +58,15 @@ class Deadline:
     @property
     def left_s(self) -> float:
         return max(0.0, self.moment - self._clock())
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Whom to ask for a file."""
+
+    urls: Callable[[], Sequence[str]]
+    may_hold: Callable[[str], bool] = lambda url: True
+    """Whether this relay may hold the request until the file is there; one that may wait for the file from us must not."""
 
 
 class Sources:
@@ -119,21 +129,21 @@ class Sources:
         """Unverified bytes from one relay; for use in an `Attempt` that verifies them."""
         return self._pool.fetch(url, path, max_bytes=max_bytes, pace=Pace(deadline))
 
-    def shard(
-        self, shard: ShardEntry, *, deadline: Deadline, among: Callable[[], Sequence[str]] | None = None
-    ) -> memoryview:
+    def shard(self, shard: ShardEntry, *, deadline: Deadline, asked: "Asked | None" = None) -> memoryview:
         """A verified shard from whichever relay has it; valid until this thread asks for the next one."""
+        asked = asked or Asked(self.urls)
 
         def attempt(url: str, until: float) -> memoryview:
-            return self._shard(url, shard, Pace(until, self._min_bytes_s, deadline.limit))
+            pace = Pace(until, self._min_bytes_s, deadline.limit)
+            return self._shard(url, shard, pace, HOLD_S if asked.may_hold(url) else 0)
 
-        return self.try_each(_name(shard), attempt, deadline, size_bytes=shard.size_bytes, among=among)
+        return self.try_each(_name(shard), attempt, deadline, size_bytes=shard.size_bytes, among=asked.urls)
 
     def shard_from(self, url: str, shard: ShardEntry) -> memoryview:
         """A verified shard from one relay; valid until this thread asks for the next one."""
 
         def attempt(url: str, until: float) -> memoryview:
-            return self._shard(url, shard, Pace(until, self._min_bytes_s))
+            return self._shard(url, shard, Pace(until, self._min_bytes_s), HOLD_S)
 
         return self.ask(url, _name(shard), attempt, self._clock() + self._patience_s(shard.size_bytes))
 
@@ -147,10 +157,10 @@ class Sources:
         *,
         deadline: Deadline,
         absent_after_s: float = ABSENT_AFTER_S,
-        among: Callable[[], Sequence[str]] | None = None,
+        asked: "Asked | None" = None,
     ) -> tuple[Manifest, bytes]:
         """A manifest and its served bytes. Its digest was signed, so a bad one is the publisher's fault."""
-        data = self._small("manifests", digest, MAX_MANIFEST_BYTES, deadline, absent_after_s, among)
+        data = self._small("manifests", digest, MAX_MANIFEST_BYTES, deadline, absent_after_s, asked)
         return open_manifest(data, run_key), data
 
     def ask(self, url: str, what: str, attempt: Attempt[T], deadline: float) -> T:
@@ -247,11 +257,11 @@ class Sources:
             self._scores.record_failure(url, str(error))
             self._metrics.event("relay_failed", relay=url, about=what, reason=str(error))
 
-    def _shard(self, url: str, shard: ShardEntry, pace: Pace) -> memoryview:
+    def _shard(self, url: str, shard: ShardEntry, pace: Pace, hold_s: float) -> memoryview:
         if len(getattr(self._own, "buffer", b"")) < shard.size_bytes:
             self._own.buffer = memoryview(bytearray(shard.size_bytes))
         buffer: memoryview = self._own.buffer[: shard.size_bytes]
-        self._pool.fetch_into(url, f"/shards/{shard.digest}?wait_s={HOLD_S:g}", buffer, pace=pace)
+        self._pool.fetch_into(url, f"/shards/{shard.digest}?wait_s={hold_s:g}", buffer, pace=pace)
         _check_digest(buffer, shard.digest)
         self._metrics.count("shards_verified")
         return buffer
@@ -263,18 +273,19 @@ class Sources:
         max_bytes: int,
         deadline: Deadline,
         absent_after_s: float = ABSENT_AFTER_S,
-        among: Callable[[], Sequence[str]] | None = None,
+        asked: "Asked | None" = None,
     ) -> bytes:
-        path = f"/{folder}/{digest}?wait_s={min(HOLD_S, absent_after_s):g}"
+        asked = asked or Asked(self.urls)
 
         def attempt(url: str, until: float) -> bytes:
             pace = Pace(until, self._min_bytes_s, deadline.limit)
-            data = self._pool.fetch(url, path, max_bytes=max_bytes, pace=pace)
+            hold_s = min(HOLD_S, absent_after_s) if asked.may_hold(url) else 0
+            data = self._pool.fetch(url, f"/{folder}/{digest}?wait_s={hold_s:g}", max_bytes=max_bytes, pace=pace)
             _check_digest(data, digest)
             return data
 
         what = f"{folder}/{digest[:12]}…"
-        return self.try_each(what, attempt, deadline, absent_after_s=absent_after_s, among=among)
+        return self.try_each(what, attempt, deadline, absent_after_s=absent_after_s, among=asked.urls)
 
     def _nobody(self, what: str, seconds: float, reasons: dict[str, str]) -> UnavailableError:
         if self._stopped.is_set():

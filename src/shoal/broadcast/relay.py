@@ -21,7 +21,7 @@ from shoal.broadcast.http.pool import FetchError, check_url
 from shoal.broadcast.http.server import DirectoryServer
 from shoal.broadcast.manifest import Head, Manifest, descriptor_key
 from shoal.broadcast.mesh import Mesh, Neighbours
-from shoal.broadcast.peers import Deadline, Sources
+from shoal.broadcast.peers import Asked, Deadline, Sources
 from shoal.broadcast.queue import DownloadQueue, Route, WantedShard, wanted_in_order
 from shoal.broadcast.retention import lack_of_space, needed_manifests, prune
 from shoal.broadcast.store import DiskError, ShardStore
@@ -114,6 +114,8 @@ class Relay:
         )
         peers = neighbours.peers if neighbours is not None else list
         self._mesh = Mesh(lambda: self.url, peers, self.sources.alive)
+        # A parent may wait for the same file from us: it can list us before we learn that it is a peer.
+        self._above = Asked(self._parents, lambda url: neighbours is None or not neighbours.exchanges)
         directory = DirectoryServer(
             self._store,
             metrics=self.metrics,
@@ -166,7 +168,7 @@ class Relay:
             return
         write_atomic(self._root / "run_key", run_key.encode())
         # Peers learn of a version at the same moment as we do: asked for its manifest, they could only wait like us.
-        manifests = ManifestCache(self._store, self.sources, run_key, among=self._parents)
+        manifests = ManifestCache(self._store, self.sources, run_key, asked=self._above)
         path = self._root / "seen_head.json"
         watch = HeadWatch(
             self.sources,
@@ -261,16 +263,17 @@ class Relay:
         raise UnavailableError("Stopped before there was room for a shard.")
 
     def _from_parents(self, item: WantedShard) -> memoryview:
-        return self.sources.shard(item.shard, deadline=Deadline(self._monotonic, SHARD_DEADLINE_S), among=self._parents)
+        return self.sources.shard(item.shard, deadline=Deadline(self._monotonic, SHARD_DEADLINE_S), asked=self._above)
 
     def _parents(self) -> Sequence[str]:
-        """The parents that are alive, preferably those that wait for no share of ours; else every relay we know.
+        """The parents that wait for no share of ours, or a living one that does; else every relay we know.
 
-        One that was away for long and answers again is asked before peers: they would hold our request and wait for us."""
-        living = [url for url in self._upstreams if self.sources.alive(url)]
-        living = living or [url for url in self._upstreams if self.sources.answers(url)]
+        One that was away for long and answers again counts at once: the others may have nothing but what comes from it."""
         peers = self._mesh.peers()
-        return [url for url in living if url not in peers] or living or self.sources.urls()
+        usable = [url for url in self._upstreams if self.sources.alive(url) or self.sources.answers(url)]
+        outside = [url for url in usable if url not in peers]
+        inside = [url for url in self._upstreams if url in peers]
+        return outside or inside or self.sources.urls()
 
     def _known(self) -> list[str]:
         known = [*self._upstreams, *self._mesh.peers()]

@@ -2,22 +2,31 @@
 
 A delta version needs its base, and that base's base, back to a full one. Deltas before that stay while all of them together are
 small, so that a client whose first download took long catches up without a second one. A version that left the head and is still
-being read stays for hours, as long as all such versions take no more disk than what is needed.
+being read stays for hours, as long as all such versions take no more disk than what is needed. A client writes the next version
+over the file of one that it keeps no more (`SpareFile`).
 """
 
 import contextlib
+import fcntl
+import os
 import shutil
+import signal
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from pathlib import Path
 
 from shoal.broadcast.manifest import MAX_CHAIN, Manifest
-from shoal.broadcast.store import ShardStore
+from shoal.broadcast.store import ShardStore, Trash, disk_error, make_directory
 from shoal.errors import IntegrityError
+from shoal.files import WEIGHTS_FILE
 from shoal.metrics.units import size
 
 # A model over a slow link; a reader that never finishes must not fill the disk.
 MAX_HOLD_S = 6 * 3600
 HISTORY_SHARE = 0.5
 """Of the model that older deltas may take."""
+LEASING = frozenset({"btrfs", "ext4", "f2fs", "tmpfs", "xfs"})
+"""File systems of this machine alone that refuse a lease of a file that is only mapped. Those that lie over others do not: the
+root of a container is one (overlay)."""
 
 
 def needed_manifests(roots: Iterable[str], load: Callable[[str], Manifest]) -> dict[str, Manifest]:
@@ -124,3 +133,75 @@ def _being_read(
 def _delta_base(manifest: Manifest) -> str | None:
     delta = manifest.encoding("delta")
     return delta.base.manifest_digest if delta is not None and delta.base is not None else None
+
+
+def least_used_first(versions: Iterable[Path], uses: Mapping[str, int]) -> list[Path]:
+    """Directories of versions; `uses` numbers the last use of those that this process used. Times on disk are coarse, and the clock
+    may be set back: they only order what earlier processes left."""
+    return sorted(versions, key=lambda path: (uses.get(path.name, -1), path.stat().st_mtime))
+
+
+class SpareFile:
+    """The file of a version that is kept no more; the next version is written over it, so that it needs no new pages.
+
+    On a virtual machine whose host takes free memory back, a new page costs ten times as much as a copy into one that is there.
+    A reader of the old file keeps its bytes: one that is open or mapped anywhere is deleted instead.
+    """
+
+    def __init__(self, directory: Path, trash: Trash) -> None:
+        self.directory = directory
+        self._trash = trash
+
+    def keep(self, version: Path) -> None:
+        """Take the directory of a version instead of the one before."""
+        self.drop()
+        make_directory(self.directory.parent)
+        try:
+            os.replace(version, self.directory)
+        except OSError as error:
+            raise disk_error(error, version) from error
+
+    def give(self, target: Path) -> None:
+        """Move the file to a place where there is none yet, if it may be overwritten; drop it if not."""
+        file = self.directory / WEIGHTS_FILE
+        if not target.exists() and is_unused(file):
+            try:
+                os.replace(file, target)
+            except OSError as error:
+                raise disk_error(error, target) from error
+        self.drop()
+
+    def drop(self) -> None:
+        if self.directory.exists():
+            self._trash.drop(self.directory)
+
+
+def is_unused(path: Path) -> bool:
+    """Whether nobody has the file open or mapped, or by another name; False where the system does not tell."""
+    if not hasattr(fcntl, "F_SETLEASE"):  # Linux has it, macOS does not
+        return False
+    try:
+        file = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        if _file_system(file) not in LEASING:
+            return False
+        # Opening a leased file sends its holder a signal; the usual one would end this process.
+        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # refused if the file is open elsewhere
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return os.fstat(file).st_nlink == 1
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+
+
+def _file_system(file: int) -> str:
+    """The kind of the one that holds an open file; empty if the system does not say."""
+    facts = Path(f"/proc/self/fdinfo/{file}").read_text().split()
+    mount = facts[facts.index("mnt_id:") + 1]
+    lines = map(str.split, Path("/proc/self/mountinfo").read_text().splitlines())
+    # After six facts and any number of others, a dash.
+    return next((line[line.index("-", 6) + 1] for line in lines if line[0] == mount), "")

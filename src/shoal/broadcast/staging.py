@@ -33,6 +33,7 @@ from shoal.broadcast.manifest import (
     TensorEntry,
     safetensors_header,
 )
+from shoal.broadcast.retention import SpareFile
 from shoal.broadcast.store import DiskError, Trash, disk_error, make_directory
 from shoal.errors import IntegrityError
 from shoal.files import WEIGHTS_FILE, digest_bytes
@@ -284,9 +285,21 @@ class StagingArea:
     def __init__(self, root: Path, trash: Trash) -> None:
         self.root = root
         self._trash = trash
+        self._spare = SpareFile(root / "spare", trash)
 
     def path(self, digest: str, kind: EncodingKind) -> Path:
         return self.root / f"{digest}.{kind}"
+
+    def begin(self, manifest: Manifest, digest: str, encoding: Encoding) -> StagedWeights:
+        """Go on with what an earlier fetch left here; what is new is written over the spare file, if there is one."""
+        directory = self.path(digest, encoding.kind)
+        make_directory(directory / "weights")
+        self._spare.give(directory / "weights" / WEIGHTS_FILE)
+        return self._trash.retry(lambda: StagedWeights(directory, manifest, encoding))
+
+    def retire(self, version: Path) -> None:
+        """Make a version that is kept no more the spare file; there is at most one."""
+        self._spare.keep(version)
 
     def staged_bytes(self, digest: str, encoding: Encoding) -> int:
         """Verified bytes of an encoding that an earlier fetch left here."""
@@ -299,7 +312,7 @@ class StagingArea:
 
     def keep_only(self, encodings: Collection[tuple[str, EncodingKind]] = ()) -> None:
         kept = {self.path(digest, kind) for digest, kind in encodings}
-        for directory in set(self.root.glob("*")) - kept:
+        for directory in set(self.root.glob("*")) - kept - {self._spare.directory}:
             self._trash.drop(directory)
 
 
@@ -310,9 +323,9 @@ def _journal_indexes(journal: bytes) -> set[int]:
 
 def reserve(file: int, size_bytes: int, path: Path) -> None:
     try:
-        if size_bytes:
-            os.posix_fallocate(file, 0, size_bytes)
         os.ftruncate(file, size_bytes)
+        if os.fstat(file).st_blocks * 512 < size_bytes:  # one that another version left has its blocks
+            os.posix_fallocate(file, 0, size_bytes)
     except OSError as error:
         raise disk_error(error, path) from error
 

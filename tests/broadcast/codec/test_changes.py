@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broadcast.codec.changes import apply_changes, encode_changes
+from shoal.broadcast.codec.changes import Changes, encode_changes
 from shoal.broadcast.codec.entropy import Reader
 from shoal.broadcast.codec.pieces import LAYOUTS, Bits, Layout
 from shoal.errors import IntegrityError
@@ -34,13 +34,18 @@ def pairs(draw: st.DrawFn) -> tuple[Layout, list[tuple[Bits, Bits]]]:
 
 
 @settings(deadline=None, max_examples=80)
-@given(pairs())
-def test_any_bits_survive(case: tuple[Layout, list[tuple[Bits, Bits]]]) -> None:
+@given(pairs(), st.integers(1, 5))
+def test_any_bits_survive_in_parts_of_any_size(case: tuple[Layout, list[tuple[Bits, Bits]]], parts: int) -> None:
     layout, arrays = case
     encoded = encode_changes(arrays, layout)
     results = [base.copy() for base, _ in arrays]
     reader = Reader(encoded)
-    apply_changes(reader, results, layout)
+    changes = Changes(reader, sum(map(len, results)), layout)
+    for result in results:
+        step = len(result) // parts + 1
+        for start in range(0, len(result), step):
+            changes.apply(result[start : start + step])
+    changes.finish()
     assert reader.left == 0
     for result, (_, new) in zip(results, arrays, strict=True):
         assert result.tobytes() == new.tobytes()
@@ -68,12 +73,18 @@ def test_unchanged_numbers_cost_next_to_nothing() -> None:
     assert len(encode_changes([(base, base)], LAYOUTS["bfloat16"])) < 300
 
 
+def apply_all(reader: Reader, numbers: Bits) -> None:
+    changes = Changes(reader, len(numbers), LAYOUTS["bfloat16"])
+    changes.apply(numbers)
+    changes.finish()
+
+
 def test_wrong_base_is_noticed_or_gives_other_bits() -> None:
     base, new = sparse_pair()
     encoded = encode_changes([(base, new)], LAYOUTS["bfloat16"])
     other = base[::-1].copy()
     try:
-        apply_changes(Reader(encoded), [other], LAYOUTS["bfloat16"])
+        apply_all(Reader(encoded), other)
     except IntegrityError:
         return
     assert other.tobytes() != new.tobytes()
@@ -89,7 +100,7 @@ def test_damaged_delta_never_reads_or_writes_outside(seed: int) -> None:
     cut = rng.choice([len(encoded), rng.randrange(len(encoded))])
     result = base.copy()
     try:
-        apply_changes(Reader(bytes(encoded[:cut])), [result], LAYOUTS["bfloat16"])
+        apply_all(Reader(bytes(encoded[:cut])), result)
     except IntegrityError:
         return
     assert len(result) == len(base)

@@ -1,9 +1,10 @@
+import bisect
 import itertools
 import random
 
 import pytest
 
-from shoal.broadcast.codec.leaves import LEAF_BYTES, TensorHasher, digest_tensor, join_leaves, leaf_ranges
+from shoal.broadcast.codec.leaves import LEAF_BYTES, LeafChain, RunHasher, digest_tensor, join_leaves, leaf_ranges
 from shoal.files import digest_bytes
 
 SIZES = (0, 1, LEAF_BYTES - 1, LEAF_BYTES, LEAF_BYTES + 1, 2 * LEAF_BYTES, 2 * LEAF_BYTES + 77)
@@ -18,16 +19,27 @@ def test_leaves_cover_a_tensor_once(size_bytes: int) -> None:
     assert all(end - start == LEAF_BYTES for start, end in ranges[:-1])
 
 
-@pytest.mark.parametrize("size_bytes", SIZES)
-def test_a_tensor_has_one_digest_however_its_bytes_come(size_bytes: int) -> None:
-    draw = random.Random(size_bytes)
-    data = memoryview(draw.randbytes(size_bytes))
-    hasher, at = TensorHasher(), 0
-    while at < size_bytes:
-        count = draw.choice((1, 4096, 300_000, LEAF_BYTES, 3 * LEAF_BYTES))
-        hasher.update(data[at : at + count])
-        at += count
-    assert hasher.hexdigest() == digest_tensor(data)
+@pytest.mark.parametrize("seed", range(8))
+def test_tensors_have_their_digests_however_their_bytes_are_cut_into_runs_and_parts(seed: int) -> None:
+    draw = random.Random(seed)
+    tensors = [memoryview(draw.randbytes(size_bytes)) for size_bytes in draw.sample(SIZES[1:], 4)]
+    ends = list(itertools.accumulate(map(len, tensors)))
+    cuts = {0, ends[-1], *(draw.randrange(ends[-1]) for _ in range(draw.choice((0, 3, 40))))}
+    chain, digests = LeafChain(), []
+    for begin, end in itertools.pairwise(sorted(cuts)):
+        run, at = RunHasher(), begin
+        while at < end:
+            number = bisect.bisect_right(ends, at)
+            start = at - (ends[number] - len(tensors[number]))
+            count = min(draw.choice((1, 4096, 300_000, LEAF_BYTES, 3 * LEAF_BYTES)), end - at, ends[number] - at)
+            run.update(tensors[number][start : start + count], start, len(tensors[number]))
+            at += count
+        digests += chain.take(run)
+    left = iter(digests)
+    for tensor in tensors:
+        own = list(itertools.islice(left, len(leaf_ranges(len(tensor)))))
+        assert join_leaves(own) == digest_tensor(tensor)
+    assert not list(left)
 
 
 def test_every_byte_and_the_order_of_leaves_count() -> None:

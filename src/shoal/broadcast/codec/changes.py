@@ -40,24 +40,31 @@ def change_streams(pairs: Sequence[tuple[Bits, Bits]], layout: Layout, cut_expon
     return [gaps[:sparse], steps[:sparse], *(dense[contexts == context] for context in range(CONTEXTS))]
 
 
-def apply_changes(reader: Reader, arrays: Sequence[Bits], layout: Layout) -> None:
-    """Turn the first arrays of `encode_changes` into the second ones, in place."""
-    size = sum(len(array) for array in arrays)
-    numbers = _numbers(layout, reader.varint(layout.exponents))
-    gaps, steps = read_stream(reader, size), read_stream(reader, size)
-    streams = [read_stream(reader, size) for _ in range(CONTEXTS)]
-    if len(gaps) != len(steps):
-        raise corrupt("gaps and steps differ in number")
-    dense = np.concatenate(streams)
-    ends = np.cumsum([len(stream) for stream in streams])
-    dense_cursors, sparse_cursors = np.concatenate([[0], ends[:-1]]), np.zeros(2, np.int64)
-    for array in arrays:
+class Changes:
+    """What `encode_changes` wrote: turns the first arrays into the second ones, in place, in parts of any size."""
+
+    def __init__(self, reader: Reader, size: int, layout: Layout) -> None:
+        """`size` is how many numbers all arrays have together."""
+        self._numbers = _numbers(layout, reader.varint(layout.exponents))
+        self._gaps, self._steps = read_stream(reader, size), read_stream(reader, size)
+        streams = [read_stream(reader, size) for _ in range(CONTEXTS)]
+        if len(self._gaps) != len(self._steps):
+            raise corrupt("gaps and steps differ in number")
+        self._dense = np.concatenate(streams)
+        self._ends = np.cumsum([len(stream) for stream in streams])
+        self._dense_cursors = np.concatenate([[0], self._ends[:-1]])
+        self._sparse_cursors = np.zeros(2, np.int64)
+
+    def apply(self, array: Bits) -> None:
+        """Change the numbers that follow those of the last call."""
         # Dense first: a sparse step may carry a number below the cut, never the other way round for one that was below.
-        if kernels.patch_dense(array, numbers, dense, dense_cursors, ends) == kernels.CORRUPT:
+        if kernels.patch_dense(array, self._numbers, self._dense, self._dense_cursors, self._ends) == kernels.CORRUPT:
             raise corrupt("it has too few steps for the numbers near zero")
-        kernels.patch_sparse(array, layout.width, gaps, steps, sparse_cursors)
-    if (dense_cursors != ends).any() or sparse_cursors[0] != len(gaps):
-        raise corrupt("it describes changes beyond the end")
+        kernels.patch_sparse(array, self._numbers.width, self._gaps, self._steps, self._sparse_cursors)
+
+    def finish(self) -> None:
+        if (self._dense_cursors != self._ends).any() or self._sparse_cursors[0] != len(self._gaps):
+            raise corrupt("it describes changes beyond the end")
 
 
 def _numbers(layout: Layout, cut_exponent: int) -> kernels.Numbers:

@@ -27,29 +27,53 @@ def digest_tensor(data: memoryview) -> str:
     return join_leaves([digest_bytes(data[start:end]) for start, end in leaf_ranges(len(data))])
 
 
-class TensorHasher:
-    """The digest of a tensor whose bytes come in parts of any size."""
+class RunHasher:
+    """Hashes a run of a model's bytes by itself, which may begin and end within a leaf; `LeafChain` joins runs."""
 
     def __init__(self) -> None:
-        self._digests: list[str] = []
-        self._leaf = blake3()
-        self._filled = 0
+        self.head = bytearray()
+        """What belongs to the leaf that began before the run: nobody can hash it without what comes before."""
+        self.head_ends = False
+        self.digests: list[str] = []
+        """Of the leaves that lie within the run."""
+        self.unfinished: blake3 | None = None
+        """The leaf that goes on after the run."""
 
-    def update(self, data: memoryview) -> None:
+    def update(self, data: memoryview, start: int, size_bytes: int) -> None:
+        """Take the next bytes; they are those from `start` on of a tensor of `size_bytes`."""
         while len(data):
-            part = data[: LEAF_BYTES - self._filled]
-            self._leaf.update(part)
-            self._filled += len(part)
-            data = data[len(part) :]
-            if self._filled == LEAF_BYTES:
+            if start % LEAF_BYTES == 0:
+                self.unfinished = blake3()
+            end = min(start - start % LEAF_BYTES + LEAF_BYTES, size_bytes)
+            part = data[: end - start]
+            if self.unfinished is None:
+                self.head += part
+            else:
+                self.unfinished.update(part)
+            data, start = data[len(part) :], start + len(part)
+            if start == end:
                 self._end_leaf()
 
-    def hexdigest(self) -> str:
-        """Of everything so far; ends the tensor."""
-        if self._filled or not self._digests:
-            self._end_leaf()
-        return join_leaves(self._digests)
-
     def _end_leaf(self) -> None:
-        self._digests.append(self._leaf.hexdigest())
-        self._leaf, self._filled = blake3(), 0
+        if self.unfinished is None:
+            self.head_ends = True
+        else:
+            self.digests.append(self.unfinished.hexdigest())
+            self.unfinished = None
+
+
+class LeafChain:
+    """The digests of the leaves of runs that follow each other."""
+
+    def __init__(self) -> None:
+        self._unfinished = blake3()
+
+    def take(self, run: RunHasher) -> list[str]:
+        """Those of the leaves that end in the run."""
+        ended = []
+        self._unfinished.update(run.head)
+        if run.head_ends:
+            ended.append(self._unfinished.hexdigest())
+        if run.unfinished is not None:
+            self._unfinished = run.unfinished
+        return ended + run.digests

@@ -7,7 +7,7 @@ manifest can be checked without it.
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,17 +92,25 @@ def block_bytes(block: Block) -> int:
 
 def partition(tensors: Sequence[Tensor], span_bytes: int) -> list[Block]:
     """Blocks of at most `span_bytes` (more only if a single number is larger), in the order of the tensors."""
+    whole = (
+        Piece(number, 0, math.prod(tensor.shape), ITEM_BYTES[tensor.dtype]) for number, tensor in enumerate(tensors)
+    )
+    return cut(whole, span_bytes)
+
+
+def cut(pieces: Iterable[Piece], span_bytes: int) -> list[Block]:
+    """The same numbers in the same order, in blocks of at most `span_bytes`."""
     blocks: list[Block] = []
     free = 0
-    for number, tensor in enumerate(tensors):
-        item_bytes = ITEM_BYTES[tensor.dtype]
-        start, end = 0, math.prod(tensor.shape)
+    for piece in pieces:
+        item_bytes = piece.item_bytes
+        start, end = piece.start, piece.start + piece.count
         while start < end:
             if free < item_bytes:
                 blocks.append([])
                 free = max(span_bytes, item_bytes)
             count = min(end - start, free // item_bytes)
-            blocks[-1].append(Piece(number, start, count, item_bytes))
+            blocks[-1].append(Piece(piece.tensor, start, count, item_bytes))
             start += count
             free -= count * item_bytes
     return blocks
