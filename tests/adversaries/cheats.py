@@ -116,11 +116,17 @@ def cutting(keep: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     honest = sampling.choose_tokens
 
     def choose(
-        logits_RV: torch.Tensor, seeds_R: torch.Tensor, positions_R: torch.Tensor, temperature: float
+        logits_NV: torch.Tensor,
+        seeds_R: torch.Tensor,
+        positions_R: torch.Tensor,
+        temperature: float,
+        *,
+        rows_R: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        cut = logits_RV.float().masked_fill(~keep(logits_RV.float() / temperature), -1e9)
+        logits_RV = (logits_NV if rows_R is None else logits_NV[rows_R]).float()
+        cut = logits_RV.masked_fill(~keep(logits_RV / temperature), -1e9)
         tokens_R, _ = honest(cut, seeds_R, positions_R, temperature)
-        claimed_R = torch.log_softmax(logits_RV.float() / temperature, -1).gather(-1, tokens_R[:, None]).squeeze(-1)
+        claimed_R = torch.log_softmax(logits_RV / temperature, -1).gather(-1, tokens_R[:, None]).squeeze(-1)
         return tokens_R, claimed_R
 
     with mock.patch("shoal.policy.embedded.decode_batch.choose_tokens", choose):

@@ -7,7 +7,7 @@ cannot be shown in a prompt is left out, and a token that is not a key of the ed
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -26,6 +26,10 @@ SCREEN_CODE_POINTS = 2 * CODE_POINTS
 class Screen:
     editor: Editor
     goal: list[str]
+
+    def copy(self) -> "Screen":
+        """Another one to press keys on; the goal never changes."""
+        return Screen(replace(self.editor, lines=list(self.editor.lines)), self.goal)
 
     def press(self, keys: str) -> None:
         for key in keys:

@@ -19,11 +19,16 @@ RIVALS = 2
 
 
 @torch.no_grad()
-def choose_tokens(logits_RV: Tensor, seeds_R: Tensor, positions_R: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The winner of each row (ties: the lowest id) and its log_softmax(logits / T), without noise."""
-    tokens_R = torch.empty(logits_RV.shape[0], dtype=torch.int64, device=logits_RV.device)
-    logprobs_R = torch.empty(logits_RV.shape[0], dtype=torch.float32, device=logits_RV.device)
-    for rows, scaled_bV, scores_bV in _perturbed_blocks(logits_RV, seeds_R, positions_R, temperature):
+def choose_tokens(
+    logits_NV: Tensor, seeds_R: Tensor, positions_R: Tensor, temperature: float, *, rows_R: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The winner of each sample (ties: the lowest id) and its log_softmax(logits / T), without noise.
+
+    `rows_R` names the row of logits of each sample, because samples may share one; by default each has its own.
+    """
+    tokens_R = torch.empty(seeds_R.shape[0], dtype=torch.int64, device=logits_NV.device)
+    logprobs_R = torch.empty(seeds_R.shape[0], dtype=torch.float32, device=logits_NV.device)
+    for rows, scaled_bV, scores_bV in _perturbed_blocks(logits_NV, seeds_R, positions_R, temperature, rows_R):
         tokens_R[rows] = scores_bV.argmax(dim=-1)
         logprobs_R[rows] = _logprobs(scaled_bV, tokens_R[rows])
     return tokens_R, logprobs_R
@@ -42,7 +47,7 @@ def token_margins(
     """best score − claimed score of each token, score = logits / T + g (0 for the winner), its log-probability, and the rivals.
 
     Of the winner's two closest rivals [R, 4] holds how far their scores lie below the winner's, then how far their logits / T do.
-    `rows_R` names the row of logits of each sample, because samples may share one; by default each has its own.
+    `rows_R` as in `choose_tokens`.
     A row that cannot be scored (a logit is not a number) has an infinite margin, never a passing one.
     """
     rows_R = torch.arange(logits_NV.shape[0], device=logits_NV.device) if rows_R is None else rows_R
@@ -99,7 +104,7 @@ def _check_temperature(temperature: float) -> None:
 def _perturbed_blocks(
     logits_NV: Tensor, seeds_R: Tensor, positions_R: Tensor, temperature: float, rows_R: Tensor | None = None
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield (samples, logits / T, logits / T + g) block by block; `rows_R` as in `token_margins`."""
+    """Yield (samples, logits / T, logits / T + g) block by block; `rows_R` as in `choose_tokens`."""
     _check_temperature(temperature)
     device = logits_NV.device
     low_R1, high_R1 = row_keys(seeds_R.to(device), positions_R.to(device))

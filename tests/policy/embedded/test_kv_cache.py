@@ -26,12 +26,12 @@ def test_rows_get_copies_of_the_prompts_they_name() -> None:
     assert cache.planes[2][:, :, 3:].abs().sum() == 0
 
 
-def test_a_move_takes_all_layers_along() -> None:
+def test_a_copy_takes_all_layers_along() -> None:
     cache = make_cache()
     for plane in cache.planes:
         plane.normal_()
     kept = [plane[3, :, :5].clone() for plane in cache.planes]
-    cache.move(torch.tensor([1]), torch.tensor([3]), 5)
+    cache.copy(torch.tensor([1]), torch.tensor([3]), 5)
     assert all(torch.equal(plane[1, :, :5], row) for plane, row in zip(cache.planes, kept, strict=True))
 
 

@@ -32,7 +32,9 @@ class RowCache(Protocol):
         """Rows from `first_row` on begin behind the prompts that `source_R` names."""
         ...
 
-    def move(self, to_rows: Tensor, from_rows: Tensor, length: int) -> None: ...
+    def copy(self, to_rows: Tensor, from_rows: Tensor, length: int) -> None:
+        """Of the first `length` positions; no row is both, and rows that are copied from may live on."""
+        ...
 
 
 class Runner(Protocol):

@@ -7,7 +7,6 @@ Shapes: P prompts, B sequences, S positions after the prompt, R rows, N states, 
 """
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -35,12 +34,12 @@ class FrameCache:
         self.state_RH[:, rows] = prompts.entries[0][source_R].transpose(0, 1)
         names = list(prompts.index)
         started = {source: self._runner.screen(names[source]) for source in set(source_R.tolist())}
-        self.screens[rows] = [deepcopy(started[source]) for source in source_R.tolist()]
+        self.screens[rows] = [started[source].copy() for source in source_R.tolist()]
 
-    def move(self, to_rows: Tensor, from_rows: Tensor, length: int) -> None:
+    def copy(self, to_rows: Tensor, from_rows: Tensor, length: int) -> None:
         self.state_RH[:, to_rows] = self.state_RH[:, from_rows]
         for to_row, from_row in zip(to_rows.tolist(), from_rows.tolist(), strict=True):
-            self.screens[to_row] = self.screens[from_row]
+            self.screens[to_row] = self.screens[from_row].copy()
 
 
 class FrameRunner:

@@ -1,7 +1,8 @@
 """Keys and values of the rows that are being decoded, preallocated for the longest of them.
 
-A row is one sequence. Live rows are the first `n`, so attention reads one slice; when a row leaves, the last one moves into its
-place. All planes (keys or values of one layer) of equal shape share one tensor: a move costs one copy, not one per layer.
+A row is one sequence, or several that are equal so far. Live rows are the first `n`, so attention reads one slice; when a row
+leaves, the last one is copied to its place. All planes (keys or values of one layer) of equal shape share one tensor: rows are
+copied at once, not layer by layer.
 
 Shapes: S planes, R rows, C positions (capacity), H key-value heads, d head size, P prompts, L prompt length.
 """
@@ -53,7 +54,7 @@ class KeyValueCache:
         rows = slice(first_row, first_row + source_R.shape[0])
         self.planes[plane][rows, :, : entries_PHLd.shape[2]] = entries_PHLd[source_R]
 
-    def move(self, to_rows: Tensor, from_rows: Tensor, length: int) -> None:
+    def copy(self, to_rows: Tensor, from_rows: Tensor, length: int) -> None:
         for slab in self._slabs.values():
             slab[:, to_rows, :, :length] = slab[:, from_rows, :, :length]
 
