@@ -42,6 +42,7 @@ def random_swarm(chance: random.Random) -> leases.SwarmView:
         has_other_active_workers=False,
         awaited_version=chance.choice([0, 0, step - 1, step]),
         useful_share=chance.choice([None, 0.3, 0.9]),
+        has_time=chance.choice([False, True]),
     )
 
 

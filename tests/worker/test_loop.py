@@ -302,16 +302,14 @@ def interrupt() -> None:
 
 def test_an_interrupt_gives_unfinished_slots_back_and_uploads_what_is_done(contributor: Contributor) -> None:
     """The upload of the first slot is still on its way when the second is interrupted."""
-    interrupted = threading.Event()
     submit = contributor.worker.client.submit
 
     def submit_late(lease_id: str, data: bytes, **options: object) -> api.SubmissionAnswer:
-        assert interrupted.wait(30)
+        assert contributor.reports.wait_for("leaving")
         return submit(lease_id, data)
 
     def interrupt_the_second() -> None:
         if contributor.worker._deliveries.pending:
-            interrupted.set()
             raise KeyboardInterrupt
 
     contributor.worker.client.submit = submit_late  # type: ignore[method-assign]
@@ -407,6 +405,19 @@ def test_a_slot_that_cannot_end_in_time_is_given_back_before_it_begins(contribut
     assert contributor.submitted == ["lease-3-0", "lease-3-2"]
     assert contributor.coordinator.returned == ["lease-3-1"]
     assert contributor.reports.some("step 3 slot 1 cannot end before its lease does")
+
+
+def test_a_worker_whose_machine_slept_works_again(contributor: Contributor) -> None:
+    """It gave every slot back for ever: nothing ran that could show how fast it is."""
+    worker, asleep_s = contributor.worker, 20_000.0
+    contributor.coordinator.grant(make_lease(0), *(make_lease(slot, expires_at=1_000_060.0) for slot in range(1, 30)))
+    contributor.coordinator.finish()
+    at_step(contributor, 2, lambda: worker.generation.rates.stepped(asleep_s, 0))
+    worker.run()
+    assert contributor.coordinator.returned[0] == "lease-3-1"
+    assert contributor.submitted[-1] == "lease-3-29"
+    assert len(contributor.submitted) + len(contributor.coordinator.returned) == 30
+    assert len(contributor.coordinator.returned) < 20
 
 
 class Picky(Worker):

@@ -109,7 +109,8 @@ def live_relay_urls(run: Run) -> list[str]:
 def status(connection: Connection, run: Run) -> api.StatusView:
     now, clock = read_run(connection, run), meta.run_clock(connection)
     counts = step_counts(connection, run, now.step)
-    wanted = batches.groups_wanted(counts, run.config.training)
+    timing = run.timing.decision if run.timing is not None else None
+    wanted = batches.groups_wanted(counts, run.config.training, timing.useful_share if timing is not None else None)
     submissions = _submissions_by_state(connection)
     workers = query(
         connection,

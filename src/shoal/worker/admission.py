@@ -94,6 +94,11 @@ class Rates:
     def leased(self, seconds: float) -> None:
         self.lease_s = _mean(self.lease_s, seconds, share=0.3)
 
+    def doubt_step(self) -> None:
+        """No slot begins because steps are too slow, and nothing runs that could show that they are fast again: after a machine
+        slept, one step of an hour counts for minutes in the mean."""
+        self.step_s /= 2
+
 
 def _mean(before: float, newest: float, share: float = 0.02) -> float:
     return (1 - share) * before + share * newest if before else newest

@@ -22,6 +22,10 @@ from shoal.worker.weights import WeightFollower
 VERSIONS_NAMED = 16
 """Of those held, the newest; the coordinator reads no more."""
 FAILURES_IN_A_ROW = 4
+NEXT_STEP_S = 0.25
+"""How long a request for work may wait for the next step to begin."""
+SMALL_SWARM_S = 1.0
+"""Where idle workers ask again that soon, they also ask as soon as a new version is here; in larger ones all would at once."""
 STOP_DEADLINE_S = 5.0
 
 
@@ -111,10 +115,10 @@ class LeaseTaker:
                 self._wanted.clear()
 
     def _take(self) -> News:
-        started = time.monotonic()
+        started, newest = time.monotonic(), self._weights.newest()
         answer = self._ask()
         if answer.lease is None:
-            return self._wait(answer)
+            return self._wait(answer, newest)
         try:
             slot = self._prepare(answer.lease)
         except ShoalError as error:
@@ -123,7 +127,9 @@ class LeaseTaker:
         return Taken(slot, time.monotonic() - started)
 
     def _ask(self) -> api.LeaseAnswer:
-        body = api.LeaseBody(request_id=secrets.token_hex(16), held_versions=list(self._held)[-VERSIONS_NAMED:])
+        body = api.LeaseBody(
+            request_id=secrets.token_hex(16), held_versions=list(self._held)[-VERSIONS_NAMED:], wait_s=NEXT_STEP_S
+        )
         try:
             return self._client.lease(body)
         except RefusedError as refusal:
@@ -133,14 +139,16 @@ class LeaseTaker:
             self._register()
             return self._ask()
 
-    def _wait(self, answer: api.LeaseAnswer) -> NoWork:
-        """Passes the time until the coordinator may be asked again; the loop hears the reason at once."""
+    def _wait(self, answer: api.LeaseAnswer, newest: int) -> NoWork:
+        """Passes the time until the coordinator may be asked again; the loop hears the reason at once.
+
+        `newest` was the newest version when it was asked."""
         news = NoWork(answer.reason, answer.wanted_version)
         if answer.reason == "finished":
             return news
         self._inbox.put(news)
-        if answer.reason == "need_weights":
-            self._weights.wait_newer(self._weights.newest(), answer.retry_after_s)
+        if answer.reason == "need_weights" or answer.retry_after_s <= SMALL_SWARM_S:
+            self._weights.wait_newer(newest, answer.retry_after_s)
         else:
             self._stopping.wait(answer.retry_after_s)
         return NoWork("", answer.wanted_version)

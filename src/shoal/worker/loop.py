@@ -255,6 +255,8 @@ class Worker:
                 self.generation.slots.remove(slot)
                 self.report(f"{slot} cannot end before its lease does")
                 self._deliveries.give_back(slot.lease)
+                if not self.generation.running:
+                    self.generation.rates.doubt_step()
                 continue
             free -= self.generation.enter(slot, free, stream)
             version = slot.lease.policy_version

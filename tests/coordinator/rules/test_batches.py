@@ -1,4 +1,5 @@
 import math
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -107,6 +108,48 @@ def test_a_fresh_step_asks_for_enough_groups_at_a_useful_share_of_one_half() -> 
     assert wanted(view()) == 10
 
 
+def test_a_fresh_step_asks_for_as_many_groups_as_the_usual_share_needs() -> None:
+    counts = view().counts
+    assert [groups_wanted(counts, CONFIG, share) for share in (None, 0.5, 0.99)] == [10, 13, 5]
+    assert groups_wanted(counts, CONFIG, 0.99, has_time=True) == 5
+
+
+@pytest.mark.parametrize(("groups_per_step", "share"), [(16, 0.85), (32, 0.8), (256, 0.5), (4096, 0.3)])
+def test_a_measured_step_runs_short_rarely_and_makes_few_groups_too_many(groups_per_step: int, share: float) -> None:
+    """Slots of eight groups that end one after the other; usefulness is drawn."""
+    config = TrainingConfig(groups_per_step=groups_per_step, oversampling=8.0)
+    rng, steps = random.Random(groups_per_step), 200 if groups_per_step < 1000 else 5
+    short = generated = 0
+    for _ in range(steps):
+        useful = resolved = outstanding = 0
+        while useful < groups_per_step:
+            short += resolved > 0 and outstanding == 0
+            while groups_wanted(StepCounts(useful, useful, outstanding, resolved), config, share) > 0:
+                outstanding += 8
+            outstanding, resolved = outstanding - 8, resolved + 8
+            useful += sum(rng.random() < share for _ in range(8))
+        generated += resolved + outstanding
+    fewest = math.ceil(groups_per_step / share / 8) * 8
+    assert short <= 0.1 * steps
+    assert generated / steps <= 1.15 * fewest + 8
+
+
+def test_a_step_whose_groups_are_suddenly_poor_is_filled_after_a_few_rounds() -> None:
+    """A tenth is useful instead of four fifths, and all slots that are leased end together."""
+    config, rng = TrainingConfig(groups_per_step=16, oversampling=16.0), random.Random(0)
+    useful = resolved = rounds = 0
+    while useful < 16:
+        leased = groups_wanted(StepCounts(useful, useful, 0, resolved), config, 0.8)
+        useful += sum(rng.random() < 0.1 for _ in range(leased))
+        resolved, rounds = resolved + leased, rounds + 1
+    assert rounds <= 6
+
+
+def test_a_step_whose_groups_are_poorer_than_usual_still_asks_for_more() -> None:
+    poor, rich = (view(group(5, 0), resolved_groups=resolved).counts for resolved in (8, 1))
+    assert groups_wanted(poor, CONFIG, 0.9) > groups_wanted(rich, CONFIG, 0.9)
+
+
 def test_groups_on_their_way_are_not_asked_for_again() -> None:
     assert wanted(view(outstanding_groups=10, blocking_slots=[0])) == 0
     assert wanted(view(outstanding_groups=6, blocking_slots=[0])) == 4
@@ -184,8 +227,8 @@ def test_a_refill_counts_what_the_batch_holds_of_a_key() -> None:
 def test_with_time_no_slot_begins_for_a_fraction_of_a_group(share: float) -> None:
     needed = CONFIG.groups_per_step
     enough = math.floor(needed / share)
-    assert groups_wanted(StepCounts(0, 0, enough, 0), CONFIG, share) == 0
-    assert groups_wanted(StepCounts(0, 0, enough - 1, 0), CONFIG, share) > 0
+    assert groups_wanted(StepCounts(0, 0, enough, 0), CONFIG, share, has_time=True) == 0
+    assert groups_wanted(StepCounts(0, 0, enough - 1, 0), CONFIG, share, has_time=True) > 0
 
 
 @given(

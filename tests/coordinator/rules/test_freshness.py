@@ -1,5 +1,7 @@
 """When work waits for a newer version, and that the trainer never pays for it."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +44,8 @@ def test_work_is_never_held_for_a_version_that_only_a_waiting_trainer_could_make
 
 @pytest.mark.parametrize("cycles", [[], [FAST], [FAST] * (FEWEST_CYCLES - 1)])
 def test_work_is_leased_at_once_until_enough_cycles_were_measured(cycles: list[Cycle]) -> None:
-    assert decide(view(cycles=cycles)) == Timing(10, "measuring")
+    decision = decide(view(cycles=cycles))
+    assert (decision.reason, decision.oldest_version, decision.has_time) == ("measuring", 10, False)
 
 
 @pytest.mark.parametrize("step", [9, 10])
@@ -53,7 +56,7 @@ def test_work_is_leased_at_once_while_the_trainer_has_no_batch(step: int) -> Non
 
 def test_a_swarm_that_needs_the_time_gets_it() -> None:
     slow = [Cycle(fill_s=9.0, train_s=10.0)] * 5
-    assert decide(view(cycles=slow)) == Timing(10, "swarm_too_slow")
+    assert decide(view(cycles=slow)) == Timing(10, "swarm_too_slow", useful_share=0.5)
 
 
 def test_one_slow_step_ends_the_waiting_until_it_is_forgotten() -> None:
@@ -118,11 +121,24 @@ def test_leases_wait_only_inside_the_window_and_only_while_the_batch_can_still_b
         assert now + slowest <= TRAINS_SINCE + (step - newest) * fastest, "work would come too late"
 
 
-def test_the_usual_share_of_useful_groups_is_used_only_while_there_is_time() -> None:
+def test_the_usual_share_of_useful_groups_is_that_of_the_last_cycles_whatever_was_decided() -> None:
     cycles = [Cycle(2.0, 10.0, generated_groups=20, useful_groups=useful) for useful in (18, 19, 20, 18, 19)]
-    assert decide(view(cycles=cycles)).useful_share == pytest.approx(95 / 102)
-    assert decide(view(cycles=cycles, now=TRAINS_SINCE + 19.0)).useful_share is None
-    assert decide(view(step=10, cycles=cycles)).useful_share is None
+    in_time, late, waited_for = (
+        view(cycles=cycles),
+        view(cycles=cycles, now=TRAINS_SINCE + 19.0),
+        view(10, 10, cycles=cycles),
+    )
+    slow = view(cycles=[replace(cycle, train_s=1.0) for cycle in cycles])
+    decisions = [decide(one) for one in (in_time, late, waited_for, slow)]
+    assert [one.reason for one in decisions] == ["waits_for_version", "late", "trainer_waits", "swarm_too_slow"]
+    assert [one.useful_share for one in decisions] == [pytest.approx(95 / 102)] * 4
+    assert [one.has_time for one in decisions] == [True, False, False, False]
+
+
+def test_the_first_cycle_already_tells_the_usual_share_and_without_one_there_is_none() -> None:
+    first = Cycle(2.0, 10.0, generated_groups=38, useful_groups=19)
+    assert decide(view(cycles=[first])).useful_share == 0.5
+    assert decide(view(cycles=[])).useful_share is None
 
 
 @pytest.mark.parametrize(("useful", "generated"), [(0, 0), (0, 1000), (1000, 1000)])

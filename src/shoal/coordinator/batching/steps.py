@@ -247,6 +247,7 @@ def _propose(connection: Connection, run: Run, step: int, counts: batches.StepCo
             dropped=json.dumps(_dropped_counts(connection, step, len(batch.expired))),
             ages=json.dumps(Counter(step - group.policy_version for group in batch.groups)),
             epoch=epoch(connection),
+            useful=counts.useful_of_step,
             reward_mean=reward_mean,
             task_reward_mean=task_reward_mean,
         ),

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shoal.coordinator.rules import freshness
-from shoal.coordinator.states import GroupState
 from shoal.coordinator.store.database import Connection
 from shoal.coordinator.store.rows import query
 from shoal.protocol import api
@@ -21,7 +20,7 @@ CYCLES = (
     "SELECT batches.step AS step, batches.formed_at AS formed_at, this.published_at AS published_at,"
     " (SELECT MIN(issued_at) FROM leases WHERE leases.epoch=batches.epoch AND leases.step=batches.step"
     " AND leases.slot=0) AS opened_at,"
-    " next.published_at AS trained_at, next.report AS report, batches.generated AS generated, batches.dropped AS dropped"
+    " next.published_at AS trained_at, next.report AS report, batches.generated AS generated, batches.useful AS useful"
     " FROM batches JOIN versions AS this ON this.version=batches.step JOIN versions AS next ON next.version=batches.step+1"
     f" ORDER BY batches.step DESC LIMIT {freshness.MEMORY}"
 )
@@ -39,7 +38,7 @@ class _Step:
     trained_at: float
     report: str
     generated: int
-    dropped: str
+    useful: int
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def _cycle(row: _Step, opened_at: float) -> freshness.Cycle:
         train_s=row.trained_at - max(row.published_at, row.formed_at),
         publish_s=float(staged_s),
         generated_groups=row.generated,
-        useful_groups=row.generated - json.loads(row.dropped).get(GroupState.NO_SIGNAL.value, 0),
+        useful_groups=row.useful,
     )
 
 

@@ -100,6 +100,9 @@ class Service:
         self.heads = Heads(run)
         self.newest_head = Remembered(store, self.heads.newest)
         self.epoch = Remembered(store, steps.epoch)
+        self.progress = Remembered(store, lambda connection: steps.read_run(connection, run))
+        self.leases_held = 0
+        """Requests for work that wait for the next step."""
         self.workers = RememberedWorkers(store)
         self.hub, self.exporter = EventHub(), Exporter(run.metrics, "coordinator")
         self.curves: Recent[CurvesView] = Recent()

@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from shoal.config import TrainingConfig, TrustConfig
 from shoal.coordinator.rules.unaudited import limit_of_key
 
-SLACK = 1.25
-"""Expected useful groups in flight over those needed: hides the tail of the slowest slot."""
-NO_SLACK = 1.0
-"""While there is time: groups that one batch does not need are a version older in the next one."""
+FIRST_SLACK = 1.25
+"""Expected useful groups over those needed, while the share of useful groups has not been measured."""
+DEVIATIONS = 1.5
+"""Afterwards as many standard deviations of the useful ones: a shortage costs the time of one more slot, a surplus its work."""
 BLOCKING_ATTEMPTS = 4
 """A slot that this many reliable keys have dropped or kept for too long holds back none."""
+PRIOR_SHARE = 0.5
+"""Of useful groups, while no step has been measured."""
 PRIOR_GROUPS = 8
-"""Weight of the prior useful share, so that the first verdicts do not swing the estimate."""
+"""Its weight beside the groups of the step. A measured share weighs as much as one batch: less, and the noise of the first groups
+would lease more; more, and a step whose groups are suddenly poor would ask for too few, again and again."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -138,18 +141,30 @@ def may_be_complete(counts: StepCounts, config: TrainingConfig) -> bool:
     return counts.useful >= config.groups_per_step or _is_exhausted(counts, config)
 
 
-def groups_wanted(counts: StepCounts, config: TrainingConfig, usual_share: float | None = None) -> int:
-    """How many more groups should be generated so that enough of them are useful.
+def groups_wanted(
+    counts: StepCounts, config: TrainingConfig, usual_share: float | None = None, *, has_time: bool = False
+) -> int:
+    """How many more groups should be generated so that enough of them are useful; `usual_share` of them were in the last steps.
 
-    With the usual share of useful groups given there is time: no more are wanted than are needed, and slots that are under way
-    are waited for before another begins for a fraction of a group.
+    If there is time, no more are wanted than are needed, and slots that are under way are waited for before another begins for
+    a fraction of a group: groups that one batch does not need are a version older in the next one.
     """
-    slack, prior = (SLACK, 0.5) if usual_share is None else (NO_SLACK, usual_share)
-    share = (PRIOR_GROUPS * prior + counts.useful_of_step) / (PRIOR_GROUPS + counts.resolved_groups)
-    missing = slack * config.groups_per_step - counts.useful - share * counts.outstanding_groups
-    waits = usual_share is not None and counts.outstanding_groups > 0
+    measured = max(PRIOR_GROUPS, config.groups_per_step)
+    known, prior = (PRIOR_GROUPS, PRIOR_SHARE) if usual_share is None else (measured, usual_share)
+    share = (known * prior + counts.useful_of_step) / (known + counts.resolved_groups)
+    needed = float(config.groups_per_step - counts.useful)
+    if not has_time:
+        is_first = usual_share is None
+        needed += (FIRST_SLACK - 1) * config.groups_per_step if is_first else _margin(needed, share)
+    missing = needed - share * counts.outstanding_groups
+    waits = has_time and counts.outstanding_groups > 0
     wanted = math.floor(missing / share) if waits else math.ceil(missing / share)
     return max(0, min(wanted, _cap(config) - counts.resolved_groups - counts.outstanding_groups))
+
+
+def _margin(needed: float, share: float) -> float:
+    """How far the useful ones of as many groups as are needed may fall short. The share follows what comes in, so it needs none."""
+    return DEVIATIONS * math.sqrt(max(0.0, needed * (1 - share)))
 
 
 def deferred_wanted(counts: StepCounts, config: TrainingConfig) -> int:

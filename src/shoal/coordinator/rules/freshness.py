@@ -63,32 +63,37 @@ class Timing:
     """When work is leased at the latest, whatever version is there."""
 
     useful_share: float | None = None
-    """Of generated groups, if there is time to fill the batch without a surplus, which would be older in the next one."""
+    """Of generated groups, as the last cycles had it; none before the first."""
+    has_time: bool = False
+    """Whether the batch can be filled without a surplus, which would be older in the next one."""
 
 
 def decide(view: TimingView) -> Timing:
     """The oldest version that work of this step may use now."""
     oldest = view.step - view.async_level
     cycles = view.cycles[-MEMORY:]
+    share = _useful_share(cycles)
     if len(cycles) < FEWEST_CYCLES:
-        return Timing(oldest, "measuring")
+        return Timing(oldest, "measuring", useful_share=share)
     if view.step <= view.newest_version:
-        return Timing(oldest, "trainer_waits", view.is_waiting)
+        return Timing(oldest, "trainer_waits", view.is_waiting, useful_share=share)
     train_s = min(cycle.train_s for cycle in cycles)
     publish_s = max(cycle.publish_s for cycle in cycles)
     fill_s = max(cycle.fill_s for cycle in cycles) * (MARGIN if view.is_waiting else FIRST_MARGIN)
     if train_s <= fill_s + publish_s:
-        return Timing(oldest, "swarm_too_slow")
+        return Timing(oldest, "swarm_too_slow", useful_share=share)
     needed_at = view.trains_since + (view.step - view.newest_version) * train_s - publish_s
     latest_start = needed_at - fill_s
     if view.now >= latest_start:
-        return Timing(oldest, "late", True, latest_start)
+        return Timing(oldest, "late", True, latest_start, share)
     arriving = view.newest_version + max(0, int((latest_start - view.trains_since) // train_s))
     version = max(oldest, min(view.step - 1, arriving))
-    return Timing(version, "waits_for_version", True, latest_start, _useful_share(cycles))
+    return Timing(version, "waits_for_version", True, latest_start, share, has_time=True)
 
 
-def _useful_share(cycles: Sequence[Cycle]) -> float:
+def _useful_share(cycles: Sequence[Cycle]) -> float | None:
     """Of the last cycles; one group of each kind beside them keeps it off 0 and 1."""
+    if not cycles:
+        return None
     useful = sum(cycle.useful_groups for cycle in cycles)
     return (1 + useful) / (2 + sum(cycle.generated_groups for cycle in cycles))

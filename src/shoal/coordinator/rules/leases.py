@@ -88,7 +88,9 @@ class SwarmView(NamedTuple):
     awaited_version: int = 0
     """New work waits for this one, as `rules.freshness` decided."""
     useful_share: float | None = None
-    """Of generated groups, as `rules.freshness` measured it; given if there is time to fill the batch without a surplus."""
+    """Of generated groups, as `rules.freshness` measured it."""
+    has_time: bool = False
+    """Whether the batch can be filled without a surplus, as it decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ def has_work(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: Tr
 def groups_wanted(swarm: SwarmView, training: TrainingConfig, *, is_reliable: bool) -> int:
     """Of such keys, whatever their limits."""
     if is_reliable:
-        return batches.groups_wanted(swarm.counts, training, swarm.useful_share)
+        return batches.groups_wanted(swarm.counts, training, swarm.useful_share, has_time=swarm.has_time)
     return batches.deferred_wanted(swarm.counts, training)
 
 

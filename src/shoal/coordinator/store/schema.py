@@ -81,7 +81,7 @@ CREATE TABLE task_stats (
 CREATE TABLE batches (
   step BIGINT PRIMARY KEY, formed_at DOUBLE PRECISION NOT NULL, groups BIGINT NOT NULL, generated BIGINT NOT NULL,
   dropped TEXT NOT NULL, ages TEXT NOT NULL, state TEXT NOT NULL, attempt BIGINT NOT NULL, epoch BIGINT NOT NULL,
-  reward_mean DOUBLE PRECISION, task_reward_mean DOUBLE PRECISION);
+  useful BIGINT NOT NULL, reward_mean DOUBLE PRECISION, task_reward_mean DOUBLE PRECISION);
 CREATE INDEX batches_by_state ON batches (state, step);
 CREATE TABLE versions (
   version BIGINT PRIMARY KEY, manifest_digest TEXT NOT NULL, weights_digest TEXT NOT NULL, bytes_total BIGINT NOT NULL,
@@ -95,7 +95,7 @@ CREATE TABLE ledger (
   previous TEXT NOT NULL, hash TEXT NOT NULL, signature TEXT NOT NULL);
 """
 
-MIGRATIONS: dict[int, str] = {18: FIRST}
+MIGRATIONS: dict[int, str] = {19: FIRST}
 """By the schema version that each leads to, in order."""
 
 

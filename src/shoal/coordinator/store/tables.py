@@ -213,6 +213,8 @@ class BatchRow(Record):
     attempt: int = 0
     """How many lists of this step were proposed before."""
     epoch: int = 0
+    useful: int = 0
+    """Of the generated groups, those that could be trained on."""
     reward_mean: float | None = None
     """Over all samples that were generated for the step, useful or not; none if there were none."""
     task_reward_mean: float | None = None

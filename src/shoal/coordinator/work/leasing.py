@@ -144,6 +144,7 @@ def _swarm_view(
         has_other_active_workers=others_active,
         awaited_version=timing.oldest_version if timing else 0,
         useful_share=timing.useful_share if timing else None,
+        has_time=timing is not None and timing.has_time,
     )
 
 

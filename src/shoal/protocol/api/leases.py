@@ -15,6 +15,8 @@ class LeaseAddress(Body):
 class LeaseBody(Body):
     request_id: ClientId
     held_versions: Annotated[list[Count], Field(max_length=64)]
+    wait_s: Annotated[float, Field(ge=0, le=5)] = 0
+    """How long the answer may wait for the step that needs work."""
 
 
 class Lease(Answer):

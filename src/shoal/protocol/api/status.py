@@ -59,7 +59,7 @@ class LeaseTimingView(Answer):
     fastest_train_s: float = 0.0
     publish_s: float = 0.0
     useful_share: float | None = None
-    """Of generated groups, if the batch is filled without a surplus."""
+    """Of generated groups, in the measured ones."""
 
 
 class StatusView(Answer):

@@ -251,6 +251,7 @@ class Leasing:
             has_other_active_workers=False,
             awaited_version=timing.oldest_version if timing else 0,
             useful_share=timing.useful_share if timing else None,
+            has_time=timing is not None and timing.has_time,
         )
         changes_at = [versions[number].published_at + grace_s - SETTLING_S for number in published[len(settled) :]]
         if timing is not None and timing.reason == "waits_for_version" and timing.latest_start is not None:

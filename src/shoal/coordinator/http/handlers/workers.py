@@ -1,5 +1,7 @@
 """What workers and relays ask for: register, send a heartbeat, lease a slot, give it back, announce a relay."""
 
+import asyncio
+
 from shoal.coordinator import views, workers
 from shoal.coordinator.http.auth import Signed
 from shoal.coordinator.http.service import Service
@@ -7,6 +9,10 @@ from shoal.coordinator.ledger.heads import HeadState
 from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.work import leasing
 from shoal.protocol import api
+
+LEASES_HELD = 16
+"""Requests for work that wait for the next step; more are answered at once, so that a step wakes only a few."""
+ENDS_WITH_A_STEP = ("no_work", "waiting_for_trainer")
 
 
 async def register(service: Service, body: api.RegisterBody, caller: Signed) -> api.WorkerView:
@@ -51,11 +57,39 @@ async def heartbeat(service: Service, body: api.HeartbeatBody, caller: Signed) -
 
 
 async def lease(service: Service, body: api.LeaseBody, caller: Signed) -> api.LeaseAnswer:
-    """Grants a slot, or says why there is none and when to ask again."""
-    answer = await service.write(caller, lambda connection: leasing.lease(connection, service.run, caller.key, body))
+    """Grants a slot, or says why there is none and when to ask again; waits up to `wait_s` for the next step."""
+
+    def operation(connection: Transaction) -> api.LeaseAnswer:
+        return leasing.lease(connection, service.run, caller.key, body)
+
+    answer = await service.write(caller, operation)
+    is_held = body.wait_s > 0 and answer.reason in ENDS_WITH_A_STEP and service.leases_held < LEASES_HELD
+    if answer.lease is None and is_held:
+        clock = asyncio.get_running_loop().time
+        asked_at = clock()
+        if await _next_step_begins(service, asked_at + body.wait_s):
+            answer = await service.write_unsigned(operation)
+        else:
+            left_s = max(0.0, answer.retry_after_s - (clock() - asked_at))
+            answer = answer.model_copy(update={"retry_after_s": left_s})
     if answer.lease is not None:
         service.run.metrics.count("leases_granted")
     return answer
+
+
+async def _next_step_begins(service: Service, deadline: float) -> bool:
+    """Whether a step begins until then. A new version ends the wait: the worker fetches it and asks with it."""
+    clock, version = asyncio.get_running_loop().time, service.changes.version
+    before = now = await service.read_rows(service.progress.value)
+    service.leases_held += 1
+    try:
+        while now == before and not service.stopping and (left_s := deadline - clock()) > 0:
+            await service.changes.wait_changed(version, left_s)
+            version = service.changes.version
+            now = await service.read_rows(service.progress.value)
+    finally:
+        service.leases_held -= 1
+    return now.step > before.step and now.newest_version == before.newest_version
 
 
 async def give_back(service: Service, body: api.LeaseAddress, caller: Signed) -> None:
