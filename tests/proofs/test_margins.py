@@ -62,6 +62,18 @@ def test_no_noise_exceeds_the_bound_that_leaves_tokens_out() -> None:
     assert largest < margin_loop.LARGEST_NOISE < largest + 0.01
 
 
+def test_no_noise_exceeds_the_bound_that_the_upper_bits_of_its_hash_give() -> None:
+    size, bounds = 1 << margin_loop.BOUND_BITS, margin_loop.NOISE_BOUNDS
+    assert bounds.shape == (size,)
+    assert (np.diff(bounds) > 0).all()
+    assert bounds[-1] >= margin_loop.LARGEST_NOISE - 1e-3
+    first = (np.arange(size, dtype=np.int64) - size // 2) << (32 - margin_loop.BOUND_BITS)
+    for within in (0, (1 << (31 - margin_loop.BOUND_BITS)) + 12345, (1 << (32 - margin_loop.BOUND_BITS)) - 1):
+        reached = np.array([margin_loop.noise_of(np.int32(state)) for state in first + within])
+        assert (reached < bounds).all()
+        assert (reached[1:] > bounds[:-1] - 2e-3).all(), "no bound is that of the next bits"
+
+
 def test_the_noise_is_that_of_the_definition_to_the_last_places() -> None:
     seeds, positions = torch.tensor([-5, 2**62]), torch.tensor([0, 77])
     expected = noise.gumbel_noise(seeds, positions, 1000)

@@ -19,7 +19,7 @@ class SlowWeights:
 
     def __init__(self, root: Path) -> None:
         self.root, self.fetched, self.deadlines = root, list[int](), list[float]()
-        self.go, self.failing = threading.Event(), set[int]()
+        self.go, self.failing, self.breaking = threading.Event(), set[int](), set[int]()
 
     def fetch_version(self, version: int, manifest_digest: str, *, deadline_s: float, on_progress: object) -> Path:
         self.fetched.append(version)
@@ -27,6 +27,8 @@ class SlowWeights:
         assert self.go.wait(PATIENCE_S)
         if version in self.failing:
             raise UnavailableError(f"No relay delivered version {version}.")
+        if version in self.breaking:
+            raise OSError("the disk is gone")
         on_progress(DownloadProgress(version, 10, bytes_done=10))  # type: ignore[operator]
         path = self.root / manifest_digest
         path.mkdir(exist_ok=True)
@@ -112,6 +114,34 @@ def test_a_failure_is_reported_once_and_then_the_version_is_tried_again(weights:
     versions.want(wanted(1))
     settle(versions)
     assert versions.path(1, digest(1)).exists()
+
+
+def test_a_fetch_that_breaks_is_reported_like_one_that_fails_and_the_next_versions_arrive(weights: SlowWeights) -> None:
+    versions = held(weights)
+    weights.breaking = {1}
+    weights.go.set()
+    versions.want(wanted(1, 2))
+    settle(versions)
+    assert versions.path(2, digest(2)).exists()
+    with pytest.raises(UnavailableError, match="Version 1 cannot be had: OSError: the disk is gone"):
+        versions.path(1, digest(1))
+    weights.breaking = set()
+    versions.want(wanted(1))
+    settle(versions)
+    assert versions.path(1, digest(1)).exists()
+
+
+def test_a_fetch_that_said_how_far_it_is_says_when_it_is_done(
+    weights: SlowWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = list[str]()
+    weights.go.set()
+    HeldVersions(weights, heard.append).path(1, digest(1))  # type: ignore[arg-type]
+    assert heard == [], "a fast one passes in silence"
+    monkeypatch.setattr("shoal.broadcast.download.PROGRESS_EVERY_S", 0.0)
+    HeldVersions(weights, heard.append).path(2, digest(2))  # type: ignore[arg-type]
+    assert heard[0].startswith("fetching version 2")
+    assert heard[-1] == "has version 2 of the policy"
 
 
 def test_a_version_that_was_deleted_is_no_longer_ready(weights: SlowWeights) -> None:

@@ -3,8 +3,9 @@
 In: rows of logits / T; of each sample its row, the two halves of its key, the claimed token. Out: best score − claimed score, and
 of the winner's two closest rivals how far their scores and their logits / T lie below the winner's.
 The noise is bounded, so a token whose logit lies further below the third best score so far than the largest noise is none of them,
-and its noise is never computed; most of a vocabulary falls away. The hash is that of `noise`, bit for bit; logarithms may differ in
-the last place.
+and its noise is never computed; most of a vocabulary falls away. Of those that are left the hash is computed, and its logarithms
+only if its upper bits allow a score above the third. The hash is that of `noise`, bit for bit; logarithms may differ in the last
+place.
 """
 
 import math
@@ -20,16 +21,39 @@ LARGEST_NOISE = np.float32(-math.log(-math.log1p(-(2.0 ** -(NOISE_BITS + 1)))) +
 _SCALE, _SHIFT = np.float32(UNIFORM_SCALE), np.float32(UNIFORM_SHIFT)
 _STRIDE, _MUL_A, _MUL_B, _MUL_C = (np.int32(value) for value in (TOKEN_STRIDE, MUL_A, MUL_B, MUL_C))
 _DROPPED_BITS = 32 - NOISE_BITS
+BOUND_BITS = 12
+"""Upper bits of a hash by which its noise is bounded: the table of bounds stays in the first cache."""
+_BOUND_SHIFT, _FIRST_BOUND = 32 - BOUND_BITS, 1 << (BOUND_BITS - 1)
+
+
+@compiled
+def hashed(token: int, low: np.int32, high: np.int32) -> np.int32:
+    state = np.int32(np.int32(np.int32(token) * _STRIDE) + low)
+    state = np.int32((state ^ np.int32(state >> 16)) * _MUL_A)
+    state = np.int32(np.int32((state ^ np.int32(state >> 15)) + high) * _MUL_B)
+    return np.int32((state ^ np.int32(state >> 16)) * _MUL_C)
+
+
+@compiled
+def noise_of(state: np.int32) -> np.float32:
+    uniform = np.float32(np.float32(np.int32(state >> _DROPPED_BITS)) * _SCALE + _SHIFT)
+    return np.float32(-np.log(-np.log(uniform)))
 
 
 @compiled
 def noise(token: int, low: np.int32, high: np.int32) -> np.float32:
-    state = np.int32(np.int32(np.int32(token) * _STRIDE) + low)
-    state = np.int32((state ^ np.int32(state >> 16)) * _MUL_A)
-    state = np.int32(np.int32((state ^ np.int32(state >> 15)) + high) * _MUL_B)
-    state = np.int32((state ^ np.int32(state >> 16)) * _MUL_C)
-    uniform = np.float32(np.float32(np.int32(state >> _DROPPED_BITS)) * _SCALE + _SHIFT)
-    return np.float32(-np.log(-np.log(uniform)))
+    return noise_of(hashed(token, low, high))
+
+
+def _noise_bounds() -> NDArray[np.float32]:
+    """Of each value of the upper bits the largest noise of a hash that begins with them: noise grows with the signed hash."""
+    upper = np.arange(-_FIRST_BOUND, _FIRST_BOUND, dtype=np.int64)
+    last = ((upper + 1) << _BOUND_SHIFT) - 1
+    uniform = (last >> _DROPPED_BITS).astype(np.float64) * UNIFORM_SCALE + UNIFORM_SHIFT
+    return np.asarray(-np.log(-np.log(uniform)) + 1e-3, dtype=np.float32)
+
+
+NOISE_BOUNDS = _noise_bounds()
 
 
 @compiled
@@ -55,7 +79,10 @@ def fill_margins(
             if value + LARGEST_NOISE <= third:
                 continue
             broken |= math.isnan(value)
-            score = value + noise(token, low, high)
+            state = hashed(token, low, high)
+            if value + NOISE_BOUNDS[(state >> _BOUND_SHIFT) + _FIRST_BOUND] <= third:
+                continue
+            score = value + noise_of(state)
             if score > best:
                 best, second, third = score, best, second
                 best_value, second_value, third_value = value, best_value, second_value

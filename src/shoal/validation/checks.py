@@ -129,8 +129,7 @@ def _check_bounds(number: int, rollout: Rollout, item: WorkItem, workload: Workl
     # They are fp32 in the file, so their sum is finite exactly if each is.
     if not math.isfinite(sum(rollout.output_logprobs)) or max(rollout.output_logprobs) > LOGPROB_ROUNDING:
         raise RejectedError(Reason.BOUNDS, f"row {number} has a log-probability that is not one")
-    claims = (rollout.task_reward, rollout.length_penalty, rollout.reward)
-    if not all(math.isfinite(value) for value in claims):
+    if not all(map(math.isfinite, (rollout.task_reward, rollout.length_penalty, rollout.reward))):
         raise RejectedError(Reason.BOUNDS, f"row {number} has a reward that is not finite")
     if not item.environment:
         _check_termination(number, rollout, workload.codec.eos_token_ids, limit)
@@ -141,7 +140,7 @@ def _check_bounds(number: int, rollout: Rollout, item: WorkItem, workload: Workl
 def _check_termination(number: int, rollout: Rollout, eos_token_ids: Sequence[int], limit: int) -> None:
     """Ends with the only end token, or at the limit. Whether the end token truly won is the sampling check's matter."""
     tokens, ended = rollout.output_tokens, rollout.output_tokens[-1] in eos_token_ids
-    if any(token in tokens[:-1] for token in eos_token_ids):
+    if sum(map(tokens.count, eos_token_ids)) > ended:
         raise RejectedError(Reason.TERMINATION, f"row {number} goes on after an end token")
     if not ended and len(tokens) < limit:
         raise RejectedError(Reason.TERMINATION, f"row {number} stops after {len(tokens)} tokens without an end token")
@@ -154,9 +153,10 @@ def _check_rewards(rollouts: Sequence[Rollout], items: Sequence[WorkItem], workl
     one could not differ."""
     rewards: dict[int, Reward] = {}
     scored = [number for number, item in enumerate(items) if not item.environment]
-    cost = {number: workload.is_costly(items[number].task) for number in scored}
+    tasks = {items[row].task.task_type: items[row].task for row in scored}
+    costly_types = {name for name, task in tasks.items() if workload.is_costly(task)}
     for costly in (False, True):
-        rows = [number for number in scored if cost[number] is costly]
+        rows = [row for row in scored if (items[row].task.task_type in costly_types) is costly]
         outputs = [(items[row].task, items[row].target_length, rollouts[row].output_tokens) for row in rows]
         rewards |= zip(rows, workload.rewards(outputs, slack=SCORING_SLACK), strict=True)
         proofs = [row for row in rows if rewards[row].exact and not rewards[row].agrees_with(rollouts[row])]
@@ -173,7 +173,7 @@ def _is_doubtful(rollout: Rollout, reward: Reward) -> bool:
     """A slower worker may claim less than is found here, and a limit of time may be met here only. But what three times the
     worker's budget did not pay for cannot have been scored by the worker."""
     claims_less = rollout.task_reward <= reward.task_reward and rollout.reward <= reward.total
-    return not reward.agrees_with(rollout) and not claims_less and not reward.limited
+    return not claims_less and not reward.limited and not reward.agrees_with(rollout)
 
 
 def _false_claim(number: int, rollouts: Sequence[Rollout], rewards: Mapping[int, Reward]) -> str:

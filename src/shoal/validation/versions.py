@@ -7,6 +7,7 @@ again when a file needs it. How long a fetch may take is a matter of progress: o
 """
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -18,6 +19,8 @@ from shoal.broadcast.download import ProgressLine
 from shoal.errors import ShoalError, UnavailableError
 from shoal.metrics import Report, silent
 from shoal.protocol import api
+
+log = logging.getLogger(__name__)
 
 STALLED_S = 60.0
 """A fetch to which nothing arrived for so long is ended, and begun again when the version is asked for again."""
@@ -106,11 +109,15 @@ class HeldVersions:
             except ShoalError as error:
                 failure = str(error)
                 self._report(failure)
+            except Exception as error:
+                # Without this thread the version would be waited for until the validator is restarted.
+                log.exception("the fetch of version %d failed", following.version)
+                failure = f"Version {following.version} cannot be had: {type(error).__name__}: {error}"
+                self._report(failure)
             self._ended(following.manifest_digest, failure)
 
     def _next(self) -> api.WantedVersion | None:
         with self._changed:
-            self._begun_at = self._clock()
             if self._wanted:
                 digest, version = next(iter(self._wanted.items()))
                 return api.WantedVersion(version=version, manifest_digest=digest)
@@ -120,6 +127,7 @@ class HeldVersions:
 
     def _ended(self, digest: str, failure: str) -> None:
         with self._changed:
+            self._begun_at = self._clock()  # of the next one, if any
             needed = self._wanted.pop(digest, None) is not None
             if failure and needed:
                 self._failures[digest] = failure
@@ -128,12 +136,20 @@ class HeldVersions:
             self._changed.notify_all()
 
     def _fetch(self, version: int, manifest_digest: str) -> Path:
+        said = list[str]()
+
+        def report(line: str) -> None:
+            said.append(line)
+            self._report(line)
+
         try:
             path = self._weights.fetch_version(
-                version, manifest_digest, deadline_s=self._stalled_s, on_progress=ProgressLine(self._report)
+                version, manifest_digest, deadline_s=self._stalled_s, on_progress=ProgressLine(report)
             )
         except ShoalError as error:
             raise UnavailableError(f"Version {version} cannot be had: {error}") from error
+        if said:  # or the log would end with the last line of a fetch that is long over
+            self._report(f"has version {version} of the policy")
         with self._changed:
             self._paths[manifest_digest] = path
         return path

@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -131,8 +132,18 @@ def test_a_frame_that_asks_for_more_than_its_page_is_not_decompressed() -> None:
         read(data[:size_byte] + bytes([200]) + data[size_byte + 1 :])
 
 
-def test_a_broken_frame_is_refused() -> None:
+def test_a_broken_frame_is_refused_and_the_next_file_is_read() -> None:
     data = parquet({"name": [b"\0" * 40], "size": [0], "parts": [[]]})
     frame = data.index(zstandard.FRAME_HEADER)
-    with pytest.raises(ParquetError, match="decompressed"):
-        read(data[: frame + 6] + b"\xff\xff\xff" + data[frame + 9 :])
+    for _ in range(3):
+        with pytest.raises(ParquetError, match="decompressed"):
+            read(data[: frame + 6] + b"\xff\xff\xff" + data[frame + 9 :])
+        assert read(parquet(ROWS)) == ROWS
+
+
+def test_several_threads_read_at_once() -> None:
+    files: list[Rows] = [
+        {"name": [bytes([number]) * 5000], "size": [number], "parts": [[float(number)]]} for number in range(40)
+    ]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(read, [parquet(rows) for rows in files])) == files
