@@ -10,6 +10,8 @@ from torch import Tensor
 from shoal.config import TrainingConfig
 from shoal.training import Trainer
 from shoal.training.model.determinism import fingerprint, use_deterministic_kernels
+from shoal.training.packing.bins import build_packed
+from shoal.training.packing.packing import group_by_prompt
 from shoal.training.repetition import made_up_groups, steps_repeat
 
 from .batches import make_groups
@@ -61,6 +63,17 @@ def test_the_made_up_batch_keeps_to_the_longest_row(trainer: Trainer) -> None:
     trainer.longest_row = 12
     samples = [sample for group in made_up_groups(trainer) for sample in group.samples]
     assert max(len(sample.prompt_tokens) + len(sample.output_tokens) for sample in samples) <= 12
+
+
+@pytest.mark.parametrize("longest_row", [0, 12])
+def test_the_made_up_batch_has_positions_and_predictions_that_rows_share(trainer: Trainer, longest_row: int) -> None:
+    """Their gradients are sums of several, in an order that a GPU may not repeat."""
+    trainer.longest_row = longest_row
+    samples = [sample for group in made_up_groups(trainer) for sample in group.samples]
+    prompts, outputs = [one.prompt_tokens for one in samples], [one.output_tokens for one in samples]
+    bin = build_packed(group_by_prompt(prompts, outputs, 1 << 20), prompts, outputs)
+    assert len(bin.source_U) < 0.8 * len(bin.source_N)
+    assert all(len({tuple(one.output_tokens) for one in group.samples}) == 3 for group in made_up_groups(trainer))
 
 
 def test_a_gpu_gets_deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,8 @@ def steps_repeat(trainer: Trainer) -> bool:
 
 
 def made_up_groups(trainer: Trainer) -> list[Group]:
-    """Random tokens in rows of unequal lengths, with unequal rewards."""
+    """Random tokens in rows of unequal lengths, with unequal rewards. Completions of a group begin alike and two are equal, so that
+    gradients of shared positions and predictions are summed, too."""
     draw = random.Random(0)
     vocabulary = int(trainer.policy.model.config.get_text_config().vocab_size)
     tokens = CPU_TOKENS if trainer.world.device.type == "cpu" else GPU_TOKENS
@@ -30,9 +31,12 @@ def made_up_groups(trainer: Trainer) -> list[Group]:
     groups: list[Group] = []
     while tokens > 0:
         prompt = [draw.randrange(vocabulary) for _ in range(max(1, longest // 8))]
+        output = [draw.randrange(vocabulary) for _ in range(longest // 2 + 1)]
         samples = []
         for place in range(GROUP_SIZE):
-            output = [draw.randrange(vocabulary) for _ in range(draw.randint(max(1, longest // 4), longest // 2 + 1))]
+            if place > 1:
+                length = draw.randint(max(1, longest // 4), longest // 2 + 1)
+                output = [*output[: longest // 8], *[draw.randrange(vocabulary) for _ in range(length - longest // 8)]]
             samples.append(Sample(prompt, output, float(place % 2), float(place % 2)))
             tokens -= len(output)
         groups.append(Group(f"self-test/{len(groups)}", samples))
