@@ -1,6 +1,6 @@
 import pytest
 
-from shoal.metrics.units import size
+from shoal.metrics.units import memory, size
 
 
 @pytest.mark.parametrize(
@@ -8,3 +8,10 @@ from shoal.metrics.units import size
 )
 def test_sizes(amount: int, shown: str) -> None:
     assert size(amount) == shown
+
+
+@pytest.mark.parametrize(
+    ("amount", "shown"), [(999, "999.00 B"), (1000, "0.98 KiB"), (1_468_006, "1.40 MiB"), (70.6 * 2**30, "70.60 GiB")]
+)
+def test_memory_of_small_policies_is_not_nothing(amount: float, shown: str) -> None:
+    assert memory(amount) == shown

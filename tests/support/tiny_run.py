@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -194,8 +195,18 @@ def make_lease(slot: int = 0, *, step: int = 3, version: int = 0, expires_at: fl
 class Reports(list[str]):
     """Collects what a role says."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+
     def __call__(self, text: str) -> None:
-        self.append(text)
+        with self._changed:
+            self.append(text)
+            self._changed.notify_all()
+
+    def wait_for(self, words: str, timeout_s: float = 30.0) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.some(words), timeout_s)
 
     def some(self, words: str) -> bool:
         return any(words in line for line in self)

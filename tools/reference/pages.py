@@ -23,6 +23,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "detection": results.detection,
     "detection in bfloat16 bundled": lambda: results.detection_bf16("bundled"),
     "detection in bfloat16 smollm2": lambda: results.detection_bf16("smollm2"),
+    "detection in bfloat16 smollm2 vllm": lambda: results.detection_bf16_vllm("smollm2"),
+    "detection in bfloat16 bundled vllm": lambda: results.detection_bf16_vllm("bundled"),
     "audit costs": results.audit_costs,
     "narrow products": results.narrow_products,
     "states": states.diagrams,

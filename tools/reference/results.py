@@ -113,6 +113,24 @@ def detection_bf16(model: str) -> str:
     return table(titles, rows)
 
 
+def detection_bf16_vllm(model: str) -> str:
+    """One row per cheat that really generated on vLLM."""
+    found = stored(f"detection_bf16_{model}_vllm")
+    rows = [
+        [
+            BFLOAT16_WORKERS[name],
+            f"{cheat['tokens']:,}",
+            f"{cheat['flips_per_1000']:g}",
+            f"{cheat['auc_at_1000_tokens']:g}",
+            _tokens_to_ban(cheat["tokens_to_ban"]["true_proofs"]),
+            _tokens_to_ban(cheat["tokens_to_ban"]["own_proofs"]),
+        ]
+        for name in BFLOAT16_WORKERS
+        if (cheat := found["cheats"].get(name))
+    ]
+    return table(["worker", "tokens", "flips per 1,000", "AUC", "ban, true proofs", "ban, own proofs"], rows)
+
+
 def _tokens_to_ban(found: dict[str, Any]) -> str:
     if found["median"] is None:
         return f"{found['banned']} of {found['of']} in {found['within']:,}" if found["banned"] else "never"

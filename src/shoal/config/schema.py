@@ -299,8 +299,9 @@ class ValidationConfig(Section):
     calibration: str = "bundled"
     """`bundled`, or a calibration file made by `shoal calibrate`."""
     numerics_classes: tuple[str, ...] = ()
-    """Classes of the calibration that may work here; none named admits those of the finest compute type. A coarser one lets
-    more forgeries pass: `shoal init` shows what each costs."""
+    """Classes of the calibration that may work here; none named admits those of the finest compute type. A worker takes the
+    first that its machine can compute, so the order decides. A coarser one lets more forgeries pass: `shoal init` shows what
+    each costs."""
     foreign_calibration: bool = False
     """Accept a calibration that was made for another model: its limits may wrong the honest or let forgeries pass."""
     engine: EngineKind = "torch"

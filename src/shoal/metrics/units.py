@@ -7,6 +7,17 @@ def size(size_bytes: float) -> str:
     return scaled(size_bytes, BYTES)
 
 
+MEMORY = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def memory(size_bytes: float) -> str:
+    """As machines are sold: 70.60 GiB, 1.40 MiB."""
+    power = 0
+    while abs(size_bytes) >= 1000 and power < len(MEMORY) - 1:
+        size_bytes, power = size_bytes / 1024, power + 1
+    return f"{size_bytes:.2f} {MEMORY[power]}"
+
+
 def scaled(value: float, units: tuple[str, ...]) -> str:
     """In the unit that leaves fewer than four digits before the point."""
     power = 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shoal.config import ShoalConfig, to_toml
 from shoal.identity import Envelope
 from shoal.metrics import Report
+from shoal.metrics.units import memory
 from shoal.owner.dataset import EVIDENCE, ROLLOUTS, public_settings, write_dataset, write_evidence
 from shoal.protocol.api import HistoryView
 from shoal.protocol.rollouts import RolloutLimits
@@ -208,7 +209,7 @@ def show_engine_plan(config: ShoalConfig, role: str, report: Report, *, rows: in
             adapter=whole.adapter,
         )
         row_bytes = parts[KEYS_AND_VALUES] // rows
-        report(f"in {dtype}:\n{memory_table(parts)}\neach row more: {row_bytes / 2**30:.2f} GiB")
+        report(f"in {dtype}:\n{memory_table(parts)}\neach row more: {memory(row_bytes)}")
 
 
 def _recorded(directory: RunDirectory) -> tuple[HistoryView, str]:

@@ -9,6 +9,7 @@ Shapes: D model width, I width of the feed-forward part, H query heads, K key-va
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.metrics.units import memory
 from shoal.policy.architecture import meta_model
 from shoal.policy.embedded.engine import CAPACITY_STEP
 from shoal.policy.embedded.head import BLOCK_VALUES
@@ -99,4 +100,4 @@ def scorer_memory(shape: EngineShape, *, stored_bytes: int = 2, adapter: int = 0
 def memory_table(parts: dict[str, int]) -> str:
     rows = [*parts.items(), ("total", sum(parts.values()))]
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {size / 2**30:8.2f} GiB" for name, size in rows if size)
+    return "\n".join(f"{name:<{width}}  {memory(size):>12}" for name, size in rows if size)
