@@ -1,20 +1,21 @@
 """Time to a held-out accuracy of 0.85 on the demo's task: the whole swarm with every check on, against TRL's GRPOTrainer.
 
-    python benchmarks/time_to_reward.py [--rounds 3] [--groups 16 32] [--learning-rates 1e-4 3e-4] [--async-level 1] [--minutes 8]
+    python benchmarks/time_to_reward.py [--rounds 5] [--groups 16 32] [--learning-rates 1e-4 3e-4] [--search-runs 2]
+        [--async-level 1] [--workers 1] [--minutes 8]
 
 Same policy (the bundled one), tasks, prompts, rewards, group size, trained samples per step, mini-batches, loss (two-sided clip,
-no KL), Adam moments and gradient clip; both use all cores. Ours is `shoal up` with the demo's settings and honest workers:
-coordinator, trainer, relays, validator, workers, each its own process. TRL generates with Transformers' `generate`, scores with the
-same functions, and trains every group, since it has no online filter.
+no KL), Adam moments and gradient clip; both use all cores. Ours is `shoal up` with the demo's settings and an honest worker:
+coordinator, trainer, relays, validator, worker, each its own process. (Two workers would share the same two cores.) TRL
+generates with Transformers' `generate`, scores with the same functions, and trains every group, since it has no online filter.
 
 The clock starts when version 0 is published and every worker has asked for work, or TRL's trainer is built: after imports. It stops
 when the weights exist whose held-out accuracy (the demo's problems at temperature 1, every EVERY steps) first reaches GOAL.
 The time of evaluations does not count on either side: our versions are evaluated after the swarm has ended, TRL's with the clock
-stopped. Batch
-size and learning rate are searched first, one run for each pair and side, stopped when it is slower than the fastest before it; the
-fastest pair of each side counts. Rounds of both sides take turns; medians count. `cpu_s` is CPU time while the clock runs, of all
-processes; `cpu_by_role` says which part of the swarm used how much of it. Runs are kept in `--pieces`; with `--minutes` the same
-command goes on later.
+stopped. Batch size and learning rate are searched first, --search-runs of each pair and side, each stopped after twice the time of
+the best pair so far; the pair with the least mean counts. Rounds of both sides take turns; medians count. Each round has other
+samples: ours follow from the secret of a new run, TRL's from the number of the round. `cpu_s` is CPU time while the clock runs, of
+all processes; `cpu_by_role` says which part of the swarm used how much of it. Runs are kept in `--pieces`; with `--minutes` the
+same command goes on later.
 """
 
 import argparse
@@ -42,15 +43,15 @@ from shoal.protocol.client import CoordinatorClient
 from shoal.rundir import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
-GOAL, EVERY, MOST_STEPS = 0.85, 2, 24
+GOAL, EVERY, MOST_STEPS = 0.85, 2, 48
 DEADLINE_S = 1800.0
+SEARCH_SEED = 42
 LOOK_INTERVAL_S = 0.5
-HONEST_WORKERS = 2
 ROLES = ("coordinator", "train", "relay", "validate", "evaluator", "work")
 Pair = tuple[int, float]
 """Groups per step, learning rate."""
-RunSide = Callable[[str, Pair, float], dict[str, Any]]
-"""Side, pair, seconds after which it is stopped."""
+RunSide = Callable[[str, Pair, float, int], dict[str, Any]]
+"""Side, pair, seconds after which it is stopped, number of the run."""
 
 
 def settings(root: Path, pair: Pair, async_level: int, ports: list[int]) -> ShoalConfig:
@@ -64,17 +65,17 @@ def settings(root: Path, pair: Pair, async_level: int, ports: list[int]) -> Shoa
     return build_config(tree)
 
 
-def run_ours(pair: Pair, async_level: int, limit_s: float) -> dict[str, Any]:
+def run_ours(pair: Pair, async_level: int, workers: int, limit_s: float) -> dict[str, Any]:
     broadcast = importlib.import_module("broadcast")
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         config = settings(root, pair, async_level, [broadcast.free_port(), broadcast.free_port()])
         (root / "run.toml").write_text(to_toml(config))
-        command = [sys.executable, "-m", "shoal", "up", str(root / "run.toml"), "--workers", str(HONEST_WORKERS)]
+        command = [sys.executable, "-m", "shoal", "up", str(root / "run.toml"), "--workers", str(workers)]
         with (root / "up.log").open("wb") as log:
             swarm = subprocess.Popen(command, stdout=log, stderr=log, cwd=root)
             try:
-                seen = _follow(swarm, config, root, limit_s)
+                seen = _follow(swarm, config, root, limit_s, workers)
                 evaluator, kept = _keep_versions(seen, config, root, limit_s)
             finally:
                 if swarm.poll() is None:
@@ -93,14 +94,14 @@ class Seen:
     """CPU time of every role when a version was first seen; -1: when the clock started."""
 
 
-def _follow(swarm: "subprocess.Popen[bytes]", config: ShoalConfig, root: Path, limit_s: float) -> Seen:
+def _follow(swarm: "subprocess.Popen[bytes]", config: ShoalConfig, root: Path, limit_s: float, workers: int) -> Seen:
     """Until MOST_STEPS versions are published or the limit has passed."""
     seen, before_s, progress = Seen(), 0.0, time.monotonic()
     with CoordinatorClient(config.coordinator.url_here, None, deadline_s=DEADLINE_S) as client:
         while swarm.poll() is None and time.monotonic() < progress + DEADLINE_S:
             status, used = client.status(), cpu_by_role(root)
             versions = {version.version: version.published_s for version in client.history().versions}
-            if math.isnan(seen.started_s) and versions and len(status.workers) >= HONEST_WORKERS:
+            if math.isnan(seen.started_s) and versions and len(status.workers) >= workers:
                 seen.started_s, seen.cpu[-1] = max(versions[0], before_s), used
             before_s = status.uptime_s
             if versions.keys() - seen.published_s.keys():
@@ -162,17 +163,17 @@ def cpu_by_role(root: Path) -> dict[str, float]:
     return used
 
 
-def run_trl(pair: Pair, python: Path, limit_s: float) -> dict[str, Any]:
+def run_trl(pair: Pair, python: Path, limit_s: float, seed: int) -> dict[str, Any]:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(python), __file__, "--trl", json.dumps([*pair, limit_s])]
+        command = [str(python), __file__, "--trl", json.dumps([*pair, limit_s, seed])]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder)
     line = next(line for line in reversed(done.stdout.splitlines()) if line.startswith("RESULT "))
     result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
     return result
 
 
-def trl_side(pair: Pair, limit_s: float) -> None:
+def trl_side(pair: Pair, limit_s: float, seed: int) -> None:
     """In the child, inside TRL's environment."""
     import torch
     from safetensors.torch import save_file
@@ -263,6 +264,7 @@ def trl_side(pair: Pair, limit_s: float) -> None:
         model=model,
         args=GRPOConfig(
             output_dir="trl",
+            seed=seed,
             use_cpu=True,
             bf16=False,
             per_device_train_batch_size=per_update,
@@ -300,24 +302,29 @@ def trl_side(pair: Pair, limit_s: float) -> None:
     trainer.train()
 
 
-def search(side: str, pairs: list[Pair], run_side: RunSide, pieces: Any) -> Pair:
+def search(side: str, pairs: list[Pair], runs: int, run_side: RunSide, pieces: Any) -> Pair:
     """The pair that is fastest to the goal."""
     if len(pairs) == 1:
         return pairs[0]
     seconds: dict[Pair, float] = {}
     for pair in pairs:
-        limit_s = min(seconds.values(), default=math.inf)
-        name = f"search {side} {pair[0]} {pair[1]:g}"
-        found = pieces.get(name, lambda pair=pair, limit_s=limit_s: run_side(side, pair, limit_s))
-        seconds[pair] = found["seconds"]
+        limit_s = 2 * min(seconds.values(), default=math.inf)
+        found = []
+        for number in range(SEARCH_SEED, SEARCH_SEED + runs):
+            name = f"search {side} {pair[0]} {pair[1]:g} {number}"
+            run = pieces.get(name, lambda pair=pair, limit_s=limit_s, seed=number: run_side(side, pair, limit_s, seed))
+            found.append(min(run["seconds"], limit_s))
+        seconds[pair] = statistics.fmean(found)
     return min(pairs, key=lambda pair: seconds[pair])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--groups", type=int, nargs="+", default=[16, 32])
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-4, 3e-4])
+    parser.add_argument("--search-runs", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1, help="Of ours.")
     parser.add_argument("--async-level", type=int, default=1, help="Of ours: how many versions old a group may be.")
     parser.add_argument("--search-only", action="store_true")
     pieces_module = importlib.import_module("pieces")
@@ -325,17 +332,19 @@ def main() -> None:
     parser.add_argument("--trl", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.trl:
-        groups, rate, limit_s = arguments.trl
-        trl_side((groups, rate), limit_s)
+        groups, rate, limit_s, seed = arguments.trl
+        trl_side((groups, rate), limit_s, seed)
         return
     python = importlib.import_module("trainer_vs_trl").trl_python()
     pairs = [(groups, rate) for groups in arguments.groups for rate in arguments.learning_rates]
-    pieces = pieces_module.of(arguments, (GOAL, f"lag{arguments.async_level}"))
+    pieces = pieces_module.of(arguments, (GOAL, f"lag{arguments.async_level}", f"workers{arguments.workers}"))
 
-    def run_side(side: str, pair: Pair, limit_s: float) -> dict[str, Any]:
-        return run_ours(pair, arguments.async_level, limit_s) if side == "ours" else run_trl(pair, python, limit_s)
+    def run_side(side: str, pair: Pair, limit_s: float, seed: int) -> dict[str, Any]:
+        if side == "trl":
+            return run_trl(pair, python, limit_s, seed)
+        return run_ours(pair, arguments.async_level, arguments.workers, limit_s)
 
-    best = {side: search(side, pairs, run_side, pieces) for side in ("ours", "trl")}
+    best = {side: search(side, pairs, arguments.search_runs, run_side, pieces) for side in ("ours", "trl")}
     if arguments.search_only:
         print(json.dumps({"benchmark": "time_to_reward", "chosen": best}))
         return
@@ -344,7 +353,9 @@ def main() -> None:
         for side in ("ours", "trl") if number % 2 == 0 else ("trl", "ours"):
             pair = best[side]
             name = f"round {number} {side} {pair[0]} {pair[1]:g}"
-            runs[side].append(pieces.get(name, lambda side=side, pair=pair: run_side(side, pair, math.inf)))
+            runs[side].append(
+                pieces.get(name, lambda side=side, pair=pair, number=number: run_side(side, pair, math.inf, number))
+            )
     searched = {
         name.removeprefix("search "): round(found["seconds"], 1) if math.isfinite(found["seconds"]) else None
         for name, found in pieces.known.items()
@@ -359,12 +370,14 @@ def summary(
     seconds = {side: statistics.median(one["seconds"] for one in rows) for side, rows in runs.items()}
     cpu_s = {side: statistics.median(one["cpu_s"] for one in rows) for side, rows in runs.items()}
     by_role = runs["ours"][-1]["cpu_by_role"]
+    every = {side: [round(one["seconds"], 1) for one in rows] for side, rows in runs.items()}
     return {
         "benchmark": "time_to_reward",
         "speedup_vs_trl": round(seconds["trl"] / seconds["ours"], 3),
         "speedup_cpu_time": round(cpu_s["trl"] / cpu_s["ours"], 3),
         "seconds": {side: round(value, 1) for side, value in seconds.items()},
         "cpu_s": {side: round(value, 1) for side, value in cpu_s.items()},
+        "seconds_by_round": every,
         "steps": {side: [one["steps"] for one in rows] for side, rows in runs.items()},
         "cpu_by_role": by_role,
         "cpu_share": {role: round(used / sum(by_role.values()), 3) for role, used in by_role.items()},
