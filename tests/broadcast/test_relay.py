@@ -12,6 +12,7 @@ from shoal.broadcast import Origin, OriginServer, Relay, RelaySettings, WeightCl
 from shoal.broadcast import relay as relay_module
 from shoal.broadcast.http.pool import FetchError
 from shoal.broadcast.peers import Sources
+from shoal.broadcast.queue import WantedShard
 from shoal.broadcast.store import DiskError, Folder, ShardStore, disk_error
 from shoal.errors import ConfigError, UnavailableError
 from shoal.identity import Envelope, Keypair
@@ -471,6 +472,30 @@ def test_a_relay_whose_only_parent_flips_one_bit_once_still_gets_the_version(
     client.head(newer_than=0, wait_s=20)
     assert weights_of(client.fetch_version(0, digest)) == expected_weights()
     assert flipped
+
+
+def test_an_error_that_nobody_expects_does_not_end_the_threads_of_a_relay(
+    origin: Origin,
+    origin_server: OriginServer,
+    make_relay: MakeRelay,
+    make_client: MakeClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each thread meets it, and each shard arrives."""
+    digest = publish(origin)
+    monkeypatch.setattr(relay_module, "AFTER_TROUBLE_S", 0.01)
+    fetch, broken = Relay._from_parents, set[str]()
+
+    def breaks_at_first(relay: Relay, item: WantedShard) -> memoryview:
+        if item.digest not in broken:
+            broken.add(item.digest)
+            raise ValueError("a page that nobody has thought of")
+        return fetch(relay, item)
+
+    monkeypatch.setattr(Relay, "_from_parents", breaks_at_first)
+    client = make_client(make_relay(origin_server.url).url)
+    client.head(newer_than=0, wait_s=20)
+    assert weights_of(client.fetch_version(0, digest)) == expected_weights()
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b'{"kind": "head"}'])

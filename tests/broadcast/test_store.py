@@ -1,5 +1,6 @@
 """What an earlier process left is used only after it was hashed, also when several look at it at the same time."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,21 @@ def test_a_damaged_file_that_is_replaced_while_it_is_looked_at_stays(
     monkeypatch.setattr(store, "_matches", replaced_meanwhile)
     assert store.recover("shards", damaged)
     assert store.read("shards", damaged) == b"soon wrong"
+
+
+def test_a_damaged_file_that_cannot_be_removed_counts_no_more(
+    left: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that has turned read-only, say."""
+    root, right, damaged = left
+    store = ShardStore(root)
+
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert [store.recover("shards", digest) for digest in (right, damaged, damaged)] == [True, False, False]
+    assert store.held("shards") == {right}
 
 
 def test_a_damaged_file_is_written_again(left: tuple[Path, str, str]) -> None:

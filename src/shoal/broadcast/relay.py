@@ -7,6 +7,7 @@ at once: what it finds is hashed when it is asked for, and in order of use.
 """
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ from shoal.errors import ConfigError, ShoalError, UnavailableError
 from shoal.files import write_atomic
 from shoal.identity import MAX_DESCRIPTOR_BYTES
 from shoal.metrics import EventLog, Report, silent
+
+log = logging.getLogger(__name__)
 
 HEAD_POLL_S = 20.0
 FIRST_HEAD_S = 3.0
@@ -190,7 +193,9 @@ class Relay:
                     seen = head.counter
                 if not (self._root / "descriptor.json").exists():
                     self._mirror_descriptor(run_key)
-            except (ShoalError, OSError) as error:  # OSError: a full disk, which the operator can cure
+            except Exception as error:
+                if not isinstance(error, (ShoalError, OSError)):  # OSError: a full disk, which the operator can cure
+                    log.exception("a new head was not mirrored")
                 self._report_trouble(error)
 
     def _mirror(self, head: Head, head_bytes: bytes, manifests: ManifestCache) -> None:
@@ -244,7 +249,9 @@ class Relay:
                 self._queue.done(item)
                 self._progress.arrived(item.digest, was_here=was_here)
                 self._tell_if_complete()
-            except ShoalError as error:
+            except Exception as error:
+                if not isinstance(error, ShoalError):  # a thread that ends would leave its route unfetched
+                    log.exception("the fetch of shard %s failed", item.digest)
                 self._queue.put_back(item)
                 if route == "parents":
                     self._report_trouble(error)
