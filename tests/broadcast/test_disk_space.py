@@ -173,7 +173,7 @@ def used_bytes(root: Path) -> int:
     used = 0
     for folder in ("shards", "manifests"):
         for path in (root / folder).iterdir():
-            with contextlib.suppress(FileNotFoundError):  # a name that another thread has just given up
+            with contextlib.suppress(FileNotFoundError):  # another thread has just renamed it
                 used += path.stat().st_size
     return used
 

@@ -131,7 +131,7 @@ class ShardStore:
                 self._found[folder].discard(digest)
                 with contextlib.suppress(
                     OSError
-                ):  # it counts no more; a disk that takes no changes is told of when it is written
+                ):  # it counts no more; a write reports such a disk
                     self.path(folder, digest).unlink()
 
     def _keep(self, folder: Folder, digest: str) -> None:
