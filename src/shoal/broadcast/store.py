@@ -129,9 +129,7 @@ class ShardStore:
         with self._lock:
             if digest in self._found[folder]:
                 self._found[folder].discard(digest)
-                with contextlib.suppress(
-                    OSError
-                ):  # it counts no more; a write reports such a disk
+                with contextlib.suppress(OSError):  # it counts no more; a write reports such a disk
                     self.path(folder, digest).unlink()
 
     def _keep(self, folder: Folder, digest: str) -> None:
