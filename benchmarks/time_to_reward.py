@@ -46,7 +46,8 @@ ROOT = Path(__file__).resolve().parents[1]
 GOAL, EVERY, MOST_STEPS = 0.85, 2, 48
 DEADLINE_S = 1800.0
 SEARCH_SEED = 42
-LOOK_INTERVAL_S = 0.5
+FIRST_LOOK_INTERVAL_S, LOOK_INTERVAL_S = 0.05, 0.5
+"""Until the clock starts, which is the time of a look, and afterwards."""
 ROLES = ("coordinator", "train", "relay", "validate", "evaluator", "work")
 Pair = tuple[int, float]
 """Groups per step, learning rate."""
@@ -110,7 +111,7 @@ def _follow(swarm: "subprocess.Popen[bytes]", config: ShoalConfig, root: Path, l
             newest = max(versions, default=-1)
             if newest >= MOST_STEPS or versions.get(newest, 0.0) - seen.started_s > limit_s:
                 return seen
-            time.sleep(LOOK_INTERVAL_S)
+            time.sleep(FIRST_LOOK_INTERVAL_S if math.isnan(seen.started_s) else LOOK_INTERVAL_S)
     raise RuntimeError(f"the swarm ended or stood still: {(root / 'up.log').read_text()[-1500:]}")
 
 

@@ -18,6 +18,18 @@ def test_a_burst_passes_and_then_the_rate_holds() -> None:
     assert limit.wait_s("ann") > 0
 
 
+def test_what_is_given_back_can_be_taken_again_and_fills_no_bucket_beyond_its_size() -> None:
+    limit = RateLimit(1.0, Clock())
+    while limit.wait_s("ann") == 0:
+        pass
+    limit.give_back("ann", 2)
+    assert [limit.wait_s("ann") for _ in range(3)] == [0.0, 0.0, pytest.approx(1.0)]
+    limit.give_back("ann", 1000)
+    assert [limit.wait_s("ann") for _ in range(4)] == [0.0, 0.0, 0.0, pytest.approx(1.0)]
+    limit.give_back("eve", 1000)
+    assert [limit.wait_s("eve") for _ in range(4)] == [0.0, 0.0, 0.0, pytest.approx(1.0)]
+
+
 def test_one_who_asks_too_often_does_not_slow_others() -> None:
     limit = RateLimit(1.0, Clock())
     while limit.wait_s("eve") == 0:

@@ -391,6 +391,44 @@ def test_it_fetches_a_version_when_it_is_published_and_not_with_its_first_file(
     assert [verdict.accepted for verdict in coordinator.verdicts] == [True]
 
 
+@pytest.mark.parametrize("breaks", [False, True])
+def test_the_engine_is_warm_before_the_first_file_and_need_not_be(
+    make: Make, coordinator: FakeCoordinator, tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch, breaks: bool
+) -> None:
+    validator, published = make(), api.WantedVersion(version=0, manifest_digest=version_digest(0))
+    score, scored = validator.engine.score, list[int]()
+
+    def count(requests: Sequence[ScoreRequest], *, temperature: float) -> object:
+        scored.append(len(requests))
+        if breaks and len(scored) == 1:
+            raise RuntimeError("no kernel for this machine")
+        return score(requests, temperature=temperature)
+
+    def claim(body: api.ClaimBody) -> api.ClaimAnswer:
+        """The file comes when the engine has scored something, and the run ends with it."""
+        if coordinator.verdicts:
+            return api.ClaimAnswer(run_state="finished")
+        file = upload(coordinator, submit(tiny_run)) if scored else None
+        return api.ClaimAnswer(claim=file, newest=None if body.newest else published, run_state="running")
+
+    monkeypatch.setattr(validator.engine, "score", count)
+    validator.client.claim = claim  # type: ignore[method-assign]
+    validator.run()
+    assert [verdict.accepted for verdict in coordinator.verdicts] == [True]
+    assert len(scored) == 2, "once before the file, once for it"
+
+
+def test_traces_are_sent_when_all_verdicts_are(make: Make, coordinator: FakeCoordinator, tiny_run: TinyRun) -> None:
+    claims = [upload_as(coordinator, submit(tiny_run), name * 32) for name in "ab"]
+    coordinator.claims = [
+        api.ClaimAnswer(claim=claims[0], beside=claims[1:], run_state="running"),
+        api.ClaimAnswer(run_state="finished"),
+    ]
+    make().run()
+    sent = [path for path, _ in coordinator.tries if path in ("/v1/verdicts", "/v1/traces")]
+    assert sent == ["/v1/verdicts", "/v1/verdicts", "/v1/traces", "/v1/traces"]
+
+
 def test_at_the_end_it_does_not_wait_for_a_version_that_no_file_needs(
     make: Make, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

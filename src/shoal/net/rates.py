@@ -27,6 +27,12 @@ class RateLimit:
         tokens, at = self._buckets.get(name, (self._burst, 0.0))
         return bool(self._per_s) and tokens + max(0.0, self._clock() - at) * self._per_s < 1.0 - ROUNDING
 
+    def give_back(self, name: str, tokens: float) -> None:
+        """What was taken for something that turned out to be of use."""
+        if name in self._buckets:
+            left, at = self._buckets[name]
+            self._buckets[name] = (min(self._burst, left + tokens), at)
+
     def wait_s(self, name: str, cost: float = 1.0) -> float:
         """Takes the tokens: 0 if there were enough, else the seconds until there are. A rate of 0 limits nobody."""
         if not self._per_s:

@@ -20,7 +20,7 @@ from shoal.errors import IntegrityError, RefusedError, ShoalError, UnavailableEr
 from shoal.files import digest_bytes
 from shoal.joined import JoinedRun
 from shoal.metrics import EventLog, Report, silent
-from shoal.policy.engine import Engine, Scored
+from shoal.policy.engine import Engine, Scored, ScoreRequest
 from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.page_views import AuditTrace
@@ -41,6 +41,8 @@ SHORTEST_FETCHING_WAIT_S, LONGEST_FETCHING_WAIT_S = 0.05, 2.0
 TOGETHER_S = 2.0
 """Submissions that are checked together take about this long; what takes longer is checked alone."""
 TRACE_S = 5.0
+WARM_UP_TOKENS = 33
+"""More than one chunk of states."""
 
 
 @dataclass
@@ -52,7 +54,16 @@ class Check:
     checked: Checked | None = None
     groups: Sequence[int] = ()
     """That are to be audited."""
-    trace: AuditTrace | None = None
+    make_trace: Callable[[], AuditTrace] | None = None
+
+    @property
+    def trace(self) -> AuditTrace | None:
+        """Made now: batches wait for verdicts, nobody for a trace, and it decides about none."""
+        try:
+            return self.make_trace() if self.make_trace is not None else None
+        except Exception:
+            log.exception("the audit of %s left no trace", self.claim.submission_id)
+            return None
 
     @property
     def replay_s(self) -> float:
@@ -76,7 +87,7 @@ class Validator:
         self.metrics = metrics or EventLog()
         self.report = report
         self.versions = HeldVersions(run.weights, report)
-        self._loaded = ""
+        self._loaded, self._is_warm = "", False
         self._seconds_each = TOGETHER_S
         self._stopping = threading.Event()
 
@@ -86,6 +97,7 @@ class Validator:
     def run(self) -> None:
         """Checks submissions until the run is finished and none is left; outlives a coordinator that is away."""
         while not self._stopping.is_set():
+            self._warm_up()
             fetching = self.versions.fetching()
             body = api.ClaimBody(
                 request_id=secrets.token_hex(16),
@@ -102,6 +114,22 @@ class Validator:
                 self._handle([answer.claim, *answer.beside])
             elif answer.run_state == "finished" and not answer.missing and not self.versions.wanted():
                 return
+
+    def _warm_up(self) -> None:
+        """Loads the first version that is here and scores a made-up answer: the first pass of an engine takes many times as long
+        as the next one, and a batch would wait for it."""
+        version = self.versions.newest_ready() if not self._is_warm else None
+        if version is None:
+            return
+        self._is_warm = True
+        item = self.joined.workload.items(secrets.token_bytes(32))[0]
+        length = min(WARM_UP_TOKENS, self.joined.descriptor.rollouts.max_new_tokens)
+        request = ScoreRequest(item.prompt_tokens, item.prompt_tokens[:1] * length, item.seed)
+        try:
+            self._load(version.version, version.manifest_digest)
+            self.engine.score([request] * 2, temperature=self.joined.descriptor.rollouts.temperature)
+        except Exception:  # if something is wrong, the audit of a file says it
+            log.debug("the engine could not be warmed up with version %d", version.version, exc_info=True)
 
     def _claim_wait_s(self) -> float:
         return min(max(SHORTEST_FETCHING_WAIT_S, self.versions.fetching_s()), LONGEST_FETCHING_WAIT_S)
@@ -122,11 +150,12 @@ class Validator:
         for check in checks:
             assert check.verdict is not None
             self._report_verdict(check, check.verdict.model_copy(update={"seconds": seconds}))
+        for check in checks:
+            self._send_trace(check.trace)
 
     def _report_verdict(self, check: Check, verdict: api.VerdictBody) -> None:
         claim = check.claim
         self.client.verdict(verdict)
-        self._send_trace(check.trace)
         replayed = {"replay_s": round(check.replay_s, 4)} if self.joined.descriptor.environments else {}
         self.metrics.event(
             "verdict",
@@ -214,7 +243,8 @@ class Validator:
         return verdicts
 
     def _scored(self, checks: Sequence[Check]) -> list[tuple[list[Finding], api.AuditMetrics]]:
-        self._load(checks[0].claim.lease)
+        lease = checks[0].claim.lease
+        self._load(lease.policy_version, lease.manifest_digest)
         temperature = self.joined.descriptor.rollouts.temperature
 
         def audits() -> Iterable[Audit]:
@@ -225,11 +255,8 @@ class Validator:
                 yield Audit(check.checked, check.groups, limits)
 
         def keep_trace(number: int, rollouts: list[Rollout], scored: list[Scored]) -> None:
-            claim = checks[number].claim
-            try:
-                checks[number].trace = trace_of(claim.submission_id, rollouts, scored, self.engine, temperature)
-            except Exception:  # what the page shows must not decide about a verdict
-                log.exception("the audit of %s left no trace", claim.submission_id)
+            submission_id = checks[number].claim.submission_id
+            checks[number].make_trace = lambda: trace_of(submission_id, rollouts, scored, self.engine, temperature)
 
         return audit_all(list(audits()), self.engine, temperature, keep_trace)
 
@@ -238,7 +265,7 @@ class Validator:
         return self.calibration.limits(check.checked.header.numerics_class)
 
     def _send_trace(self, trace: AuditTrace | None) -> None:
-        """For the owner's page; the verdict is recorded, and nothing waits for this."""
+        """For the owner's page."""
         if trace is None:
             return
         try:
@@ -250,12 +277,12 @@ class Validator:
         limits = self.calibration.limits(checked.header.numerics_class)
         return limits.flips_between(checked.tokens) if limits else 0
 
-    def _load(self, lease: api.Lease) -> None:
-        if self._loaded == lease.manifest_digest:
+    def _load(self, version: int, manifest_digest: str) -> None:
+        if self._loaded == manifest_digest:
             return
         self._loaded = ""
-        self.engine.load(self.versions.path(lease.policy_version, lease.manifest_digest))
-        self._loaded = lease.manifest_digest
+        self.engine.load(self.versions.path(version, manifest_digest))
+        self._loaded = manifest_digest
 
 
 def _or_fault(claim: api.Claim, decide: Callable[[], api.VerdictBody | None]) -> api.VerdictBody | None:

@@ -41,8 +41,8 @@ class HeldVersions:
         """Versions by manifest, in the order in which they are fetched."""
         self._expected: api.WantedVersion | None = None
         """The newest one, while it is neither fetched nor superseded."""
-        self.newest: str | None = None
-        """Manifest of the last one that was expected."""
+        self._newest: api.WantedVersion | None = None
+        """The last one that was expected."""
         self._paths: dict[str, Path] = {}
         self._failures: dict[str, str] = {}
         self._begun_at = 0.0
@@ -69,6 +69,17 @@ class HeldVersions:
         with self._changed:
             return self._clock() - self._begun_at
 
+    @property
+    def newest(self) -> str | None:
+        """Manifest of the last version that was expected."""
+        return self._newest.manifest_digest if self._newest is not None else None
+
+    def newest_ready(self) -> api.WantedVersion | None:
+        """The last version that was expected, if it is on disk."""
+        with self._changed:
+            is_here = self._newest is not None and self._newest.manifest_digest in self._paths
+            return self._newest if is_here else None
+
     def want(self, versions: Sequence[api.WantedVersion]) -> None:
         with self._changed:
             for wanted in versions:
@@ -80,7 +91,7 @@ class HeldVersions:
         """The newest version, which files will need: fetched behind those that files need now, instead of an older expected one."""
         with self._changed:
             if newest is not None:
-                self._expected, self.newest = newest, newest.manifest_digest
+                self._expected = self._newest = newest
             self._start()
 
     def _start(self) -> None:

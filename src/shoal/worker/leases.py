@@ -102,33 +102,44 @@ class LeaseTaker:
     def _take_forever(self) -> None:
         while self._wanted.wait() and not self._stopping.is_set():
             try:
-                news = self._take()
+                self._take()
             except Exception as error:  # the loop raises it
-                news = error
-            if self._stopping.is_set() and isinstance(news, Taken):
-                if self._gives_back:
-                    self.give_back(news.slot.lease)
-                return
-            self._count = self._count - 1 if isinstance(news, Taken) else 0
-            self._inbox.put(news)
-            if self._count <= 0:
-                self._wanted.clear()
+                self._tell(error)
 
-    def _take(self) -> News:
+    def _take(self) -> None:
+        """One request; the answer may have several slots."""
         started, newest = time.monotonic(), self._weights.newest()
         answer = self._ask()
         if answer.lease is None:
-            return self._wait(answer, newest)
+            self._tell(self._wait(answer, newest))
+        for lease in answer.granted:
+            news = self._prepared(lease, started) if not self._stopping.is_set() else None
+            if news is not None and not (self._stopping.is_set() and isinstance(news, Taken)):
+                self._tell(news)
+            elif self._gives_back:
+                self.give_back(lease)
+
+    def _prepared(self, lease: api.Lease, started: float) -> News:
         try:
-            slot = self._prepare(answer.lease)
+            slot = self._prepare(lease)
         except ShoalError as error:
-            return self._unprepared(answer.lease, error)
+            return self._unprepared(lease, error)
         self._failures = 0
         return Taken(slot, time.monotonic() - started)
 
+    def _tell(self, news: News) -> None:
+        """The loop hears of it, and may ask again once it has all that it asked for, or there is no more."""
+        self._count = self._count - 1 if isinstance(news, Taken) else 0
+        self._inbox.put(news)
+        if self._count <= 0:
+            self._wanted.clear()
+
     def _ask(self) -> api.LeaseAnswer:
         body = api.LeaseBody(
-            request_id=secrets.token_hex(16), held_versions=list(self._held)[-VERSIONS_NAMED:], wait_s=NEXT_STEP_S
+            request_id=secrets.token_hex(16),
+            held_versions=list(self._held)[-VERSIONS_NAMED:],
+            most=min(max(1, self._count), api.MOST_LEASES),
+            wait_s=NEXT_STEP_S,
         )
         try:
             return self._client.lease(body)

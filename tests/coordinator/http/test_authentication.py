@@ -356,6 +356,29 @@ def test_a_key_that_asks_too_often_learns_when_to_come_back_and_others_are_not_t
         assert send(swarm, signed(swarm)).status_code == 200
 
 
+def test_a_key_is_not_too_fast_by_working(tmp_path: Path) -> None:
+    config = small_config(run={"steps": 50}, coordinator={"requests_per_s_key": 1.0})
+    with running(tmp_path, config) as swarm:
+        swarm.publish(0)
+        waits: list[float] = []
+        swarm.join("ann")
+        ann = swarm.client("ann", sleep=waits.append, deadline_s=60.0)
+        for _ in range(6):  # a lease and an upload each, without a second between them
+            swarm.produce(ann, useful=0)
+        assert waits == []
+
+
+def test_a_key_whose_files_are_rejected_is_limited_as_before(tmp_path: Path) -> None:
+    config = small_config(run={"steps": 50}, coordinator={"requests_per_s_key": 1.0})
+    with running(tmp_path, config) as swarm:
+        swarm.publish(0)
+        (ann,) = swarm.join("ann")
+        swarm.work(ann)
+        swarm.reject(Reason.REWARD_TOLERANT)
+        answers = [send(swarm, signed(swarm, key=keypair("ann"))) for _ in range(4)]
+        assert [answer.status_code for answer in answers][-1] == 429
+
+
 def test_forged_requests_do_not_use_up_the_patience_with_a_key(tmp_path: Path) -> None:
     with running(tmp_path, small_config(coordinator={"requests_per_s_key": 1.0})) as swarm:
         forged = signed(swarm, key=keypair("eve")) | {"x-shoal-key": WORKER.public}

@@ -194,16 +194,59 @@ def deliver(swarm: Swarm, worker: CoordinatorClient, leases: Sequence[api.Lease]
         swarm.accept(useful=0 if number else 2)
 
 
+def fill_both_steps(served: Waiting) -> list[api.Lease]:
+    """Two keys take all that this step and the next one need for now; returns the leases of this step."""
+    swarm, ann = served.swarm, served.worker()
+    bob, _ = swarm.join("bob", "cho")
+    leases = [*fill_step(swarm, ann), *fill_step(swarm, bob)]
+    assert [(lease.step, lease.slot) for lease in leases] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    return leases[:3]
+
+
 def test_a_worker_that_waits_gets_work_as_soon_as_the_next_step_begins(served: Waiting) -> None:
+    swarm, leases = served.swarm, fill_both_steps(served)
+    connection = served.start_lease("request-1", "cho")
+    served.until_held(1)
+    deliver(swarm, swarm.client("ann"), leases[:2])
+    lease = answer_of(connection)["lease"]
+    assert isinstance(lease, dict)
+    assert (lease["step"], lease["slot"]) == (1, 1)
+    assert swarm.app.service.leases_held == 0
+
+
+def test_a_worker_that_waits_gets_work_as_soon_as_the_step_needs_more(served: Waiting) -> None:
+    """Groups that carry no training signal were counted on."""
+    swarm, leases = served.swarm, fill_both_steps(served)
+    connection = served.start_lease("request-1", "cho")
+    served.until_held(1)
+    swarm.client("ann").submit(leases[0].lease_id, b"all answers are right")
+    swarm.accept(useful=0)
+    lease = answer_of(connection)["lease"]
+    assert isinstance(lease, dict)
+    assert (lease["step"], lease["slot"]) == (0, 3)
+
+
+def test_a_worker_that_holds_all_leases_it_may_gets_another_as_soon_as_it_has_delivered(served: Waiting) -> None:
     swarm, ann = served.swarm, served.worker()
     leases = fill_step(swarm, ann)
     connection = served.start_lease("request-1")
     served.until_held(1)
-    deliver(swarm, ann, leases)
+    ann.submit(leases[0].lease_id, b"one of two")
     lease = answer_of(connection)["lease"]
     assert isinstance(lease, dict)
-    assert (lease["step"], lease["slot"]) == (1, 0)
+    assert (lease["step"], lease["slot"]) == (0, 2)
     assert swarm.app.service.leases_held == 0
+
+
+def test_what_others_deliver_wakes_nobody_who_has_no_work_from_it(served: Waiting) -> None:
+    swarm, leases = served.swarm, fill_both_steps(served)
+    connection = served.start_lease("request-1", "cho")
+    served.until_held(1)
+    swarm.client("ann").submit(leases[0].lease_id, b"not verified yet")
+    served.until(waiting=1)
+    swarm.app.service.stop_waiting()
+    answer = answer_of(connection)
+    assert (answer["lease"], answer["reason"]) == (None, "no_work")
 
 
 def test_a_request_that_waited_and_is_repeated_gets_the_same_lease(served: Waiting) -> None:

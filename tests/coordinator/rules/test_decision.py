@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.config import TrainingConfig, TrustConfig
-from shoal.coordinator.rules.batches import Deferred, StepCounts, deferred_wanted, groups_wanted
+from shoal.coordinator.rules.batches import Deferred, StepCounts, counts_of_next, deferred_wanted, groups_wanted
 from shoal.coordinator.rules.leases import (
     POLLS_PER_S,
     Grant,
     KeyView,
+    NextStep,
     OpenSlot,
     Refused,
     SwarmView,
@@ -96,6 +97,51 @@ def test_a_key_that_is_not_reliable_works_for_the_next_step() -> None:
     assert refusal(ahead, is_reliable=False) == "no_work"
 
 
+NOTHING = StepCounts(useful=0, useful_of_step=0, outstanding_groups=0, resolved_groups=0)
+UNDER_WAY: dict[str, Any] = {"counts": replace(COUNTS, outstanding_groups=20), "ahead": NextStep(NOTHING, next_slot=0)}
+"""All that the step needs is being worked on, while the trainer waits for it."""
+
+
+def test_a_reliable_key_begins_with_the_next_step_when_all_groups_of_this_one_are_under_way() -> None:
+    assert answer(UNDER_WAY) == Grant(step=6, slot=0, version=5, wanted_version=5)
+    assert answer(UNDER_WAY | {"ahead": NextStep(NOTHING, next_slot=3)}) == Grant(6, 3, 5, 5)
+    assert answer(UNDER_WAY, open_slot_of_next=OpenSlot(1, 5)) == Grant(6, 1, 5, 5)
+    assert answer(UNDER_WAY, open_slot=OpenSlot(1, 5)) == Grant(6, 0, 5, 5), (
+        "a slot of this step is not one of the next"
+    )
+
+
+def test_nobody_begins_with_the_next_step_while_this_one_needs_work_or_the_trainer_is_busy() -> None:
+    assert answer(UNDER_WAY | {"counts": COUNTS}) == answer()
+    assert refusal(UNDER_WAY | {"ahead": None}) == "no_work"
+
+
+def test_a_key_that_this_step_does_not_admit_is_not_sent_to_the_next_one() -> None:
+    assert refusal(UNDER_WAY | {"counts": COUNTS}, slots_of_step=5) == "no_work"
+    assert answer(UNDER_WAY, is_reliable=False) == Grant(5, 1, 5, 5, deferred=True), (
+        "its groups wait for the next step anyway"
+    )
+    assert refusal(UNDER_WAY, leases_held=2) == "no_work"
+    assert refusal(UNDER_WAY, held_versions=(4,)) == "no_work", "its groups would be older than need be"
+    assert refusal(UNDER_WAY, backoff_s=1.0) == "no_work"
+
+
+def test_the_next_step_has_the_same_shares_and_no_surplus() -> None:
+    counts = replace(NOTHING, outstanding_groups=4)
+    begun = UNDER_WAY | {"ahead": NextStep(counts, next_slot=2)}
+    assert isinstance(answer(begun, slots_of_next=1), Grant)
+    assert refusal(begun, slots_of_next=9) == "no_work"
+    enough = UNDER_WAY | {"ahead": NextStep(replace(NOTHING, outstanding_groups=16), next_slot=8)}
+    assert refusal(enough) == "no_work", "eight useful groups are expected, and eight are needed"
+
+
+def test_what_this_step_will_probably_leave_is_not_made_again() -> None:
+    following = replace(NOTHING, useful=1)
+    left = counts_of_next(replace(COUNTS, useful=4, outstanding_groups=20), following, TRAINING, usual_share=0.5)
+    assert left == replace(following, useful=1 + 4 + 10 - 8)
+    assert counts_of_next(replace(COUNTS, outstanding_groups=2), following, TRAINING, usual_share=0.5) == following
+
+
 def test_slots_of_stallers_are_not_counted_on() -> None:
     held = {"counts": replace(COUNTS, deferred=Deferred(outstanding_groups=100))}
     assert isinstance(answer(held), Grant)
@@ -167,6 +213,7 @@ def test_idle_keys_of_a_large_swarm_ask_less_often() -> None:
     key=st.tuples(*[st.integers(0, 6)] * 3),
     dropped=st.none() | st.builds(OpenSlot, st.integers(0, 3), st.integers(0, 14)),
     flags=st.tuples(*[st.booleans()] * 4),
+    following=st.none() | st.tuples(*[st.integers(0, 20)] * 4),
 )
 def test_every_grant_keeps_every_rule(
     run_state: str,
@@ -179,6 +226,7 @@ def test_every_grant_keeps_every_rule(
     key: tuple[int, ...],
     dropped: OpenSlot | None,
     flags: tuple[bool, ...],
+    following: tuple[int, int, int, int] | None,
 ) -> None:
     useful, of_step, outstanding, resolved, probation = numbers
     counts = StepCounts(useful, of_step, outstanding, resolved, probation, Deferred(*ahead))
@@ -188,6 +236,7 @@ def test_every_grant_keeps_every_rule(
         has_space=has_space,
         published=published,
         counts=counts,
+        ahead=NextStep(StepCounts(*following), 7) if following is not None else None,
         has_other_workers=flags[0] or flags[1],
         has_other_active_workers=flags[1],
     )
@@ -205,9 +254,15 @@ def test_every_grant_keeps_every_rule(
         return
     assert run_state == "running"
     assert has_space
-    assert decision.step == step < swarm.steps
     assert decision.version in set(published) & set(held)
-    assert step - TRAINING.async_level <= decision.version <= decision.wanted_version <= step
+    assert step - TRAINING.async_level <= decision.version <= decision.wanted_version <= step < swarm.steps
+    if decision.step != step:
+        assert decision == Grant(step + 1, 7, step, step)
+        assert following is not None
+        assert asking.is_reliable
+        assert asking.leases_held < asking.leases_allowed
+        assert groups_wanted(counts, TRAINING) == 0
+        return
     assert decision.slot == (swarm.next_slot if dropped is None else dropped.slot)
     assert asking.leases_held < asking.leases_allowed
     assert decision.deferred == (not asking.is_reliable)

@@ -65,6 +65,13 @@ def test_one_slow_step_ends_the_waiting_until_it_is_forgotten() -> None:
     assert decide(view(cycles=[stalled, *[FAST] * MEMORY])).reason == "waits_for_version"
 
 
+def test_steps_that_were_begun_ahead_do_not_count_as_slow_fillings() -> None:
+    """The swarm filled the step before them too."""
+    ahead = replace(FAST, fill_s=9.0, was_begun_ahead=True)
+    assert decide(view(cycles=[FAST, ahead, FAST, ahead])) == decide(view(cycles=[FAST] * 4))
+    assert decide(view(cycles=[ahead] * 5)).reason == "swarm_too_slow", "with nothing else to go by"
+
+
 def test_a_swarm_at_the_limit_does_not_change_at_every_step() -> None:
     near = [Cycle(fill_s=7.0, train_s=10.0)] * 5
     assert decide(view(cycles=near, is_waiting=True)).is_waiting

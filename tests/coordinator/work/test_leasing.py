@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+from coordinator.work.test_slots import assert_tallies_are_true
 from shoal.errors import RefusedError
 from shoal.protocol import api
+from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.verdicts import Reason
+from support.samples import keypair
 from support.swarm import HEARTBEAT, Swarm, lossy, refusal, registration, running, small_config
 
 
@@ -70,11 +74,12 @@ def test_a_key_holds_two_leases_at_most(swarm: Swarm) -> None:
     assert swarm.ask(ann, 0).reason == "no_work"
 
 
-def test_no_more_slots_are_opened_than_the_step_needs(swarm: Swarm) -> None:
+def test_no_more_slots_are_opened_than_this_step_and_the_next_one_need(swarm: Swarm) -> None:
+    """With a useful share of one half and a surplus of a quarter this one gets six groups, which leave one for the next."""
     swarm.publish(0)
     workers = swarm.join("ann", "bob", "cho", "dan")
     leases = [lease for worker in workers for _ in range(2) if (lease := swarm.ask(worker, 0).lease)]
-    assert [lease.slot for lease in leases] == [0, 1, 2]
+    assert [(lease.step, lease.slot) for lease in leases] == [(0, 0), (0, 1), (0, 2), (1, 0)]
 
 
 def test_a_repeated_request_gets_the_same_lease(swarm: Swarm) -> None:
@@ -87,6 +92,110 @@ def test_a_repeated_request_gets_the_same_lease(swarm: Swarm) -> None:
     assert answer.lease == again.lease
     assert again.wanted_version == 0
     assert len(swarm.all("SELECT * FROM leases")) == 1
+
+
+def ask_for(worker: CoordinatorClient, most: int, request_id: str) -> api.LeaseAnswer:
+    return worker.lease(api.LeaseBody(request_id=request_id, held_versions=[0], most=most))
+
+
+def test_one_request_brings_as_many_slots_as_the_worker_has_room_for_and_may_have(swarm: Swarm) -> None:
+    swarm.publish(0)
+    ann, bob = swarm.join("ann", "bob")
+    one = ask_for(ann, 1, "request-one")
+    assert [lease.slot for lease in one.granted] == [0]
+    others = ask_for(ann, 8, "request-many")
+    assert [lease.slot for lease in others.granted] == [1], "a key may hold two"
+    assert (others.reason, others.wanted_version) == ("granted", 0)
+    none = ask_for(ann, 8, "request-more")
+    assert (none.granted, none.reason) == ([], "no_work")
+    two = ask_for(bob, 2, "request-two").granted
+    assert [(lease.step, lease.slot) for lease in two] == [(0, 2), (1, 0)]
+    assert len({lease.lease_id for lease in [*one.granted, *others.granted, *two]}) == 4
+    assert_tallies_are_true(swarm)
+
+
+def test_a_repeated_request_for_several_slots_gets_the_same_ones(swarm: Swarm) -> None:
+    swarm.publish(0)
+    swarm.join("ann")
+    ann, bridge = lossy(swarm, "ann")
+    bridge.lose_answers = 2
+    answer = ask_for(ann, 2, "request-once")
+    assert len(answer.granted) == 2
+    assert ask_for(ann, 2, "request-once").granted == answer.granted
+    assert ask_for(ann, 1, "request-once").granted == answer.granted[:1]
+    assert len(swarm.all("SELECT * FROM leases")) == 2
+
+
+def test_no_other_request_gets_the_slots_of_one_by_its_name(swarm: Swarm) -> None:
+    swarm.publish(0)
+    ann, bob = swarm.join("ann", "bob")
+    mine = ask_for(ann, 2, "request-same").granted
+    assert not {lease.lease_id for lease in mine} & {
+        lease.lease_id for lease in ask_for(bob, 2, "request-same").granted
+    }
+    with pytest.raises(ValidationError):
+        api.LeaseBody(request_id="request-same/1", held_versions=[0])
+    with pytest.raises(ValidationError):
+        api.LeaseBody(request_id="request-same", held_versions=[0], most=api.MOST_LEASES + 1)
+
+
+def ahead_of(swarm: Swarm) -> tuple[CoordinatorClient, CoordinatorClient, api.Lease]:
+    """Two keys have taken this step's slots; the second also has the first slot of the next one."""
+    swarm.publish(0)
+    ann, bob = swarm.join("ann", "bob")
+    leases = [*ask_for(ann, 2, "request-one").granted, *ask_for(bob, 2, "request-two").granted]
+    assert [(lease.step, lease.slot) for lease in leases] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    return ann, bob, leases[-1]
+
+
+def test_a_slot_of_the_next_step_enters_the_batch_of_that_step(swarm: Swarm) -> None:
+    ann, bob, lease = ahead_of(swarm)
+    bob.submit(lease.lease_id, b"ahead")
+    swarm.accept()
+    assert not swarm.all("SELECT * FROM batches"), "its groups are not this step's"
+    for row in swarm.all("SELECT lease_id FROM leases WHERE step=0 AND slot < 2 ORDER BY slot"):
+        ann.submit(str(row["lease_id"]), str(row["lease_id"]).encode())
+        swarm.accept()
+    batches = swarm.all(
+        "SELECT batch_step, step, policy_version FROM groups WHERE batch_step IS NOT NULL ORDER BY batch_step"
+    )
+    assert {(row["batch_step"], row["step"]) for row in batches[:2]} == {(0, 0)}
+    assert swarm.one("SELECT ages FROM batches WHERE step=0")["ages"] == '{"0": 2}'
+    assert_tallies_are_true(swarm)
+
+
+def test_a_slot_of_the_next_step_that_was_dropped_is_filled_by_another_key(swarm: Swarm) -> None:
+    _, bob, lease = ahead_of(swarm)
+    (cho,) = swarm.join("cho")
+    bob.give_back(lease.lease_id)
+    again = swarm.lease(cho, 0)
+    assert (again.step, again.slot, again.slot_seed) == (1, 0, lease.slot_seed)
+    assert again.lease_id != lease.lease_id
+    cho.give_back(again.lease_id)
+    assert swarm.lease(bob, 0).slot == 1, "a key gets no slot a second time"
+    assert_tallies_are_true(swarm)
+
+
+def test_a_banned_key_leaves_no_filled_slot_in_the_next_step(swarm: Swarm) -> None:
+    _, bob, lease = ahead_of(swarm)
+    bob.submit(lease.lease_id, b"ahead")
+    swarm.accept()
+    swarm.client("run").ban(api.BanBody(worker=keypair("bob").public, reason="copied answers"))
+    assert swarm.one("SELECT state FROM slots WHERE step=1 AND slot=0")["state"] == "void"
+    assert {row["state"] for row in swarm.all("SELECT state FROM groups WHERE step=1")} == {"withdrawn"}
+    assert_tallies_are_true(swarm)
+
+
+def test_nobody_works_ahead_of_the_last_step_or_in_a_synchronous_run(tmp_path: Path) -> None:
+    for name, config in (
+        ("last", small_config(run={"steps": 1})),
+        ("synchronous", small_config(training={"async_level": 0, "groups_per_step": 2, "oversampling": 4.0})),
+    ):
+        with running(tmp_path / name, config) as swarm:
+            swarm.publish(0)
+            ann, bob = swarm.join("ann", "bob")
+            leases = [*ask_for(ann, 8, "request-one").granted, *ask_for(bob, 8, "request-two").granted]
+            assert [(lease.step, lease.slot) for lease in leases] == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_the_same_request_id_of_another_key_is_another_request(swarm: Swarm) -> None:

@@ -129,7 +129,8 @@ def _void_work(connection: Connection, before: StepId) -> None:
     """No file of a lease of the old epoch arrives any more; the loss is not its key's."""
     for lease in select(connection, LeaseRow, f"WHERE state='{LeaseState.LEASED}'"):
         slots.drop_lease(connection, lease, LeaseState.VOID)
-    slots.close_step(connection, before.epoch, before.step)
+    for step in (before.step, before.step + 1):
+        slots.close_step(connection, before.epoch, step)
 
 
 def _forget(connection: Connection, version: int) -> None:

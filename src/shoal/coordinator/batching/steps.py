@@ -5,7 +5,7 @@ Runs inside one transaction of the store. `rules.batches` decides which groups m
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import cast
 
@@ -175,7 +175,7 @@ def step_counts(connection: Connection, run: Run, step: int, of_epoch: int | Non
     """Of the current epoch, which a caller that knows it may give."""
     per_slot, training = run.descriptor.rollouts.tasks_per_slot, run.config.training
     counted = slots.slot_counts(connection, epoch(connection) if of_epoch is None else of_epoch, step)
-    waiting = slots.waiting_groups(connection, batches.oldest_version(step, training))
+    waiting = slots.waiting_groups(connection, batches.oldest_version(step, training), step)
     deferred = sum(row.n for row in waiting if row.step == step and row.deferred)
     return batches.StepCounts(
         useful=sum(row.n for row in waiting) - deferred,
@@ -186,6 +186,15 @@ def step_counts(connection: Connection, run: Run, step: int, of_epoch: int | Non
         deferred=batches.Deferred(
             deferred, counted.deferred_outstanding * per_slot, counted.deferred_resolved * per_slot
         ),
+    )
+
+
+def counts_ahead(connection: Connection, run: Run, step: int, of_epoch: int) -> batches.StepCounts:
+    """Of the step after this one, as far as this one's batch leaves it alone."""
+    following = step_counts(connection, run, step + 1, of_epoch)
+    waiting = slots.waiting_groups(connection, batches.oldest_version(step + 1, run.config.training), step + 1)
+    return replace(
+        following, useful=following.useful_of_step + sum(row.n for row in waiting if row.step == step and row.deferred)
     )
 
 

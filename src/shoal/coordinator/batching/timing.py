@@ -20,6 +20,7 @@ CYCLES = (
     "SELECT batches.step AS step, batches.formed_at AS formed_at, this.published_at AS published_at,"
     " (SELECT MIN(issued_at) FROM leases WHERE leases.epoch=batches.epoch AND leases.step=batches.step"
     " AND leases.slot=0) AS opened_at,"
+    " (SELECT formed_at FROM batches AS before WHERE before.step=batches.step-1) AS before_at,"
     " next.published_at AS trained_at, next.report AS report, batches.generated AS generated, batches.useful AS useful"
     " FROM batches JOIN versions AS this ON this.version=batches.step JOIN versions AS next ON next.version=batches.step+1"
     f" ORDER BY batches.step DESC LIMIT {freshness.MEMORY}"
@@ -33,6 +34,8 @@ TRAINS_SINCE = (
 class _Step:
     step: int
     opened_at: float | None
+    before_at: float | None
+    """When the batch before it was formed."""
     formed_at: float
     published_at: float
     trained_at: float
@@ -115,6 +118,7 @@ def _cycle(row: _Step, opened_at: float) -> freshness.Cycle:
         publish_s=float(staged_s),
         generated_groups=row.generated,
         useful_groups=row.useful,
+        was_begun_ahead=row.before_at is not None and opened_at < row.before_at,
     )
 
 
@@ -132,7 +136,7 @@ def timing_view(timing: LeaseTiming) -> api.LeaseTimingView | None:
         waits_s=None if decision.latest_start is None else round(max(0.0, decision.latest_start - view.now), 2),
         cycles=len(cycles),
         useful_share=None if decision.useful_share is None else round(decision.useful_share, 3),
-        slowest_fill_s=round(max((cycle.fill_s for cycle in cycles), default=0.0), 3),
+        slowest_fill_s=round(freshness.slowest_fill_s(cycles), 3) if cycles else 0.0,
         fastest_train_s=round(min((cycle.train_s for cycle in cycles), default=0.0), 3),
         publish_s=round(max((cycle.publish_s for cycle in cycles), default=0.0), 3),
     )

@@ -18,6 +18,9 @@ from shoal.errors import RefusedError
 from shoal.net import RateLimit
 from shoal.protocol.signing import KEY_HEADER, RequestStamp, RequestTarget, check_stamp
 
+REQUESTS_OF_A_FILE = 3
+"""One for its lease, one for the upload, and one that found no work."""
+
 CallerT = TypeVar("CallerT", covariant=True)
 
 
@@ -93,6 +96,10 @@ class Gate:
         if abs(at - self.run.clock()) > window_s:
             hint = "The answer carries the server's time; sign again with it."
             raise RefusedError("clock", "The request's time is too far from the server's.", hint=hint, status=401)
+
+    def note_accepted(self, key: str) -> None:
+        """The requests of an accepted file do not count, so that no key is too fast for the limit by working."""
+        self._key_limit.give_back(key, REQUESTS_OF_A_FILE)
 
     def _count(self, key: str, cost: int) -> None:
         if key in self.run.role_keys or key == self.run.descriptor.run_key:

@@ -7,8 +7,9 @@ budgets of their own, so that no stranger, not even behind the same address, can
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from shoal.coordinator.batching import steps
@@ -26,6 +27,7 @@ from shoal.coordinator.store.database import Connection, Transaction
 from shoal.coordinator.store.loop_results import LoopFuture, LoopResults
 from shoal.coordinator.store.remembered import Remembered, RememberedWorkers
 from shoal.coordinator.store.writer import Store
+from shoal.coordinator.work import leasing
 from shoal.metrics import Exporter
 from shoal.net import Connections, Proxies, RateLimit, UnderWay
 from shoal.protocol.page_views import CurvesView
@@ -83,6 +85,15 @@ class ChangeSignal:
                 self.waiting -= 1
 
 
+@dataclass(eq=False)
+class HeldRequest:
+    """A request that waits for work."""
+
+    key: str
+    has_delivered: bool = False
+    """A file, since it waits: the key may have room for another lease."""
+
+
 class Service:
     """Store, run and change signal, and the way operations run on them."""
 
@@ -100,9 +111,8 @@ class Service:
         self.heads = Heads(run)
         self.newest_head = Remembered(store, self.heads.newest)
         self.epoch = Remembered(store, steps.epoch)
-        self.progress = Remembered(store, lambda connection: steps.read_run(connection, run))
-        self.leases_held = 0
-        """Requests for work that wait for the next step."""
+        self.demand = Remembered(store, lambda connection: leasing.demand(connection, run))
+        self._held: list[HeldRequest] = []
         self.workers = RememberedWorkers(store)
         self.hub, self.exporter = EventHub(), Exporter(run.metrics, "coordinator")
         self.curves: Recent[CurvesView] = Recent()
@@ -134,6 +144,26 @@ class Service:
                 loop.call_soon_threadsafe(self.changes.notify)
 
         self.store.on_change(on_change)
+
+    @property
+    def leases_held(self) -> int:
+        """Requests that wait for work."""
+        return len(self._held)
+
+    @contextlib.contextmanager
+    def holding(self, key: str) -> Iterator[HeldRequest]:
+        """While a request of this key waits for work."""
+        held = HeldRequest(key)
+        self._held.append(held)
+        try:
+            yield held
+        finally:
+            self._held.remove(held)
+
+    def note_delivery(self, key: str) -> None:
+        """Called by the thread that writes."""
+        for held in tuple(self._held):
+            held.has_delivered |= held.key == key
 
     def stop_waiting(self) -> None:
         """Answers every long poll with what there is, so that a stop takes no longer than a request."""

@@ -9,7 +9,7 @@ outstanding. Groups that are too old for it expire with it.
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.config import TrainingConfig, TrustConfig
 from shoal.coordinator.rules.unaudited import limit_of_key
@@ -149,9 +149,7 @@ def groups_wanted(
     If there is time, no more are wanted than are needed, and slots that are under way are waited for before another begins for
     a fraction of a group: groups that one batch does not need are a version older in the next one.
     """
-    measured = max(PRIOR_GROUPS, config.groups_per_step)
-    known, prior = (PRIOR_GROUPS, PRIOR_SHARE) if usual_share is None else (measured, usual_share)
-    share = (known * prior + counts.useful_of_step) / (known + counts.resolved_groups)
+    share = _useful_share(counts, config, usual_share)
     needed = float(config.groups_per_step - counts.useful)
     if not has_time:
         is_first = usual_share is None
@@ -160,6 +158,22 @@ def groups_wanted(
     waits = has_time and counts.outstanding_groups > 0
     wanted = math.floor(missing / share) if waits else math.ceil(missing / share)
     return max(0, min(wanted, _cap(config) - counts.resolved_groups - counts.outstanding_groups))
+
+
+def _useful_share(counts: StepCounts, config: TrainingConfig, usual_share: float | None) -> float:
+    """Of the groups that are under way."""
+    measured = max(PRIOR_GROUPS, config.groups_per_step)
+    known, prior = (PRIOR_GROUPS, PRIOR_SHARE) if usual_share is None else (measured, usual_share)
+    return (known * prior + counts.useful_of_step) / (known + counts.resolved_groups)
+
+
+def counts_of_next(
+    counts: StepCounts, following: StepCounts, config: TrainingConfig, usual_share: float | None
+) -> StepCounts:
+    """Of the next step, with what the batch of this one will probably leave."""
+    expected = counts.useful + _useful_share(counts, config, usual_share) * counts.outstanding_groups
+    left = max(0.0, expected - config.groups_per_step)
+    return replace(following, useful=following.useful + math.floor(left))
 
 
 def _margin(needed: float, share: float) -> float:

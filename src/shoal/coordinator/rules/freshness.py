@@ -36,6 +36,8 @@ class Cycle:
     """That were accepted until the batch was formed, and ..."""
     useful_groups: int = 0
     """... those of them that could be trained on."""
+    was_begun_ahead: bool = False
+    """Whether its first lease came before the batch of the step before: the swarm filled both, so it seemed slower than it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def decide(view: TimingView) -> Timing:
         return Timing(oldest, "trainer_waits", view.is_waiting, useful_share=share)
     train_s = min(cycle.train_s for cycle in cycles)
     publish_s = max(cycle.publish_s for cycle in cycles)
-    fill_s = max(cycle.fill_s for cycle in cycles) * (MARGIN if view.is_waiting else FIRST_MARGIN)
+    fill_s = slowest_fill_s(cycles) * (MARGIN if view.is_waiting else FIRST_MARGIN)
     if train_s <= fill_s + publish_s:
         return Timing(oldest, "swarm_too_slow", useful_share=share)
     needed_at = view.trains_since + (view.step - view.newest_version) * train_s - publish_s
@@ -89,6 +91,12 @@ def decide(view: TimingView) -> Timing:
     arriving = view.newest_version + max(0, int((latest_start - view.trains_since) // train_s))
     version = max(oldest, min(view.step - 1, arriving))
     return Timing(version, "waits_for_version", True, latest_start, share, has_time=True)
+
+
+def slowest_fill_s(cycles: Sequence[Cycle]) -> float:
+    """Of steps that had the swarm to themselves, if there are any."""
+    alone = [cycle.fill_s for cycle in cycles if not cycle.was_begun_ahead]
+    return max(alone or [cycle.fill_s for cycle in cycles])
 
 
 def _useful_share(cycles: Sequence[Cycle]) -> float | None:

@@ -10,7 +10,7 @@ Shares never stop a step that has nothing outstanding.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from shoal.config import TrainingConfig, TrustConfig
@@ -63,6 +63,9 @@ class KeyView:
     """Whether a batch waits for its slots."""
     backoff_s: float = 0.0
     """How long it still waits after its failures."""
+    slots_of_next: int = 0
+    """As `slots_of_step`, of the step after this one."""
+    open_slot_of_next: OpenSlot | None = None
 
 
 class SwarmView(NamedTuple):
@@ -91,11 +94,19 @@ class SwarmView(NamedTuple):
     """Of generated groups, as `rules.freshness` measured it."""
     has_time: bool = False
     """Whether the batch can be filled without a surplus, as it decided."""
+    ahead: "NextStep | None" = None
+    """The step after this one, while the trainer waits for the batch of this one."""
+
+
+class NextStep(NamedTuple):
+    counts: batches.StepCounts
+    next_slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
     step: int
+    """The current one, or the next one if all groups of the current one are under way."""
     slot: int
     """One that another key dropped, or the next of the step."""
     version: int
@@ -135,10 +146,13 @@ def decide(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: Trus
         return refuse("waiting_for_trainer", wanted)
     if version < swarm.awaited_version:
         return refuse("need_weights", wanted)
-    if not has_work(swarm, key, training, trust):
-        return refuse("no_work", wanted)
-    slot, version = _next_slot(swarm, key, version, training.async_level)
-    return Grant(swarm.step, slot, version, wanted, deferred=not key.is_reliable)
+    if has_work(swarm, key, training, trust):
+        slot, version = _next_slot(swarm, key, version, training.async_level)
+        return Grant(swarm.step, slot, version, wanted, deferred=not key.is_reliable)
+    if version == swarm.step and has_work_ahead(swarm, key, training, trust):
+        slot, version = _next_slot(next_step(swarm, training), _in_next_step(key), version, training.async_level)
+        return Grant(swarm.step + 1, slot, version, wanted)
+    return refuse("no_work", wanted)
 
 
 def _oldest_leased(swarm: SwarmView, async_level: int) -> int:
@@ -174,6 +188,27 @@ def has_work(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: Tr
         return False
     wanted = groups_wanted(swarm, training, is_reliable=key.is_reliable)
     return wanted > 0 and may_lease(step_load(swarm, key, wanted), not key.is_active, trust)
+
+
+def has_work_ahead(swarm: SwarmView, key: KeyView, training: TrainingConfig, trust: TrustConfig) -> bool:
+    """Whether the key may begin with the next step, because the current one needs no more groups and only waits for those that
+    are under way. The trainer waits too, so the next step has no newer version to wait for. Nobody waits for other keys anyway."""
+    if swarm.ahead is None or not key.is_reliable or groups_wanted(swarm, training, is_reliable=True) > 0:
+        return False
+    return has_work(next_step(swarm, training), _in_next_step(key), training, trust)
+
+
+def next_step(swarm: SwarmView, training: TrainingConfig) -> SwarmView:
+    """What will be known of the next step when it begins, as far as one can tell; what is uncertain of its need is leased then."""
+    assert swarm.ahead is not None, "the trainer waits"
+    counts = batches.counts_of_next(swarm.counts, swarm.ahead.counts, training, swarm.useful_share)
+    return swarm._replace(
+        step=swarm.step + 1, counts=counts, next_slot=swarm.ahead.next_slot, has_time=True, ahead=None
+    )
+
+
+def _in_next_step(key: KeyView) -> KeyView:
+    return replace(key, slots_of_step=key.slots_of_next, open_slot=key.open_slot_of_next)
 
 
 def groups_wanted(swarm: SwarmView, training: TrainingConfig, *, is_reliable: bool) -> int:

@@ -3,12 +3,12 @@
 Every function runs inside one transaction of the store. `rules.leases` decides; this module reads and writes rows.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from blake3 import blake3
 
-from shoal.coordinator.batching.steps import RunNow, read_run, step_counts
+from shoal.coordinator.batching.steps import RunNow, counts_ahead, read_run, step_counts
 from shoal.coordinator.batching.timing import StoredPast, timing_view
 from shoal.coordinator.rules import backups, batches, deliveries, freshness, leases
 from shoal.coordinator.run import Run
@@ -40,7 +40,7 @@ class _Version:
 class _Granted:
     slot: leases.Grant
     drawn_by: StepId
-    """The current step, whose secret draws the slot."""
+    """The step of the slot, whose secret draws it."""
     version: _Version
     pace: deliveries.Pace
 
@@ -79,28 +79,73 @@ FAILING = 2
 
 
 def lease(connection: Transaction, run: Run, key: str, body: api.LeaseBody) -> api.LeaseAnswer:
+    """As many slots as the worker has room for and may have, or the reason why there is none."""
     expire_leases(connection, run)  # first: the key that asks may have failed with it
     worker = mark_asking(connection, run, key)
-    known = find(connection, LeaseRow, "WHERE worker=? AND request_id=?", (key, body.request_id))
+    known = _granted_before(connection, key, body)
     now, observed = read_run(connection, run), observe(connection, run)
-    if known is not None and known.epoch < now.epoch:  # its answer was lost, and a rewind came between
+    if known and known[0].epoch < now.epoch:  # its answer was lost, and a rewind came between
         return api.LeaseAnswer(reason="no_work", wanted_version=max(0, now.newest_version))
-    if known is not None:
-        return api.LeaseAnswer(lease=lease_of(run, known), wanted_version=known.policy_version)
-    published = _published(connection, run, now.step)
-    decision = leases.decide(
-        _swarm_view(connection, run, worker, now, published, observed),
-        _key_view(connection, run, worker, observed, now, set(body.held_versions) & set(published)),
-        run.config.training,
-        run.config.trust,
+    if known:
+        return _granted_answer(run, known, known[0].policy_version)
+    published, rows, wanted = _published(connection, run, now.step), list[LeaseRow](), 0
+    for request_id in _request_ids(body):
+        decision = leases.decide(
+            _swarm_view(connection, run, worker, now, published, observed),
+            _key_view(connection, run, worker, observed, now, set(body.held_versions) & set(published)),
+            run.config.training,
+            run.config.trust,
+        )
+        if isinstance(decision, leases.Refused):
+            return _granted_answer(run, rows, wanted) if rows else _refused_answer(decision)
+        step = now.step_id if decision.step == now.step else now.step_id.next()
+        granted = _Granted(decision, step, published[decision.version], observed.pace)
+        rows.append(_grant(connection, run, worker, request_id, granted))
+        worker = _note_first_use(connection, worker, published[decision.version], rows[-1].issued_at)
+        wanted = decision.wanted_version
+    return _granted_answer(run, rows, wanted)
+
+
+def _request_ids(body: api.LeaseBody) -> list[str]:
+    """One for each slot that is asked for; no client can make the others."""
+    return [body.request_id, *(f"{body.request_id}/{number}" for number in range(1, body.most))]
+
+
+def _granted_before(connection: Connection, key: str, body: api.LeaseBody) -> list[LeaseRow]:
+    """What the same request was granted when it came first."""
+    names = _request_ids(body)
+    places = ",".join("?" * len(names))
+    return select(
+        connection, LeaseRow, f"WHERE worker=? AND request_id IN ({places}) ORDER BY request_id", (key, *names)
     )
-    if isinstance(decision, leases.Refused):
-        wanted, wait_s = decision.wanted_version or 0, decision.retry_after_s
-        return api.LeaseAnswer(reason=decision.reason, retry_after_s=wait_s, wanted_version=wanted)
-    grant = _Granted(decision, now.step_id, published[decision.version], observed.pace)
-    row = _grant(connection, run, worker, body.request_id, grant)
-    _note_first_use(connection, worker, published[decision.version], row.issued_at)
-    return api.LeaseAnswer(lease=lease_of(run, row), wanted_version=decision.wanted_version)
+
+
+def _granted_answer(run: Run, rows: Sequence[LeaseRow], wanted_version: int) -> api.LeaseAnswer:
+    first, *others = [lease_of(run, row) for row in rows]
+    return api.LeaseAnswer(lease=first, beside=others, wanted_version=wanted_version)
+
+
+def _refused_answer(refused: leases.Refused) -> api.LeaseAnswer:
+    wanted, wait_s = refused.wanted_version or 0, refused.retry_after_s
+    return api.LeaseAnswer(reason=refused.reason, retry_after_s=wait_s, wanted_version=wanted)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What requests that wait for work look at."""
+
+    step: int
+    newest_version: int
+    wants_groups: bool
+    """Whether the current step needs more groups."""
+
+
+def demand(connection: Connection, run: Run) -> Demand:
+    now, timing = read_run(connection, run), run.timing.decision if run.timing is not None else None
+    counts, training = step_counts(connection, run, now.step, now.epoch), run.config.training
+    share, has_time = (timing.useful_share, timing.has_time) if timing is not None else (None, False)
+    wanted = batches.groups_wanted(counts, training, share, has_time=has_time)
+    return Demand(now.step, now.newest_version, wanted > 0)
 
 
 def _published(connection: Connection, run: Run, step: int) -> dict[int, _Version]:
@@ -135,9 +180,7 @@ def _swarm_view(
             (one.version for one in published.values() if one.published_at <= settled_at), default=None
         ),
         counts=step_counts(connection, run, now.step, now.epoch),
-        next_slot=number(
-            connection, "SELECT MAX(slot) + 1 AS n FROM slots WHERE epoch=? AND step=?", (now.epoch, now.step)
-        ),
+        next_slot=_next_slot(connection, now.epoch, now.step),
         tasks_per_slot=run.descriptor.rollouts.tasks_per_slot,
         keys_polling=run.presence.polling(has_delivered=worker.delivered_at > 0),
         has_other_workers=others_active or has_other_workers(connection, run, worker.key, active=False),
@@ -145,7 +188,20 @@ def _swarm_view(
         awaited_version=timing.oldest_version if timing else 0,
         useful_share=timing.useful_share if timing else None,
         has_time=timing is not None and timing.has_time,
+        ahead=_next_step(connection, run, now),
     )
+
+
+def _next_step(connection: Connection, run: Run, now: RunNow) -> leases.NextStep | None:
+    """While the trainer waits for the batch of the current step, so that the next one can get no newer version either."""
+    step, training = now.step + 1, run.config.training
+    if now.newest_version < now.step or step >= run.config.run.steps or training.async_level < 1:
+        return None
+    return leases.NextStep(counts_ahead(connection, run, now.step, now.epoch), _next_slot(connection, now.epoch, step))
+
+
+def _next_slot(connection: Connection, epoch: int, step: int) -> int:
+    return number(connection, "SELECT MAX(slot) + 1 AS n FROM slots WHERE epoch=? AND step=?", (epoch, step))
 
 
 def _decide_timing(connection: Connection, run: Run, now: RunNow) -> freshness.Timing | None:
@@ -168,19 +224,29 @@ def _key_view(
     key, is_reliable = worker.key, observed.is_reliable(run, worker)
     record = delivery_record(worker)
     (counts,) = query(connection, _KeyCounts, KEY_COUNTS, (key, key, now.epoch, now.step))
-    # A dropped slot that a batch may wait for goes to a reliable key.
-    dropped = query(connection, leases.OpenSlot, OPEN_SLOT, (now.epoch, now.step, 0 if is_reliable else 1, key))
+    works_ahead = is_reliable and now.newest_version >= now.step
+    (ahead,) = (
+        query(connection, _KeyCounts, KEY_COUNTS, (key, key, now.epoch, now.step + 1)) if works_ahead else (None,)
+    )
     return leases.KeyView(
         is_active=worker.state == "active",
         held_versions=sorted(held_versions),
         leases_held=counts.held,
         leases_allowed=deliveries.leases_allowed(record, observed.pace, reliable=is_reliable),
         slots_of_step=counts.holding,
-        open_slot=dropped[0] if dropped else None,
+        open_slot=_open_slot(connection, key, now.epoch, now.step, is_reliable=is_reliable),
         late_slot=_late_slot(connection, run, worker, observed, now, held_versions) if is_reliable else None,
         is_reliable=is_reliable,
         backoff_s=deliveries.backoff_s(record, run.clock()),
+        slots_of_next=ahead.holding if ahead is not None else 0,
+        open_slot_of_next=_open_slot(connection, key, now.epoch, now.step + 1, is_reliable=True) if ahead else None,
     )
+
+
+def _open_slot(connection: Connection, key: str, epoch: int, step: int, *, is_reliable: bool) -> leases.OpenSlot | None:
+    """A dropped slot; one that a batch may wait for goes to a reliable key."""
+    found = query(connection, leases.OpenSlot, OPEN_SLOT, (epoch, step, 0 if is_reliable else 1, key))
+    return found[0] if found else None
 
 
 def _late_slot(
@@ -243,14 +309,14 @@ def _grant(connection: Connection, run: Run, worker: WorkerRow, request_id: str,
     return row
 
 
-def _note_first_use(connection: Connection, worker: WorkerRow, version: _Version, now: float) -> None:
+def _note_first_use(connection: Connection, worker: WorkerRow, version: _Version, now: float) -> WorkerRow:
     """Observes how long the key took to get a version. Of its first one nothing is known: it may have joined later."""
     if version.version <= worker.newest_used:
-        return
+        return worker
     record = delivery_record(worker)
     if worker.newest_used >= 0:
         record = deliveries.after_first_use(record, now - version.published_at)
-    save_deliveries(connection, worker, record, newest_used=version.version)
+    return save_deliveries(connection, worker, record, newest_used=version.version)
 
 
 def lease_name(secret: bytes, key: str, request_id: str) -> str:

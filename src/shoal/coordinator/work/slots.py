@@ -226,10 +226,10 @@ def withdraw_groups(connection: Connection, groups: Sequence[GroupRow]) -> None:
     update_all(connection, others, state=GroupState.WITHDRAWN, batch_step=None, position=None)
 
 
-def waiting_groups(connection: Connection, oldest_version: int) -> list[Waiting]:
-    """Useful groups that are young enough for a batch, by step."""
-    sql = "SELECT step, deferred, n FROM waiting WHERE policy_version >= ?"
-    return query(connection, Waiting, sql, (oldest_version,))
+def waiting_groups(connection: Connection, oldest_version: int, step: int) -> list[Waiting]:
+    """Useful groups up to this step that are young enough for its batch, by step."""
+    sql = "SELECT step, deferred, n FROM waiting WHERE policy_version >= ? AND step <= ?"
+    return query(connection, Waiting, sql, (oldest_version, step))
 
 
 def _count_waiting(connection: Connection, groups: Sequence[GroupRow], change: int) -> None:

@@ -267,7 +267,8 @@ def ban(connection: Transaction, run: Run, worker: WorkerRow, reason: str, *, by
 
 
 def _withdraw(connection: Connection, key: str) -> None:
-    """Takes back what no recorded batch holds; slots of the current step count as never done, so that others fill the gap."""
+    """Takes back what no recorded batch holds; slots of the current step and of the next one count as never done, so that others
+    fill the gap."""
     unused = f"WHERE state IN {one_of(*UNUSED)} AND worker=?"
     slots.withdraw_groups(connection, select(connection, GroupRow, unused, (key,)))
     undecided = f"WHERE worker=? AND state IN {one_of(*UNDECIDED)}"
@@ -283,7 +284,7 @@ def _withdraw(connection: Connection, key: str) -> None:
     for lease in select(
         connection,
         LeaseRow,
-        "JOIN slots USING (epoch, step, slot, lease_id) WHERE leases.epoch=? AND leases.step=? AND leases.worker=?"
+        "JOIN slots USING (epoch, step, slot, lease_id) WHERE leases.epoch=? AND leases.step>=? AND leases.worker=?"
         f" AND slots.state='{SlotState.RESOLVED}'",
         (epoch(connection), current_step(connection), key),
     ):

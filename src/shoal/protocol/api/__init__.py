@@ -27,6 +27,7 @@ from shoal.protocol.api.fields import (
     WorkerState,
 )
 from shoal.protocol.api.leases import (
+    MOST_LEASES,
     Lease,
     LeaseAddress,
     LeaseAnswer,
@@ -82,6 +83,7 @@ from shoal.protocol.api.workers import (
 
 __all__ = [
     "MOST_CLAIMS",
+    "MOST_LEASES",
     "SAMPLE_DIGEST_CHARS",
     "AlertView",
     "Answer",

@@ -7,6 +7,9 @@ from pydantic import Field
 from shoal.files import Digest
 from shoal.protocol.api.fields import Answer, Body, ClientId, Count, ShortText
 
+MOST_LEASES = 8
+"""Of one request."""
+
 
 class LeaseAddress(Body):
     lease_id: str
@@ -15,8 +18,10 @@ class LeaseAddress(Body):
 class LeaseBody(Body):
     request_id: ClientId
     held_versions: Annotated[list[Count], Field(max_length=64)]
+    most: Annotated[int, Field(ge=1, le=MOST_LEASES)] = 1
+    """Slots that the worker has room for."""
     wait_s: Annotated[float, Field(ge=0, le=5)] = 0
-    """How long the answer may wait for the step that needs work."""
+    """How long the answer may wait for work."""
 
 
 class Lease(Answer):
@@ -35,11 +40,17 @@ class Lease(Answer):
 
 class LeaseAnswer(Answer):
     lease: Lease | None = None
+    beside: list[Lease] = []
+    """More slots, if the worker has room for them."""
     reason: Literal[
         "granted", "no_work", "need_weights", "waiting_for_trainer", "paused", "draining", "disk_full", "finished"
     ] = "granted"
     retry_after_s: float = 0.5
     wanted_version: int = 0
+
+    @property
+    def granted(self) -> list[Lease]:
+        return [] if self.lease is None else [self.lease, *self.beside]
 
 
 class UploadBody(Body):

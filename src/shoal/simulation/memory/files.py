@@ -297,7 +297,8 @@ class Files:
             self._decided(file)
         for lease in [*key.leased.values(), *self._submitted(key)]:
             slots.drop_lease(self.tables, lease, LeaseState.VOID)
-        for slot in self.tables.of_step(self.tables.step).slots:
+        now = self.tables.step
+        for slot in [*self.tables.of_step(now).slots, *self.tables.of_step(now + 1).slots]:
             counting = slot.lease
             if slot.state is SlotState.RESOLVED and counting is not None and counting.key is key:
                 slots.move_lease(self.tables, counting, LeaseState.VOID)

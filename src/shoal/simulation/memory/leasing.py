@@ -5,7 +5,8 @@
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from shoal.config import ShoalConfig
 from shoal.coordinator.batching.timing import LeaseTiming
@@ -226,7 +227,9 @@ class Leasing:
         )
         if last is None or last.frame != frame or now >= last.until:
             last = self._new_frame(frame, now)
-        counted = last.swarm._replace(counts=self.counts(step), next_slot=len(self.tables.of_step(step).slots))
+        counted = last.swarm._replace(
+            counts=self.counts(step), next_slot=len(self.tables.of_step(step).slots), ahead=self._next_step(step)
+        )
         return CommonView(counted, self.tables.revision, observed, last.until, frame, place=last.place)
 
     def _new_frame(self, frame: Frame, now: float) -> CommonView:
@@ -259,6 +262,22 @@ class Leasing:
         until = min(changes_at, default=float("inf")) if is_steady else now
         return CommonView(swarm, -1, None, until, frame)
 
+    def _next_step(self, step: int) -> leases.NextStep | None:
+        """While the trainer waits for the batch of the current step."""
+        is_over = step + 1 >= self.config.run.steps
+        if len(self.tables.versions) <= step or is_over or self.config.training.async_level < 1:
+            return None
+        counts = self._count(step + 1)
+        deferred = sum(n for (of, _, is_deferred), n in self._young(step + 1) if of == step and is_deferred)
+        return leases.NextStep(
+            replace(counts, useful=counts.useful_of_step + deferred), len(self.tables.of_step(step + 1).slots)
+        )
+
+    def _young(self, step: int) -> Iterator[tuple[tuple[int, int, bool], int]]:
+        """Waiting groups up to this step that its batch may hold."""
+        oldest = batches.oldest_version(step, self.config.training)
+        return (item for item in self.tables.waiting.items() if item[0][1] >= oldest and item[0][0] <= step)
+
     def counts(self, step: int) -> batches.StepCounts:
         now = (self.tables.revision, step)
         if self._counted is None or self._counted[0] != now:
@@ -267,14 +286,12 @@ class Leasing:
 
     def _count(self, step: int) -> batches.StepCounts:
         per_slot, tally = self.config.rollouts.tasks_per_slot, self.tables.of_step(step).tally
-        oldest = batches.oldest_version(step, self.config.training)
         useful = of_step = deferred = 0
-        for (of, version, is_deferred), number in self.tables.waiting.items():
-            if version >= oldest:
-                useful += number
-                if of == step:
-                    of_step += number
-                    deferred += number if is_deferred else 0
+        for (of, _, is_deferred), number in self._young(step):
+            useful += number
+            if of == step:
+                of_step += number
+                deferred += number if is_deferred else 0
         leased, submitted, resolved = SlotState.LEASED, SlotState.SUBMITTED, SlotState.RESOLVED
         return batches.StepCounts(
             useful=useful - deferred,
@@ -314,6 +331,7 @@ class Leasing:
             publish_s=versions[step + 1].stage_s,
             generated_groups=batch.generated,
             useful_groups=batch.useful,
+            was_begun_ahead=step > 0 and opened_at < self.tables.batches[step - 1].formed_at,
         )
 
     def trains_since(self, newest: int) -> float:
@@ -340,6 +358,8 @@ class Leasing:
             late_slot=late,
             is_reliable=is_reliable,
             backoff_s=deliveries.backoff_s(key.record, self.clock()),
+            slots_of_next=key.holding.get(step + 1, 0),
+            open_slot_of_next=self._open_slot(key, step + 1, any_slot=True),
         )
 
     def _open_slot(self, key: Key, step: int, *, any_slot: bool) -> leases.OpenSlot | None:

@@ -7,7 +7,7 @@ a tally (`tests/simulation/test_refusals.py` holds the rule to all of this).
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -76,8 +76,9 @@ class CommonView:
     """The part of it that is the same for all kinds."""
     seen: dict[tuple[bool, bool], leases.SwarmView] = field(default_factory=dict)
     """The swarm as keys with such others see it."""
-    loads: dict[bool, leases.StepLoad | None] = field(default_factory=dict)
-    """The load of the step for keys that are not reliable, and for those that are; none if no group of theirs is wanted."""
+    loads: dict[str, leases.StepLoad | None] = field(default_factory=dict)
+    """The load of the step for keys that are not reliable, and for those that are, and of the next step for these; none if no
+    group of theirs is wanted."""
     to_best: tuple[Heard, Heard] = field(default_factory=lambda: ({}, {}))
     """What the best-placed key hears, by whether it is reliable and by its versions, once somebody asked."""
 
@@ -119,22 +120,36 @@ class Refusals:
         """A number for all that `leases.decide` looks at when such a key asks."""
         if view.place < 0:
             view.place = self._place(view.swarm)
-        return 2 * view.place + self._has_work(view, kind)
+        return 4 * view.place + 2 * self._has_work(view, kind) + self._has_work_ahead(view, kind)
 
     def _has_work(self, view: CommonView, kind: Kind) -> bool:
         """`leases.has_work` for the best-placed key of a kind: kinds differ in the others that the load names, and in trust."""
-        try:
-            load = view.loads[kind.is_reliable]
-        except KeyError:
-            load = view.loads[kind.is_reliable] = self._load(view.swarm, BEST[kind.is_reliable])
+        name = "reliable" if kind.is_reliable else "deferred"
+        return self._may_lease(self._known_load(view, name, kind.is_reliable, lambda: view.swarm), kind)
+
+    def _has_work_ahead(self, view: CommonView, kind: Kind) -> bool:
+        """`leases.has_work_ahead`, in the same way."""
+        if view.swarm.ahead is None or not kind.is_reliable:
+            return False
+        if self._known_load(view, "reliable", True, lambda: view.swarm) is not None:
+            return False
+        following = self._known_load(view, "ahead", True, lambda: leases.next_step(view.swarm, self.training))
+        return self._may_lease(following, kind)
+
+    def _may_lease(self, load: leases.StepLoad | None, kind: Kind) -> bool:
         if load is None or kind.is_full:
             return False
         return leases.may_lease(leases.StepLoad(*load[:4], *kind[2:4]), not kind.is_active, self.trust)
 
-    def _load(self, swarm: leases.SwarmView, kind: Kind) -> leases.StepLoad | None:
+    def _known_load(
+        self, view: CommonView, name: str, is_reliable: bool, swarm: Callable[[], leases.SwarmView]
+    ) -> leases.StepLoad | None:
         """None if no more groups are wanted from anybody."""
-        wanted = leases.groups_wanted(swarm, self.training, is_reliable=kind.is_reliable)
-        return leases.step_load(swarm, NAMELESS[kind], wanted) if wanted > 0 else None
+        if name not in view.loads:
+            asked = swarm()
+            wanted = leases.groups_wanted(asked, self.training, is_reliable=is_reliable)
+            view.loads[name] = leases.step_load(asked, NAMELESS[BEST[is_reliable]], wanted) if wanted > 0 else None
+        return view.loads[name]
 
     def _place(self, swarm: leases.SwarmView) -> int:
         place = (

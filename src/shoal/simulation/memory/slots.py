@@ -150,7 +150,7 @@ def ready_groups(tables: Tables, step: int, oldest: int) -> int:
     for slot in of_step.slots[of_step.counted_to : end]:
         of_step.ready += 0 if slot.deferred else slot.useful
     of_step.counted_to = end
-    earlier = sum(number for (of, version, _), number in tables.waiting.items() if of != step and version >= oldest)
+    earlier = sum(number for (of, version, _), number in tables.waiting.items() if of < step and version >= oldest)
     return earlier + of_step.ready
 
 

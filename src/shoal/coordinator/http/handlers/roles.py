@@ -59,9 +59,11 @@ async def verdict(service: Service, body: api.VerdictBody, caller: Signed) -> ap
 
 
 async def _note_verdict(service: Service, body: api.VerdictBody) -> None:
-    """For the page, Prometheus and the file of events."""
+    """For the rate of its key, the page, Prometheus and the file of events."""
     lease = await service.read_rows(lambda connection: lease_of_file(connection, body.submission_id))
     assert lease is not None, "its verdict was recorded"
+    if body.accepted:
+        service.gate.note_accepted(lease.worker)
     service.run.metrics.event(
         "verdict",
         worker=lease.worker,

@@ -47,7 +47,7 @@ async def submit(service: Service, upload: Upload, caller: Signed) -> api.Submis
         return submissions.accept_upload(connection, run, file)
 
     try:
-        answer = await service.write(caller, operation, notifies=True)
+        answer = await _take_in(service, caller, operation)
     except Exception:  # a cancelled request may still be kept by the store: then the file must stay
         path.unlink(missing_ok=True)
         raise
@@ -82,11 +82,21 @@ async def uploaded(service: Service, body: api.UploadBody, caller: Signed) -> ap
         transfer = bucket.take_in(place, name, body.size_bytes, body.digest)
         await service.uploads.receive(body.lease_id, transfer)
     file = ReceivedFile(caller.key, body.lease_id, name, body.digest, body.size_bytes, body.signature)
-    answer = await service.write(
-        caller, lambda connection: submissions.accept_upload(connection, run, file), notifies=True
-    )
+    answer = await _take_in(service, caller, lambda connection: submissions.accept_upload(connection, run, file))
     await bucket.forget_upload(place)
     return answer
+
+
+async def _take_in(
+    service: Service, caller: Signed, operation: Callable[[Transaction], api.SubmissionAnswer]
+) -> api.SubmissionAnswer:
+    """Validators may be waiting for it, and the key for room for another lease."""
+
+    def work(connection: Transaction) -> api.SubmissionAnswer:
+        connection.on_commit(lambda: service.note_delivery(caller.key))
+        return operation(connection)
+
+    return await service.write(caller, work, notifies=True)
 
 
 def incoming_name(run: Run, lease_id: str) -> str:

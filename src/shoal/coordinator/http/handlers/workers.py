@@ -11,8 +11,8 @@ from shoal.coordinator.work import leasing
 from shoal.protocol import api
 
 LEASES_HELD = 16
-"""Requests for work that wait for the next step; more are answered at once, so that a step wakes only a few."""
-ENDS_WITH_A_STEP = ("no_work", "waiting_for_trainer")
+"""Requests that wait for work; more are answered at once, so that a change wakes only a few."""
+MAY_END_SOON = ("no_work", "waiting_for_trainer")
 
 
 async def register(service: Service, body: api.RegisterBody, caller: Signed) -> api.WorkerView:
@@ -57,39 +57,40 @@ async def heartbeat(service: Service, body: api.HeartbeatBody, caller: Signed) -
 
 
 async def lease(service: Service, body: api.LeaseBody, caller: Signed) -> api.LeaseAnswer:
-    """Grants a slot, or says why there is none and when to ask again; waits up to `wait_s` for the next step."""
+    """Grants slots, or says why there is none and when to ask again; waits up to `wait_s` for work."""
 
     def operation(connection: Transaction) -> api.LeaseAnswer:
         return leasing.lease(connection, service.run, caller.key, body)
 
+    clock = asyncio.get_running_loop().time
+    asked_at = clock()
     answer = await service.write(caller, operation)
-    is_held = body.wait_s > 0 and answer.reason in ENDS_WITH_A_STEP and service.leases_held < LEASES_HELD
-    if answer.lease is None and is_held:
-        clock = asyncio.get_running_loop().time
-        asked_at = clock()
-        if await _next_step_begins(service, asked_at + body.wait_s):
+    if body.wait_s > 0 and service.leases_held < LEASES_HELD:
+        deadline = asked_at + body.wait_s
+        while answer.reason in MAY_END_SOON and await _work_appears(service, caller.key, deadline):
             answer = await service.write_unsigned(operation)
-        else:
-            left_s = max(0.0, answer.retry_after_s - (clock() - asked_at))
-            answer = answer.model_copy(update={"retry_after_s": left_s})
-    if answer.lease is not None:
-        service.run.metrics.count("leases_granted")
+        left_s = max(0.0, answer.retry_after_s - (clock() - asked_at))
+        answer = answer.model_copy(update={"retry_after_s": left_s})
+    service.run.metrics.count("leases_granted", len(answer.granted))
     return answer
 
 
-async def _next_step_begins(service: Service, deadline: float) -> bool:
-    """Whether a step begins until then. A new version ends the wait: the worker fetches it and asks with it."""
+async def _work_appears(service: Service, key: str, deadline: float) -> bool:
+    """Whether there may be work for the key until then: a step begins or needs more groups, or the key has delivered a file.
+
+    A new version ends the wait: the worker fetches it and asks with it."""
     clock, version = asyncio.get_running_loop().time, service.changes.version
-    before = now = await service.read_rows(service.progress.value)
-    service.leases_held += 1
-    try:
-        while now == before and not service.stopping and (left_s := deadline - clock()) > 0:
+    before = now = await service.read_rows(service.demand.value)
+    with service.holding(key) as held:
+        while not service.stopping and (left_s := deadline - clock()) > 0:
             await service.changes.wait_changed(version, left_s)
             version = service.changes.version
-            now = await service.read_rows(service.progress.value)
-    finally:
-        service.leases_held -= 1
-    return now.step > before.step and now.newest_version == before.newest_version
+            now = await service.read_rows(service.demand.value)
+            if now.newest_version != before.newest_version:
+                return False
+            if held.has_delivered or now.step > before.step or (now.wants_groups and not before.wants_groups):
+                return True
+    return False
 
 
 async def give_back(service: Service, body: api.LeaseAddress, caller: Signed) -> None:
