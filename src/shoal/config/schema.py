@@ -262,7 +262,8 @@ class CoordinatorConfig(ListenConfig):
     bucket: Annotated[str, Field(pattern=r"^(https?://[^/\s]+/\S+)?$")] = ""
     """Endpoint and bucket, as in https://s3.example.org/rollouts, for rollouts outside this host; empty keeps them on disk."""
     requests_per_s_key: Annotated[float, Field(ge=0)] = 20.0
-    """Requests that one key may make per second, with three seconds' worth at once; 0 limits nobody. The owner's keys are free."""
+    """Requests that one key may make per second, with three seconds' worth at once; 0 limits nobody. Those of accepted files do not
+    count, and the owner's keys are free."""
     requests_per_s_address: Annotated[float, Field(ge=0)] = 500.0
     """The same for one IPv4 address or IPv6 /64, checked before a request is read. Keys with accepted work do not share it. 0 also
     lifts the limits of an address on connections and new keys."""
