@@ -91,7 +91,7 @@ def start(open_desks: list[Desk]) -> Callable[..., Desk]:
     return begin
 
 
-def test_one_request_brings_all_slots_that_the_engine_has_room_for(start: Callable[..., Desk]) -> None:
+def test_one_request_brings_all_slots_that_the_engine_can_take(start: Callable[..., Desk]) -> None:
     desk = start(granted(0, 1, 2))
     desk.taker.ask(3, [1, 2])
     assert desk.slots(3) == [0, 1, 2]

@@ -98,7 +98,7 @@ def ask_for(worker: CoordinatorClient, most: int, request_id: str) -> api.LeaseA
     return worker.lease(api.LeaseBody(request_id=request_id, held_versions=[0], most=most))
 
 
-def test_one_request_brings_as_many_slots_as_the_worker_has_room_for_and_may_have(swarm: Swarm) -> None:
+def test_one_request_brings_as_many_slots_as_the_worker_can_take_and_may_have(swarm: Swarm) -> None:
     swarm.publish(0)
     ann, bob = swarm.join("ann", "bob")
     one = ask_for(ann, 1, "request-one")
