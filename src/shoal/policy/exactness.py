@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.errors import ConfigError
+from shoal.policy.products import has_onednn, onednn_product
 
 SIZE = 512
 ROWS = (1, 7, 256)
@@ -33,16 +34,24 @@ def _batched(inputs: Tensor, weight: Tensor) -> Tensor:
     return torch.bmm(inputs[None], weight.t()[None])[0]
 
 
+def _by_onednn(inputs: Tensor, weight: Tensor) -> Tensor:
+    is_possible = weight.device.type == "cpu" and has_onednn()
+    return onednn_product(inputs, weight) if is_possible else F.linear(inputs, weight)
+
+
 def _reordered(inputs: Tensor, weight: Tensor) -> Tensor:
     """By oneDNN with weights in its own layout; plain where this build or device has no such product."""
-    if weight.device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if weight.device.type != "cpu" or not has_onednn():
         return F.linear(inputs, weight)
-    layout = torch.ops.mkldnn._reorder_linear_weight(weight, len(inputs))
-    products: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, layout, None, "none", [], "")
-    return products
+    return onednn_product(inputs, torch.ops.mkldnn._reorder_linear_weight(weight, len(inputs)))
 
 
-PRODUCTS: dict[str, Product] = {"linear": F.linear, "batched": _batched, "reordered": _reordered}
+PRODUCTS: dict[str, Product] = {
+    "linear": F.linear,
+    "oneDNN": _by_onednn,
+    "reordered": _reordered,
+    "batched": _batched,
+}
 
 
 def use_exact_products(device: torch.device) -> None:

@@ -8,8 +8,9 @@ Shapes: N states, D hidden size, V vocabulary.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from shoal.policy.products import product
 
 NARROW = (torch.bfloat16, torch.float16)
 BLOCK_VALUES = 1 << 21
@@ -26,5 +27,5 @@ def wide_products(states_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -
     products_NV = torch.empty(states.shape[0], weight_VD.shape[0], dtype=torch.float32, device=states.device)
     for start in range(0, weight_VD.shape[0], rows):
         part = slice(start, start + rows)
-        products_NV[:, part] = F.linear(states, weight_VD[part].float(), None if bias is None else bias[part])
+        products_NV[:, part] = product(states, weight_VD[part].float(), None if bias is None else bias[part])
     return products_NV

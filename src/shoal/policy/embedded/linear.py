@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.policy.embedded.widening import COMPUTE, Widener
 from shoal.policy.lora.layers import AdaptedLinear, add_low_rank
 from shoal.policy.memory import available_bytes
+from shoal.policy.products import has_onednn, is_faster_by_onednn, onednn_product, product
 
 SMALLEST = 1 << 18
 """Elements of a matrix that is worth it: below, what a call costs beside its product eats the gain."""
@@ -63,16 +63,17 @@ class Linear:
         return products_TO
 
     def _product(self, inputs_TI: Tensor) -> Tensor:
-        if self._reordered is None:
-            operands, weight, bias = self._operands(inputs_TI)
-            return F.linear(operands, weight, bias).to(inputs_TI.dtype)
-        products_TO: Tensor = torch.ops.mkldnn._linear_pointwise(inputs_TI, self._reordered, self.bias, "none", [], "")
-        return products_TO
+        if self._reordered is not None:
+            return onednn_product(inputs_TI, self._reordered, self.bias)
+        operands, weight, bias = self._operands(inputs_TI)
+        return product(operands, weight, bias).to(inputs_TI.dtype)
 
     def add_to(self, residual_TO: Tensor, inputs_TI: Tensor) -> Tensor:
         if self._reordered is not None or self._adapted:
             return self(inputs_TI).add_(residual_TO)
         operands, weight, bias = self._operands(inputs_TI)
+        if is_faster_by_onednn(operands, weight):
+            return onednn_product(operands, weight, bias).add_(residual_TO).to(residual_TO.dtype)
         added_TO = torch.addmm(residual_TO.to(operands.dtype), operands, weight.t())
         return (added_TO if bias is None else added_TO.add_(bias)).to(residual_TO.dtype)
 
@@ -88,7 +89,7 @@ class Linear:
 def choose_reordered(layers: Sequence[Linear]) -> list[Linear]:
     """Those of which a copy is worth its memory: all that are large enough, or none."""
     large = [layer for layer in layers if layer.reordered_bytes]
-    if not (large and hasattr(torch.ops.mkldnn, "_linear_pointwise")):  # a build without oneDNN
+    if not (large and has_onednn()):
         return []
     needed = sum(layer.reordered_bytes for layer in large)
     return large if needed <= MEMORY_SHARE * available_bytes(torch.device("cpu")) else []

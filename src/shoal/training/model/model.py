@@ -26,6 +26,7 @@ from shoal.training.model.layouts import (
     possible_layouts,
 )
 from shoal.training.model.logprobs import token_logprobs
+from shoal.training.model.products import use_fast_products
 from shoal.training.model.sharding import build_for, shard
 from shoal.training.packing.bins import Bin
 
@@ -123,6 +124,8 @@ def load_policy(
     model: Any = build_for(directory, world, _stored_in(directory, compute_dtype, adapter, trained=trained))
     if adapter is not None:
         freeze_and_adapt(model, adapter, directory)
+    if world.device.type == "cpu":
+        use_fast_products(model, compute_dtype)
     policy = PolicyModel(model, temperature=temperature)
     if world.size > 1:
         shard(policy, model, directory, world, compute_dtype)
