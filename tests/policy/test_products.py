@@ -21,7 +21,7 @@ def slow_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def asked_anew() -> Iterator[None]:
+def asked_again() -> Iterator[None]:
     has_slow_mkl.cache_clear()
     yield
     has_slow_mkl.cache_clear()
@@ -72,7 +72,7 @@ def test_only_large_float32_products_on_a_slow_cpu_leave_torch(slow_mkl: None, m
     ],
 )
 def test_mkl_is_slow_on_processors_with_avx512_of_other_makers(
-    asked_anew: None,
+    asked_again: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     facts: str | None,

@@ -1,7 +1,7 @@
 """Float32 products of layers on this CPU: by MKL, or by oneDNN where that is faster.
 
 torch multiplies float32 matrices with MKL, which uses half of the vector width of processors that are not Intel's. With AVX-512
-oneDNN is twice as fast there (`benchmarks/layer_products.py`), but prepares itself anew for each number of rows, which pays for
+oneDNN is twice as fast there (`benchmarks/layer_products.py`), but prepares itself again for each number of rows, which pays for
 large products only. The choice follows from the processor and the shapes alone, so that the same work gives the same bits again.
 """
 
