@@ -1,6 +1,7 @@
 """The coordinator as a process."""
 
 from shoal.metrics import Report
+from shoal.roles.process import keep_what_is_loaded
 from shoal.rundir import RunDirectory
 
 
@@ -16,4 +17,5 @@ def coordinate(directory: RunDirectory, report: Report) -> None:
         report(f"cheating loses: {LossRule.of(config)}")
         report(cost_of_share(config.training, config.trust))
 
+    keep_what_is_loaded()
     run_coordinator(directory, on_ready=on_ready, rollouts=GroupReader(directory))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from shoal.metrics import Report
 from shoal.protocol.client import CoordinatorClient
-from shoal.roles.process import COORDINATOR_OUTAGE_S, own_directory, use_threads
+from shoal.roles.process import COORDINATOR_OUTAGE_S, keep_what_is_loaded, own_directory, use_threads
 from shoal.rundir import RunDirectory
 
 
@@ -27,10 +27,12 @@ def _evaluate(directory: RunDirectory, root: Path, report: Report) -> None:
     follow_relays(run, client)
     settings = config.evaluation
     report(f"measuring every {settings.every} versions of {descriptor.run_id}")
+    engine = run.make_engine()
+    keep_what_is_loaded()
     Evaluator(
         run,
         client,
-        run.make_engine(),
+        engine,
         every=settings.every,
         samples=settings.samples,
         steps=config.run.steps,

@@ -15,7 +15,7 @@ from shoal.locks import hold
 from shoal.metrics import EventLog, Report, silent
 from shoal.protocol.client import CoordinatorClient
 from shoal.protocol.descriptor import RunDescriptor
-from shoal.roles.process import use_threads
+from shoal.roles.process import keep_what_is_loaded, use_threads
 from shoal.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -86,7 +86,9 @@ def _train(directory: RunDirectory, world: "World", report: Report) -> None:
         descriptor, key, config.coordinator_url, deadline_s=TRAINER_OUTAGE_S, on_wait=on_wait
     )
     if world.rank != 0:
-        TrainerService(config, descriptor, _build_trainer(directory, world), client, None).run()
+        service = TrainerService(config, descriptor, _build_trainer(directory, world), client, None)
+        keep_what_is_loaded()
+        service.run()
         return
     TrainingMachine.here(config.training.device, world.size).save(directory.trainer)
     settings = config.model_dump(mode="json")
@@ -97,6 +99,7 @@ def _train(directory: RunDirectory, world: "World", report: Report) -> None:
         service = TrainerService(
             config, descriptor, trainer, client, origin, metrics=metrics, trackers=trackers, report=report
         )
+        keep_what_is_loaded()
         if not service.run():
             report(f"the run is drained at version {trainer.step}; `shoal run resume` lets it go on")
             return

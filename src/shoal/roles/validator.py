@@ -5,7 +5,7 @@ from pathlib import Path
 from shoal.files import CONFIG_FILE
 from shoal.metrics import EventLog, Report
 from shoal.protocol.client import CoordinatorClient
-from shoal.roles.process import COORDINATOR_OUTAGE_S, own_directory, use_threads
+from shoal.roles.process import COORDINATOR_OUTAGE_S, keep_what_is_loaded, own_directory, use_threads
 from shoal.rundir import RunDirectory
 
 
@@ -39,4 +39,5 @@ def _validate(directory: RunDirectory, report: Report, place: Path, *, threads: 
     metrics = EventLog(directory.events / f"{place.name}.jsonl")
     report(f"validating {descriptor.run_id} with {engine.numerics_class}")
     reward_models = make_scorer(config.validation.reward_models, descriptor, run.workload.tasks.train)
+    keep_what_is_loaded()
     Validator(run, client, engine, calibration, reward_models=reward_models, metrics=metrics, report=report).run()

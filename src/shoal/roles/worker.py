@@ -22,7 +22,7 @@ from shoal.protocol import api
 from shoal.protocol.client import CoordinatorClient
 from shoal.roles.authority import trust_authority
 from shoal.roles.joining import joined_descriptor
-from shoal.roles.process import COORDINATOR_OUTAGE_S, check_engine, use_threads
+from shoal.roles.process import COORDINATOR_OUTAGE_S, check_engine, keep_what_is_loaded, use_threads
 from shoal.roles.welcome import describe_model, describe_scoring, explain_run, explain_weights
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ def work(
                 limits=watch,
             )
 
+        keep_what_is_loaded()
         while _is_banned(new_worker(run)):
             wait_for_unban(connect(), report, sleep=partial(watch.sleep, activity="waiting until the ban is lifted"))
             run = join()  # a worker that ended has closed its connections to relays
